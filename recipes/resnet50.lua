@@ -66,13 +66,13 @@ local function images(p, path, count, crop, classes)
   if path:match "%.npz$" or path:match "%.safetensors$" then
     local file = pl.load(path)
     if pl.is_tensor(file) or not file.x or not file.y or file.x:dim() ~= 4 or file.x:size(1) ~= 3 then
-      pl.error("resnet50", path .. " does not hold images", "it holds x (N, 3, H, W) and y (N): numpy.savez(path, x=x, y=y)")
+      pl.error("resnet50", path .. " does not contain images", "it must contain x (N, 3, H, W) and y (N): numpy.savez(path, x=x, y=y)")
     end
     return data.tensors { x = file.x, y = file.y:to("i64") }
   end
   local set = data.images(path, { pixels = p.pixels, crop = crop, classes = classes })
   if p.classes > 0 and p.classes ~= #set.classes then
-    pl.error("resnet50", ("classes is %d, and %s has %d"):format(p.classes, path, #set.classes), "leave `classes` out: the folder says it")
+    pl.error("resnet50", ("classes is %d, and %s has %d"):format(p.classes, path, #set.classes), "omit `classes`: the folder determines it")
   end
   return set
 end

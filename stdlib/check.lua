@@ -91,7 +91,7 @@ function check.whole(op, name, value, min)
   if not whole or (min and whole < min) then
     local hint
     if type(value) == "number" and not whole then hint = "in Lua, / gives a fraction where // gives a whole number" end
-    if type(value) == "table" then hint = "sizes stand one by one, in order; only options are a table, behind them" end
+    if type(value) == "table" then hint = "pass sizes as separate arguments; only the trailing options are a table" end
     local rule = min and (" of at least %d"):format(min) or ""
     pl.error(op, ("%s is %s, but must be a whole number%s"):format(name, check.show(value), rule), hint)
   end
@@ -122,7 +122,7 @@ function check.word(op, name, value, words)
   for _, word in ipairs(words) do
     if value == word then return word end
   end
-  pl.error(op, ("%s is %s"):format(name, check.show(value)), "it is one of '" .. table.concat(words, "', '") .. "'")
+  pl.error(op, ("%s is %s"):format(name, check.show(value)), "it must be one of '" .. table.concat(words, "', '") .. "'")
   return value
 end
 

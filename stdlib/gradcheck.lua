@@ -29,7 +29,7 @@ local function scalar(fn, inputs)
   local sum ---@type any
   local results = { fn(table.unpack(inputs --[[@as any]])) }
   for i, y in ipairs(results) do
-    if not pl.is_tensor(y) then pl.error(op, ("result %d of the function is %s"):format(i, check.show(y)), "it returns tensors") end
+    if not pl.is_tensor(y) then pl.error(op, ("result %d of the function is %s"):format(i, check.show(y)), "it must return tensors") end
     if y.dtype == "f64" or y.dtype == "f32" then
       local n = y:numel()
       local weights = (pl.arange(n, { dtype = "f64" }) * 0.618034 + 0.31 * i) % 1 + 0.5
@@ -37,7 +37,7 @@ local function scalar(fn, inputs)
       sum = sum and sum + part or part
     end
   end
-  if not sum then pl.error(op, "the function returns no float tensor", "return what is to be differentiated, f32 or f64") end
+  if not sum then pl.error(op, "the function returns no float tensor", "return the result to differentiate, in f32 or f64") end
   return sum
 end
 
@@ -56,7 +56,7 @@ local function gradcheck(fn, inputs, opts)
 
   local wide = {}
   for i, x in ipairs(inputs) do
-    if not pl.is_tensor(x) then pl.error(op, ("input %d is %s"):format(i, check.show(x)), "inputs are tensors") end
+    if not pl.is_tensor(x) then pl.error(op, ("input %d is %s"):format(i, check.show(x)), "inputs must be tensors") end
     if x.dtype:sub(1, 1) ~= "f" and x.dtype ~= "bf16" then
       pl.error(op, ("input %d is %s, which has no gradient"):format(i, x.dtype), "let the function close over it instead")
     end
@@ -88,7 +88,7 @@ local function gradcheck(fn, inputs, opts)
     end
   end
   if worst.error > o.tolerance then
-    pl.error(op, ("gradient of input %d at %s is %.8g, differences say %.8g (error %.2g, tolerance %.2g)"):format(
+    pl.error(op, ("gradient of input %d at %s is %.8g, finite differences give %.8g (error %.2g, tolerance %.2g)"):format(
       worst.input, worst.at, worst.analytic, worst.numeric, worst.error, o.tolerance),
       "a wrong backward, a kink at this point, or a function that draws new random numbers at each call")
   end

@@ -79,7 +79,7 @@ function init.dirac(shape, opts)
   end
   local rows, columns = shape[1] --[[@as integer]], shape[2] --[[@as integer]]
   check.whole("init.dirac", "groups", o.groups)
-  if rows % o.groups ~= 0 then pl.error("init.dirac", ("%d output channels do not part into %d equal groups"):format(rows, o.groups)) end
+  if rows % o.groups ~= 0 then pl.error("init.dirac", ("%d output channels cannot be divided into %d equal groups"):format(rows, o.groups)) end
   local w = (pl.arange(rows) % (rows // o.groups)):unsqueeze(1):eq(pl.arange(columns))
   for i = 3, #shape do w = w:unsqueeze(-1):logical_and(pl.arange(shape[i]):eq(shape[i] // 2)) end
   return w:to(o.dtype)

@@ -56,7 +56,7 @@ end
 function metrics.confusion_matrix(scores, target, classes, opts)
   local ignored = check.options("metrics.confusion_matrix", opts, {}, { ignore_index = "number" }).ignore_index
   if not classes and scores:dim() == target:dim() then
-    pl.error("metrics.confusion_matrix", "labels alone do not tell the number of classes", "give it: confusion_matrix(labels, target, 10)")
+    pl.error("metrics.confusion_matrix", "labels alone do not determine the number of classes", "give it: confusion_matrix(labels, target, 10)")
   end
   local C = classes or scores:size(scores:dim() - 1)
   local predicted = pl.one_hot(labels_of(scores, target):flatten(), C):to("f32")
@@ -106,7 +106,7 @@ local function residual(op, prediction, target)
   local a, b = table.concat(prediction.shape, ", "), table.concat(target.shape, ", ")
   if a ~= b then
     pl.error(op, ("shapes {%s} and {%s} differ"):format(a, b),
-      "(B, 1) against (B) would pair everything with everything; use squeeze(-1)")
+      "(B, 1) and (B) would broadcast to (B, B); use squeeze(-1)")
   end
   return prediction - target
 end

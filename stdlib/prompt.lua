@@ -89,7 +89,7 @@ function prompt.grad(env, x)
   local entries = names_of(env)
   if pl.is_tensor(x) and not pl.is_state(x) then
     if x:numel() ~= 1 then
-      pl.error(":grad", ("x has shape %s; only a number has gradients"):format(shape_of(x)), ":grad x:sum() or :grad x:mean()")
+      pl.error(":grad", ("x has shape %s; only a scalar has gradients"):format(shape_of(x)), ":grad x:sum() or :grad x:mean()")
     end
     local states = pl.native.states_of(x)
     if #states == 0 then pl.error(":grad", "x depends on no trainable State", "a value that was computed in an earlier step has no history") end

@@ -274,7 +274,7 @@ function pl.full_like(x, value, options) end
 function Tensor:full_like(value, options) end
 
 ---arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).
----n = ceil((stop - start) / step), and never less than 0. i64 if all are integers, else f32; floats are computed as
+---n = ceil((stop - start) / step), but at least 0. i64 if all are integers, else f32; floats are computed as
 ---start + i * step in f64 and rounded once for f64, in f32 otherwise.
 ---@param start number
 ---@param stop? number
@@ -286,7 +286,7 @@ function Tensor:full_like(value, options) end
 function pl.arange(start, stop, step, options) end
 
 ---linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.
----One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.
+---If n = 1, the number is start. Computed from both ends, so that the last is exactly stop.
 ---@param start number
 ---@param stop number
 ---@param steps perilune.Whole
@@ -341,7 +341,7 @@ function pl.randn(shape, options, ...) end
 function pl.randint(low, high, shape, options, ...) end
 
 ---p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32
----for a number p, which is a run-time number. Probabilities are honoured to 2^-24.
+---for a number p, which is a run-time number. Probabilities are accurate to 2^-24.
 ---@param p perilune.Tensor|number|boolean
 ---@param shape? perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
@@ -351,7 +351,7 @@ function pl.randint(low, high, shape, options, ...) end
 function pl.bernoulli(p, shape, options, ...) end
 
 ---p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32
----for a number p, which is a run-time number. Probabilities are honoured to 2^-24.
+---for a number p, which is a run-time number. Probabilities are accurate to 2^-24.
 ---@param shape? perilune.Whole|perilune.Whole[]
 ---@param options? {dtype?: perilune.DType}
 ---@param ... perilune.Whole
@@ -382,14 +382,16 @@ function pl.randn_like(x, options) end
 function Tensor:randn_like(options) end
 
 ---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the
----result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).
+---result is x itself. The mask is generated again in the backward pass, not stored. Srivastava et al., JMLR 15
+---(2014).
 ---@param x perilune.Tensor
 ---@param p? number
 ---@return perilune.Tensor
 function pl.dropout(x, p) end
 
 ---x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the
----result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).
+---result is x itself. The mask is generated again in the backward pass, not stored. Srivastava et al., JMLR 15
+---(2014).
 ---@param p? number
 ---@return perilune.Tensor
 function Tensor:dropout(p) end
@@ -407,12 +409,12 @@ function pl.to(x, dtype) end
 ---@return perilune.Tensor
 function Tensor:to(dtype) end
 
----x (...) -> (...), the same values laid out in row-major order in memory of their own.
+---x (...) -> (...), the same values, contiguous in row-major order.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.contiguous(x) end
 
----x (...) -> (...), the same values laid out in row-major order in memory of their own.
+---x (...) -> (...), the same values, contiguous in row-major order.
 ---@return perilune.Tensor
 function Tensor:contiguous() end
 
@@ -560,40 +562,40 @@ function pl.erf(x) end
 ---@return perilune.Tensor
 function Tensor:erf() end
 
----x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the largest integer not above x, as a float; integers are unchanged. The gradient is 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.floor(x) end
 
----x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the largest integer not above x, as a float; integers are unchanged. The gradient is 0.
 ---@return perilune.Tensor
 function Tensor:floor() end
 
----x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the smallest integer not below x, as a float; integers are unchanged. The gradient is 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.ceil(x) end
 
----x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the smallest integer not below x, as a float; integers are unchanged. The gradient is 0.
 ---@return perilune.Tensor
 function Tensor:ceil() end
 
----x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the nearest integer, ties to even, as a float; integers are unchanged. The gradient is 0.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.round(x) end
 
----x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.
+---x (...) -> (...): the nearest integer, ties to even, as a float; integers are unchanged. The gradient is 0.
 ---@return perilune.Tensor
 function Tensor:round() end
 
----x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.
+---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; for bools it is `or`.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.add(x, y) end
 
----x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.
+---x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; for bools it is `or`.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:add(y) end
@@ -609,13 +611,13 @@ function pl.sub(x, y) end
 ---@return perilune.Tensor
 function Tensor:sub(y) end
 
----x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.
+---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; for bools it is `and`.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.mul(x, y) end
 
----x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.
+---x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; for bools it is `and`.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:mul(y) end
@@ -632,14 +634,14 @@ function pl.div(x, y) end
 function Tensor:div(y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
----An integer divided by 0 gives 0. Gradient 0.
+---An integer divided by 0 gives 0. The gradient is 0.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.floor_div(x, y) end
 
 ---x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.
----An integer divided by 0 gives 0. Gradient 0.
+---An integer divided by 0 gives 0. The gradient is 0.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:floor_div(y) end
@@ -778,45 +780,45 @@ function pl.isinf(x) end
 ---@return perilune.Tensor
 function Tensor:isinf() end
 
----x (...), y (...) -> broadcast bool: both are not zero.
+---x (...), y (...) -> broadcast bool: whether both are not zero.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_and(x, y) end
 
----x (...), y (...) -> broadcast bool: both are not zero.
+---x (...), y (...) -> broadcast bool: whether both are not zero.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_and(y) end
 
----x (...), y (...) -> broadcast bool: at least one is not zero.
+---x (...), y (...) -> broadcast bool: whether at least one is not zero.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_or(x, y) end
 
----x (...), y (...) -> broadcast bool: at least one is not zero.
+---x (...), y (...) -> broadcast bool: whether at least one is not zero.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_or(y) end
 
----x (...), y (...) -> broadcast bool: exactly one is not zero.
+---x (...), y (...) -> broadcast bool: whether exactly one is not zero.
 ---@param x perilune.Tensor|number|boolean
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function pl.logical_xor(x, y) end
 
----x (...), y (...) -> broadcast bool: exactly one is not zero.
+---x (...), y (...) -> broadcast bool: whether exactly one is not zero.
 ---@param y perilune.Tensor|number|boolean
 ---@return perilune.Tensor
 function Tensor:logical_xor(y) end
 
----x (...) -> bool (...): the element is zero.
+---x (...) -> bool (...): whether the element is zero.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.logical_not(x) end
 
----x (...) -> bool (...): the element is zero.
+---x (...) -> bool (...): whether the element is zero.
 ---@return perilune.Tensor
 function Tensor:logical_not() end
 
@@ -961,12 +963,12 @@ function pl.hardsigmoid(x) end
 ---@return perilune.Tensor
 function Tensor:hardsigmoid() end
 
----x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.
+---x (...) -> (...): min(max(x, 0), 6). The gradient is 0 at 0 and 6 and beyond them.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.relu6(x) end
 
----x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.
+---x (...) -> (...): min(max(x, 0), 6). The gradient is 0 at 0 and 6 and beyond them.
 ---@return perilune.Tensor
 function Tensor:relu6() end
 
@@ -989,7 +991,7 @@ function pl.softsign(x) end
 function Tensor:softsign() end
 
 ---x (...) -> the sum over `dims` (all when absent).
----Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.
+---Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of zero elements is 0.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -999,7 +1001,7 @@ function Tensor:softsign() end
 function pl.sum(x, dims, options, ...) end
 
 ---x (...) -> the sum over `dims` (all when absent).
----Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.
+---Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of zero elements is 0.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1007,8 +1009,8 @@ function pl.sum(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:sum(dims, options, ...) end
 
----x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
----is 1.
+---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of zero
+---elements is 1.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -1017,8 +1019,8 @@ function Tensor:sum(dims, options, ...) end
 ---@return perilune.Tensor
 function pl.prod(x, dims, options, ...) end
 
----x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing
----is 1.
+---x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of zero
+---elements is 1.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1060,7 +1062,7 @@ function pl.amin(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:amin(dims, options, ...) end
 
----x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).
+---x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equal elements).
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
@@ -1069,7 +1071,7 @@ function Tensor:amin(dims, options, ...) end
 ---@return perilune.Tensor?
 function pl.max(x, dim, options) end
 
----x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).
+---x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equal elements).
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
 ---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
@@ -1077,7 +1079,7 @@ function pl.max(x, dim, options) end
 ---@return perilune.Tensor?
 function Tensor:max(dim, options) end
 
----x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).
+---x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equal elements).
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
@@ -1086,7 +1088,7 @@ function Tensor:max(dim, options) end
 ---@return perilune.Tensor?
 function pl.min(x, dim, options) end
 
----x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).
+---x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equal elements).
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
 ---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor, perilune.Tensor?
@@ -1094,7 +1096,8 @@ function pl.min(x, dim, options) end
 ---@return perilune.Tensor?
 function Tensor:min(dim, options) end
 
----x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.
+---x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. The mean of zero
+---elements is NaN.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -1103,7 +1106,8 @@ function Tensor:min(dim, options) end
 ---@return perilune.Tensor
 function pl.mean(x, dims, options, ...) end
 
----x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.
+---x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. The mean of zero
+---elements is NaN.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1183,7 +1187,7 @@ function pl.logsumexp(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:logsumexp(dims, options, ...) end
 
----x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.
+---x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False for zero elements.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -1192,7 +1196,7 @@ function Tensor:logsumexp(dims, options, ...) end
 ---@return perilune.Tensor
 function pl.any(x, dims, options, ...) end
 
----x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.
+---x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False for zero elements.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1200,7 +1204,7 @@ function pl.any(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:any(dims, options, ...) end
 
----x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.
+---x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True for zero elements.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
@@ -1209,7 +1213,7 @@ function Tensor:any(dims, options, ...) end
 ---@return perilune.Tensor
 function pl.all(x, dims, options, ...) end
 
----x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.
+---x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True for zero elements.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param options? {keepdim?: boolean}
 ---@param ... perilune.Whole
@@ -1217,8 +1221,8 @@ function pl.all(x, dims, options, ...) end
 ---@return perilune.Tensor
 function Tensor:all(dims, options, ...) end
 
----x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN
----counts as largest.
+---x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. Of equal elements the
+---first counts; NaN is the largest.
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
@@ -1226,16 +1230,16 @@ function Tensor:all(dims, options, ...) end
 ---@return perilune.Tensor
 function pl.argmax(x, dim, options) end
 
----x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN
----counts as largest.
+---x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. Of equal elements the
+---first counts; NaN is the largest.
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
 ---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:argmax(dim, options) end
 
----x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN
----counts as smallest.
+---x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. Of equal elements the
+---first counts; NaN is the smallest.
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
@@ -1243,8 +1247,8 @@ function Tensor:argmax(dim, options) end
 ---@return perilune.Tensor
 function pl.argmin(x, dim, options) end
 
----x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN
----counts as smallest.
+---x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. Of equal elements the
+---first counts; NaN is the smallest.
 ---@param dim? perilune.Whole
 ---@param options? {keepdim?: boolean}
 ---@overload fun(self: perilune.Tensor, options: {keepdim?: boolean}): perilune.Tensor
@@ -1278,7 +1282,7 @@ function pl.cumprod(x, dim) end
 function Tensor:cumprod(dim) end
 
 ---x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.
----Costs nothing where strides can say it; else the elements are copied.
+---Free if strides can express it; otherwise the elements are copied.
 ---@param x perilune.Tensor
 ---@param shape perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
@@ -1286,20 +1290,20 @@ function Tensor:cumprod(dim) end
 function pl.reshape(x, shape, ...) end
 
 ---x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.
----Costs nothing where strides can say it; else the elements are copied.
+---Free if strides can express it; otherwise the elements are copied.
 ---@param shape perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function Tensor:reshape(shape, ...) end
 
----x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.
+---x (...) -> (shape): the same as `reshape`, since tensors never alias.
 ---@param x perilune.Tensor
 ---@param shape perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function pl.view(x, shape, ...) end
 
----x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.
+---x (...) -> (shape): the same as `reshape`, since tensors never alias.
 ---@param shape perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
@@ -1333,14 +1337,14 @@ function pl.unflatten(x, dim, sizes, ...) end
 ---@return perilune.Tensor
 function Tensor:unflatten(dim, sizes, ...) end
 
----x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.
+---x (...) -> without its dims of size 1: those named, or all. A named dim of another size is kept.
 ---@param x perilune.Tensor
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function pl.squeeze(x, dims, ...) end
 
----x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.
+---x (...) -> without its dims of size 1: those named, or all. A named dim of another size is kept.
 ---@param dims? perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
@@ -1370,25 +1374,25 @@ function pl.permute(x, dims, ...) end
 ---@return perilune.Tensor
 function Tensor:permute(dims, ...) end
 
----x (...) -> with dims dim0 and dim1 exchanged.
+---x (...) -> with dims dim0 and dim1 swapped.
 ---@param x perilune.Tensor
 ---@param dim0 perilune.Whole
 ---@param dim1 perilune.Whole
 ---@return perilune.Tensor
 function pl.transpose(x, dim0, dim1) end
 
----x (...) -> with dims dim0 and dim1 exchanged.
+---x (...) -> with dims dim0 and dim1 swapped.
 ---@param dim0 perilune.Whole
 ---@param dim1 perilune.Whole
 ---@return perilune.Tensor
 function Tensor:transpose(dim0, dim1) end
 
----x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.
+---x (..., M, N) -> (..., N, M): the last two dims swapped. A vector or scalar is unchanged.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.t(x) end
 
----x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.
+---x (..., M, N) -> (..., N, M): the last two dims swapped. A vector or scalar is unchanged.
 ---@return perilune.Tensor
 function Tensor:t() end
 
@@ -1433,21 +1437,23 @@ function pl.narrow(x, dim, start, length) end
 ---@return perilune.Tensor
 function Tensor:narrow(dim, start, length) end
 
----x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.
+---x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
+---back.
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param index perilune.Whole
 ---@return perilune.Tensor
 function pl.select(x, dim, index) end
 
----x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.
+---x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
+---back.
 ---@param dim perilune.Whole
 ---@param index perilune.Whole
 ---@return perilune.Tensor
 function Tensor:select(dim, index) end
 
 ---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
----beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
+---beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param start? perilune.Whole
@@ -1457,7 +1463,7 @@ function Tensor:select(dim, index) end
 function pl.slice(x, dim, start, stop, step) end
 
 ---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
----beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
+---beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
 ---@param dim perilune.Whole
 ---@param start? perilune.Whole
 ---@param stop? perilune.Whole
@@ -1478,7 +1484,7 @@ function pl.flip(x, dims, ...) end
 ---@return perilune.Tensor
 function Tensor:flip(dims, ...) end
 
----x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the
+---x (...) -> elements shifted by `shifts` along `dims`; those shifted out re-enter at the front. Without dims, the
 ---flattened tensor is rolled.
 ---@param x perilune.Tensor
 ---@param shifts perilune.Whole|perilune.Whole[]
@@ -1487,7 +1493,7 @@ function Tensor:flip(dims, ...) end
 ---@return perilune.Tensor
 function pl.roll(x, shifts, dims, ...) end
 
----x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the
+---x (...) -> elements shifted by `shifts` along `dims`; those shifted out re-enter at the front. Without dims, the
 ---flattened tensor is rolled.
 ---@param shifts perilune.Whole|perilune.Whole[]
 ---@param dims? perilune.Whole|perilune.Whole[]
@@ -1496,7 +1502,7 @@ function pl.roll(x, shifts, dims, ...) end
 function Tensor:roll(shifts, dims, ...) end
 
 ---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
----N = (L - size) // step + 1. A view: windows that overlap share memory.
+---N = (L - size) // step + 1. This is a view: overlapping windows share memory.
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param size perilune.Whole
@@ -1505,7 +1511,7 @@ function Tensor:roll(shifts, dims, ...) end
 function pl.unfold(x, dim, size, step) end
 
 ---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
----N = (L - size) // step + 1. A view: windows that overlap share memory.
+---N = (L - size) // step + 1. This is a view: overlapping windows share memory.
 ---@param dim perilune.Whole
 ---@param size perilune.Whole
 ---@param step? perilune.Whole
@@ -1521,7 +1527,7 @@ function pl.detach(x) end
 ---@return perilune.Tensor
 function Tensor:detach() end
 
----xs of (..., Ni, ...) -> (..., sum of Ni, ...): joined along `dim`; all other dims must be equal.
+---xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.
 ---@param xs perilune.Tensor[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
@@ -1563,21 +1569,21 @@ function pl.chunk(x, chunks, dim) end
 ---@return perilune.Tensor ...
 function Tensor:chunk(chunks, dim) end
 
----x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.
+---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
 ---@param x perilune.Tensor
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function pl.unbind(x, dim) end
 
----x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.
+---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 ---@return perilune.Tensor ...
 function Tensor:unbind(dim) end
 
----x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in
----PyTorch. Negative pads cut.
+---x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
+---as in PyTorch. Negative pads crop.
 ---@param x perilune.Tensor
 ---@param pads perilune.Whole|perilune.Whole[]
 ---@param options? {value?: number}
@@ -1585,32 +1591,32 @@ function Tensor:unbind(dim) end
 ---@return perilune.Tensor
 function pl.pad(x, pads, options, ...) end
 
----x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in
----PyTorch. Negative pads cut.
+---x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
+---as in PyTorch. Negative pads crop.
 ---@param pads perilune.Whole|perilune.Whole[]
 ---@param options? {value?: number}
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function Tensor:pad(pads, options, ...) end
 
----x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.
+---x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.
 ---@param x perilune.Tensor
 ---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
 function pl.tril(x, diagonal) end
 
----x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.
+---x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.
 ---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
 function Tensor:tril(diagonal) end
 
----x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.
+---x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` shifts it up.
 ---@param x perilune.Tensor
 ---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
 function pl.triu(x, diagonal) end
 
----x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.
+---x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` shifts it up.
 ---@param diagonal? perilune.Whole
 ---@return perilune.Tensor
 function Tensor:triu(diagonal) end
@@ -1628,16 +1634,16 @@ function pl.tile(x, repeats, ...) end
 ---@return perilune.Tensor
 function Tensor:tile(repeats, ...) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
----often as a list of N numbers says, which makes their sum of them.
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated `repeats` times along `dim`, or along the
+---flattened tensor. `repeats` may be a list of N numbers; the result then has as many elements as their sum.
 ---@param x perilune.Tensor
 ---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
 function pl.repeat_interleave(x, repeats, dim) end
 
----x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as
----often as a list of N numbers says, which makes their sum of them.
+---x (..., N, ...) -> (..., N * repeats, ...): each element repeated `repeats` times along `dim`, or along the
+---flattened tensor. `repeats` may be a list of N numbers; the result then has as many elements as their sum.
 ---@param repeats perilune.Whole|perilune.Whole[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
@@ -1652,7 +1658,7 @@ function pl.diagonal(x) end
 ---@return perilune.Tensor
 function Tensor:diagonal() end
 
----Another name of `cat`.
+---An alias of `cat`.
 ---@param xs perilune.Tensor[]
 ---@param dim? perilune.Whole
 ---@return perilune.Tensor
@@ -1687,7 +1693,7 @@ function pl.take_along(x, dim, index) end
 function Tensor:take_along(dim, index) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced
----by src[.., k, ..]. Of several writes to one place the last in row-major order stays.
+---by src[.., k, ..]. Of several writes to one element, the last in row-major order is kept.
 ---@param x perilune.Tensor
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
@@ -1696,7 +1702,7 @@ function Tensor:take_along(dim, index) end
 function pl.scatter(x, dim, index, src) end
 
 ---x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced
----by src[.., k, ..]. Of several writes to one place the last in row-major order stays.
+---by src[.., k, ..]. Of several writes to one element, the last in row-major order is kept.
 ---@param dim perilune.Whole
 ---@param index perilune.Tensor
 ---@param src perilune.Tensor|number|boolean
@@ -1761,15 +1767,15 @@ function pl.masked_fill(x, mask, value) end
 ---@return perilune.Tensor
 function Tensor:masked_fill(mask, value) end
 
----ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to
----classes - 1 is an error when the step runs.
+---ids (...) int -> (..., classes) i64: 1 at the position of the id, else 0. An id outside 0 to classes - 1 is an
+---error when the step runs.
 ---@param ids perilune.Tensor
 ---@param classes perilune.Whole
 ---@return perilune.Tensor
 function pl.one_hot(ids, classes) end
 
----ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to
----classes - 1 is an error when the step runs.
+---ids (...) int -> (..., classes) i64: 1 at the position of the id, else 0. An id outside 0 to classes - 1 is an
+---error when the step runs.
 ---@param classes perilune.Whole
 ---@return perilune.Tensor
 function Tensor:one_hot(classes) end
@@ -1788,25 +1794,25 @@ function pl.embedding(weight, ids) end
 function Tensor:embedding(ids) end
 
 ---x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.
----Reads the tensor on the host: it splits the step.
+---Reads the tensor on the host, which splits the step.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
 function pl.nonzero(x) end
 
 ---x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.
----Reads the tensor on the host: it splits the step.
+---Reads the tensor on the host, which splits the step.
 ---@return perilune.Tensor
 function Tensor:nonzero() end
 
 ---x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.
----Reads the tensors on the host: it splits the step.
+---Reads the tensors on the host, which splits the step.
 ---@param x perilune.Tensor
 ---@param mask perilune.Tensor
 ---@return perilune.Tensor
 function pl.masked_select(x, mask) end
 
 ---x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.
----Reads the tensors on the host: it splits the step.
+---Reads the tensors on the host, which splits the step.
 ---@param mask perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:masked_select(mask) end
@@ -1846,7 +1852,7 @@ function pl.sort(x, dim, options) end
 function Tensor:sort(dim, options) end
 
 ---x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the
----smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.
+---smallest, in order. Of equal elements, the first are taken. The result is in order even if `sorted` is false.
 ---@param x perilune.Tensor
 ---@param k perilune.Whole
 ---@param dim? perilune.Whole
@@ -1857,7 +1863,7 @@ function Tensor:sort(dim, options) end
 function pl.topk(x, k, dim, options) end
 
 ---x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the
----smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.
+---smallest, in order. Of equal elements, the first are taken. The result is in order even if `sorted` is false.
 ---@param k perilune.Whole
 ---@param dim? perilune.Whole
 ---@param options? {largest?: boolean, sorted?: boolean}
@@ -1866,32 +1872,32 @@ function pl.topk(x, k, dim, options) end
 ---@return perilune.Tensor positions
 function Tensor:topk(k, dim, options) end
 
----x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,
----(...) i64, where in values each element is, and (n) i64, how often each occurs. Every NaN counts as different.
----Reads the tensor on the host: it splits the step.
+---x (...) -> values (n), the distinct elements of the flattened tensor in ascending order; then, if requested,
+---(...) i64, the position of each element in values, and (n) i64, the number of occurrences of each value. Every
+---NaN is distinct. Reads the tensor on the host, which splits the step.
 ---@param x perilune.Tensor
 ---@param options? {return_inverse?: boolean, return_counts?: boolean}
 ---@return perilune.Tensor
 function pl.unique(x, options) end
 
----x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,
----(...) i64, where in values each element is, and (n) i64, how often each occurs. Every NaN counts as different.
----Reads the tensor on the host: it splits the step.
+---x (...) -> values (n), the distinct elements of the flattened tensor in ascending order; then, if requested,
+---(...) i64, the position of each element in values, and (n) i64, the number of occurrences of each value. Every
+---NaN is distinct. Reads the tensor on the host, which splits the step.
 ---@param options? {return_inverse?: boolean, return_counts?: boolean}
 ---@return perilune.Tensor
 function Tensor:unique(options) end
 
----a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim
----vanishes from the result.
----Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.
+---a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too; its dim
+---is removed from the result.
+---Sums are in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
 function pl.matmul(a, b) end
 
----a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim
----vanishes from the result.
----Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.
+---a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too; its dim
+---is removed from the result.
+---Sums are in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.
 ---@param b perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:matmul(b) end
@@ -1919,7 +1925,7 @@ function pl.bmm(a, b) end
 function Tensor:bmm(b) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
----The bias is added to the sum before that is rounded: 16-bit floats round once.
+---The bias is added before the sum is rounded, so 16-bit floats round once.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -1927,7 +1933,7 @@ function Tensor:bmm(b) end
 function pl.linear(x, weight, bias) end
 
 ---x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.
----The bias is added to the sum before that is rounded: 16-bit floats round once.
+---The bias is added before the sum is rounded, so 16-bit floats round once.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@return perilune.Tensor
@@ -1955,21 +1961,22 @@ function pl.outer(a, b) end
 ---@return perilune.Tensor
 function Tensor:outer(b) end
 
----einsum("bij,bjk->bik", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.
----Letters are a-z and A-Z; one that stands twice in an operand takes its diagonal. `...` stands for any dims, which
----broadcast, as dims of size 1 do. Without `->` the result has the dims of `...` and the letters that occur once, in
----alphabetical order. Pairs are contracted from left to right by matmul.
+---einsum("bij,bjk->bik", {x, y}): sum of products over the letters absent from the right side, as in NumPy.
+---Letters are a-z and A-Z; one that occurs twice in an operand takes its diagonal. `...` matches any dims, which
+---broadcast, as do dims of size 1. Without `->` the result has the dims of `...` and the letters that occur once,
+---in alphabetical order. Pairs are contracted from left to right by matmul.
 ---@param equation string
 ---@param xs perilune.Tensor[]
 ---@return perilune.Tensor
 function pl.einsum(equation, xs) end
 
 ---x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row
----0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows
----of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens
----sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for
----it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are
----an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).
+---0; rows after the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the
+---rows of w, group by group, 0 for an empty group. One launch computes the products of all groups, whatever their
+---sizes: with tokens sorted by expert, `ends` is the cumulative sum of the tokens per expert. It is read on the
+---device, so the host does not wait for it, and every routing has the same plan. Dtypes and sums are as in
+---`matmul`. Ends that descend, are negative or above T are an error when the step runs. PyTorch's
+---torch.nn.functional.grouped_mm(x, w, offs=ends).
 ---@param x perilune.Tensor
 ---@param w perilune.Tensor
 ---@param ends perilune.Tensor
@@ -1977,19 +1984,20 @@ function pl.einsum(equation, xs) end
 function pl.grouped_matmul(x, w, ends) end
 
 ---x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row
----0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows
----of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens
----sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for
----it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are
----an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).
+---0; rows after the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the
+---rows of w, group by group, 0 for an empty group. One launch computes the products of all groups, whatever their
+---sizes: with tokens sorted by expert, `ends` is the cumulative sum of the tokens per expert. It is read on the
+---device, so the host does not wait for it, and every routing has the same plan. Dtypes and sums are as in
+---`matmul`. Ends that descend, are negative or above T are an error when the step runs. PyTorch's
+---torch.nn.functional.grouped_mm(x, w, offs=ends).
 ---@param w perilune.Tensor
 ---@param ends perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:grouped_matmul(w, ends) end
 
----x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
----to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
----infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
+---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the 8-bit floats nearest to x times 1 / scale, ties to
+---even. Larger magnitudes become the largest (448, or 57344 for e5m2); NaN stays NaN; infinity stays infinity in
+---e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
 ---@param x perilune.Tensor
 ---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2"}
@@ -1997,16 +2005,16 @@ function Tensor:grouped_matmul(w, ends) end
 ---@return perilune.Tensor
 function pl.quantize_fp8(x, scale, options) end
 
----x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves
----to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays
----infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
+---x (...), scale (broadcasts to x) -> (...) u8: the bytes of the 8-bit floats nearest to x times 1 / scale, ties to
+---even. Larger magnitudes become the largest (448, or 57344 for e5m2); NaN stays NaN; infinity stays infinity in
+---e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.
 ---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2"}
 ---@overload fun(self: perilune.Tensor, options: {format?: "e4m3"|"e5m2"}): perilune.Tensor
 ---@return perilune.Tensor
 function Tensor:quantize_fp8(scale, options) end
 
----x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
+---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: the values of the bytes, times scale. A constant to
 ---autograd.
 ---@param x perilune.Tensor
 ---@param scale? perilune.Tensor|number|boolean
@@ -2015,7 +2023,7 @@ function Tensor:quantize_fp8(scale, options) end
 ---@return perilune.Tensor
 function pl.dequantize_fp8(x, scale, options) end
 
----x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to
+---x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: the values of the bytes, times scale. A constant to
 ---autograd.
 ---@param scale? perilune.Tensor|number|boolean
 ---@param options? {format?: "e4m3"|"e5m2", dtype?: perilune.DType}
@@ -2024,9 +2032,9 @@ function pl.dequantize_fp8(x, scale, options) end
 function Tensor:dequantize_fp8(scale, options) end
 
 ---a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,
----where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a
----GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are
----e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
+---where bytes are 8-bit floats and each scale is one number. Sums are in f32 and rounded once at the end; `fast`
+---lets a GPU add with fewer bits. GPUs from sm_89 on multiply 8-bit floats if K and N are multiples of 16 and not
+---both formats are e5m2; otherwise, and on a CPU, the product is computed in f32. Has no gradient.
 ---@param a perilune.Tensor
 ---@param b perilune.Tensor
 ---@param scale_a? perilune.Tensor|number|boolean
@@ -2040,9 +2048,9 @@ function Tensor:dequantize_fp8(scale, options) end
 function pl.matmul_fp8(a, b, scale_a, scale_b, bias, options) end
 
 ---a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,
----where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a
----GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are
----e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.
+---where bytes are 8-bit floats and each scale is one number. Sums are in f32 and rounded once at the end; `fast`
+---lets a GPU add with fewer bits. GPUs from sm_89 on multiply 8-bit floats if K and N are multiples of 16 and not
+---both formats are e5m2; otherwise, and on a CPU, the product is computed in f32. Has no gradient.
 ---@param b perilune.Tensor
 ---@param scale_a? perilune.Tensor|number|boolean
 ---@param scale_b? perilune.Tensor|number|boolean
@@ -2055,8 +2063,8 @@ function pl.matmul_fp8(a, b, scale_a, scale_b, bias, options) end
 function Tensor:matmul_fp8(b, scale_a, scale_b, bias, options) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
----M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that
----M = L, with a stride of 1 only (of an odd number the last is at the end); "valid" adds none.
+---M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that M =
+---L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2066,8 +2074,8 @@ function Tensor:matmul_fp8(b, scale_a, scale_b, bias, options) end
 function pl.conv1d(x, weight, bias, options) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
----M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that
----M = L, with a stride of 1 only (of an odd number the last is at the end); "valid" adds none.
+---M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that M =
+---L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
@@ -2077,8 +2085,8 @@ function Tensor:conv1d(weight, bias, options) end
 
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
 ---OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.
----x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd
----number the last is at the end); "valid" adds none.
+---x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number
+---is odd, the extra one is at the end); "valid" adds none.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2089,8 +2097,8 @@ function pl.conv2d(x, weight, bias, options) end
 
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
 ---OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.
----x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd
----number the last is at the end); "valid" adds none.
+---x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number
+---is odd, the extra one is at the end); "valid" adds none.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
@@ -2155,8 +2163,8 @@ function Tensor:max_pool1d(kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart
 ---(the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to
----the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it
----starts inside x or the padding before it. x may be (C, H, W).
+---the first). Sizes as in conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the
+---end if it starts inside x or the padding before it. x may be (C, H, W).
 ---@param x perilune.Tensor
 ---@param kernel perilune.Whole|perilune.Whole[]
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
@@ -2166,8 +2174,8 @@ function pl.max_pool2d(x, kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart
 ---(the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to
----the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it
----starts inside x or the padding before it. x may be (C, H, W).
+---the first). Sizes as in conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the
+---end if it starts inside x or the padding before it. x may be (C, H, W).
 ---@param kernel perilune.Whole|perilune.Whole[]
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], dilation?: perilune.Whole|perilune.Whole[], ceil_mode?: boolean}
 ---@param ... perilune.Whole
@@ -2190,9 +2198,9 @@ function pl.avg_pool1d(x, kernel, options, ...) end
 function Tensor:avg_pool1d(kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the
----kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;
----with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding
----before it; what is beyond the padding never counts. x may be (C, H, W).
+---kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in
+---conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the end if it starts inside
+---x or the padding before it. Elements beyond the padding never count. x may be (C, H, W).
 ---@param x perilune.Tensor
 ---@param kernel perilune.Whole|perilune.Whole[]
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
@@ -2201,25 +2209,27 @@ function Tensor:avg_pool1d(kernel, options, ...) end
 function pl.avg_pool2d(x, kernel, options, ...) end
 
 ---x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the
----kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;
----with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding
----before it; what is beyond the padding never counts. x may be (C, H, W).
+---kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in
+---conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the end if it starts inside
+---x or the padding before it. Elements beyond the padding never count. x may be (C, H, W).
 ---@param kernel perilune.Whole|perilune.Whole[]
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], count_include_pad?: boolean, ceil_mode?: boolean}
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function Tensor:avg_pool2d(kernel, options, ...) end
 
----x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole
----elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).
+---x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as
+---possible with whole elements. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H,
+---W).
 ---@param x perilune.Tensor
 ---@param size perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
 function pl.adaptive_avg_pool2d(x, size, ...) end
 
----x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole
----elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).
+---x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as
+---possible with whole elements. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H,
+---W).
 ---@param size perilune.Whole|perilune.Whole[]
 ---@param ... perilune.Whole
 ---@return perilune.Tensor
@@ -2267,8 +2277,8 @@ function pl.log_softmax(x, dim) end
 function Tensor:log_softmax(dim) end
 
 ---x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased
----variance over the trailing dims that weight has; without weight and bias over the last `dims` dims (1).
----Arithmetic in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.
+---variance over the trailing dims of weight; without weight and bias, over the last `dims` dims (default 1).
+---Arithmetic is in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.
 ---@param x perilune.Tensor
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2279,8 +2289,8 @@ function Tensor:log_softmax(dim) end
 function pl.layer_norm(x, weight, bias, options) end
 
 ---x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased
----variance over the trailing dims that weight has; without weight and bias over the last `dims` dims (1).
----Arithmetic in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.
+---variance over the trailing dims of weight; without weight and bias, over the last `dims` dims (default 1).
+---Arithmetic is in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number, dims?: perilune.Whole}
@@ -2289,8 +2299,8 @@ function pl.layer_norm(x, weight, bias, options) end
 ---@return perilune.Tensor
 function Tensor:layer_norm(weight, bias, options) end
 
----x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;
----without weight over the last `dims` dims (1). Arithmetic in f32 for 16-bit floats. Zhang and Sennrich,
+---x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims of weight; without
+---weight, over the last `dims` dims (default 1). Arithmetic is in f32 for 16-bit floats. Zhang and Sennrich,
 ---arXiv:1910.07467.
 ---@param x perilune.Tensor
 ---@param weight? perilune.Tensor
@@ -2299,8 +2309,8 @@ function Tensor:layer_norm(weight, bias, options) end
 ---@return perilune.Tensor
 function pl.rms_norm(x, weight, options) end
 
----x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;
----without weight over the last `dims` dims (1). Arithmetic in f32 for 16-bit floats. Zhang and Sennrich,
+---x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims of weight; without
+---weight, over the last `dims` dims (default 1). Arithmetic is in f32 for 16-bit floats. Zhang and Sennrich,
 ---arXiv:1910.07467.
 ---@param weight? perilune.Tensor
 ---@param options? {eps?: number, dims?: perilune.Whole}
@@ -2308,8 +2318,8 @@ function pl.rms_norm(x, weight, options) end
 ---@return perilune.Tensor
 function Tensor:rms_norm(weight, options) end
 
----x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to
----mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.
+---x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of adjacent channels normalised to
+---mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic is in f32 for 16-bit floats.
 ---Wu and He, arXiv:1803.08494.
 ---@param x perilune.Tensor
 ---@param groups perilune.Whole
@@ -2321,8 +2331,8 @@ function Tensor:rms_norm(weight, options) end
 ---@return perilune.Tensor
 function pl.group_norm(x, groups, weight, bias, options) end
 
----x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to
----mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.
+---x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of adjacent channels normalised to
+---mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic is in f32 for 16-bit floats.
 ---Wu and He, arXiv:1803.08494.
 ---@param groups perilune.Whole
 ---@param weight? perilune.Tensor
@@ -2334,8 +2344,8 @@ function pl.group_norm(x, groups, weight, bias, options) end
 function Tensor:group_norm(groups, weight, bias, options) end
 
 ---x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias
----per channel, with the statistics given: running ones, or those of the batch, through which gradients flow.
----Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---per channel, with the given statistics: running ones, or those of the batch, through which gradients flow.
+---Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
 ---@param x perilune.Tensor
 ---@param mean perilune.Tensor
 ---@param var perilune.Tensor
@@ -2348,8 +2358,8 @@ function Tensor:group_norm(groups, weight, bias, options) end
 function pl.batch_norm(x, mean, var, weight, bias, options) end
 
 ---x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias
----per channel, with the statistics given: running ones, or those of the batch, through which gradients flow.
----Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---per channel, with the given statistics: running ones, or those of the batch, through which gradients flow.
+---Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
 ---@param mean perilune.Tensor
 ---@param var perilune.Tensor
 ---@param weight? perilune.Tensor
@@ -2361,8 +2371,8 @@ function pl.batch_norm(x, mean, var, weight, bias, options) end
 function Tensor:batch_norm(mean, var, weight, bias, options) end
 
 ---x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance
----of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.
----Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---of the batch itself, which are also returned, in f32 for 16-bit floats. Gradients flow through all three.
+---Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
 ---@param x perilune.Tensor
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2375,8 +2385,8 @@ function Tensor:batch_norm(mean, var, weight, bias, options) end
 function pl.batch_norm_train(x, weight, bias, options) end
 
 ---x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance
----of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.
----Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
+---of the batch itself, which are also returned, in f32 for 16-bit floats. Gradients flow through all three.
+---Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.
 ---@param weight? perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {eps?: number}
@@ -2403,12 +2413,13 @@ function pl.normalize(x, dim, options) end
 function Tensor:normalize(dim, options) end
 
 ---q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.
----scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,
----added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees
----no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.
----documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if
----documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.
----Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.
+---scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true for the keys to attend to, or
+---float, added to the scores. With is_causal, query i attends to keys 0 to i; with window = w, only to the last w
+---of these. The result of a query without visible keys is 0. With enable_gqa, H may be a multiple of G: H / G
+---adjacent query heads share a key head.
+---documents (..., T) int, or a shape that broadcasts to q without heads and D, needs S = T: query i attends to key
+---j only if documents[i] == documents[j]. Ids may be any integers; runs of equal ids are fast.
+---Scores and softmax are in f32 for 16-bit floats; the weights are rounded to the dtype of q before multiplying v.
 ---Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.
 ---@param q perilune.Tensor
 ---@param k perilune.Tensor
@@ -2418,12 +2429,13 @@ function Tensor:normalize(dim, options) end
 function pl.scaled_dot_product_attention(q, k, v, options) end
 
 ---q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.
----scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,
----added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees
----no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.
----documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if
----documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.
----Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.
+---scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true for the keys to attend to, or
+---float, added to the scores. With is_causal, query i attends to keys 0 to i; with window = w, only to the last w
+---of these. The result of a query without visible keys is 0. With enable_gqa, H may be a multiple of G: H / G
+---adjacent query heads share a key head.
+---documents (..., T) int, or a shape that broadcasts to q without heads and D, needs S = T: query i attends to key
+---j only if documents[i] == documents[j]. Ids may be any integers; runs of equal ids are fast.
+---Scores and softmax are in f32 for 16-bit floats; the weights are rounded to the dtype of q before multiplying v.
 ---Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.
 ---@param k perilune.Tensor
 ---@param v perilune.Tensor
@@ -2432,9 +2444,10 @@ function pl.scaled_dot_product_attention(q, k, v, options) end
 function Tensor:scaled_dot_product_attention(k, v, options) end
 
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
----position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch
----them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and
----2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.
+---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale
+---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or
+---2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,
+---arXiv:2104.09864.
 ---@param x perilune.Tensor
 ---@param positions? perilune.Tensor
 ---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
@@ -2443,9 +2456,10 @@ function Tensor:scaled_dot_product_attention(k, v, options) end
 function pl.rope(x, positions, options) end
 
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
----position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch
----them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and
----2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.
+---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale
+---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or
+---2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,
+---arXiv:2104.09864.
 ---@param positions? perilune.Tensor
 ---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
 ---@overload fun(self: perilune.Tensor, options: {base?: number, interleaved?: boolean, rates?: perilune.Tensor}): perilune.Tensor
@@ -2454,10 +2468,11 @@ function Tensor:rope(positions, options) end
 
 ---logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = "none".
 ---The negative log-probability of the target under softmax(logits); the classes are the last dim. A target is a class
----id, or a probability for each class. Ids equal to ignore_index count for nothing, and "mean" divides by the number
----of ids that count; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms
----of each class; for ids "mean" then divides by the sum of the weights of those that count. label_smoothing mixes the
----target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.
+---id, or a probability for each class. Ids equal to ignore_index are ignored, and "mean" divides by the number of
+---the other ids; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms of
+---each class; for ids, "mean" then divides by the sum of the weights of those not ignored. label_smoothing mixes
+---the target with the uniform distribution (Szegedy et al., arXiv:1512.00567). Computed in f32 and rounded to the
+---dtype of logits.
 ---@param logits perilune.Tensor
 ---@param target perilune.Tensor
 ---@param options? {ignore_index?: perilune.Whole, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
@@ -2466,19 +2481,21 @@ function pl.cross_entropy(logits, target, options) end
 
 ---logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = "none".
 ---The negative log-probability of the target under softmax(logits); the classes are the last dim. A target is a class
----id, or a probability for each class. Ids equal to ignore_index count for nothing, and "mean" divides by the number
----of ids that count; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms
----of each class; for ids "mean" then divides by the sum of the weights of those that count. label_smoothing mixes the
----target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.
+---id, or a probability for each class. Ids equal to ignore_index are ignored, and "mean" divides by the number of
+---the other ids; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms of
+---each class; for ids, "mean" then divides by the sum of the weights of those not ignored. label_smoothing mixes
+---the target with the uniform distribution (Szegedy et al., arXiv:1512.00567). Computed in f32 and rounded to the
+---dtype of logits.
 ---@param target perilune.Tensor
 ---@param options? {ignore_index?: perilune.Whole, label_smoothing?: number, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
 function Tensor:cross_entropy(target, options) end
 
 ---logp (..., C), target (...) int -> scalar, or (...) with reduction = "none": minus the log-probability of the
----target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index count for nothing, and
----"mean" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.
----weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids that count.
+---target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index are ignored, and
+---"mean" divides by the number of the other ids; any other id outside 0 to C - 1 is an error when the step runs.
+---weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids not
+---ignored.
 ---@param logp perilune.Tensor
 ---@param target perilune.Tensor
 ---@param options? {ignore_index?: perilune.Whole, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
@@ -2486,16 +2503,17 @@ function Tensor:cross_entropy(target, options) end
 function pl.nll_loss(logp, target, options) end
 
 ---logp (..., C), target (...) int -> scalar, or (...) with reduction = "none": minus the log-probability of the
----target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index count for nothing, and
----"mean" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.
----weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids that count.
+---target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index are ignored, and
+---"mean" divides by the number of the other ids; any other id outside 0 to C - 1 is an error when the step runs.
+---weight (C) multiplies the losses of each class, and "mean" divides by the sum of the weights of the ids not
+---ignored.
 ---@param target perilune.Tensor
 ---@param options? {ignore_index?: perilune.Whole, reduction?: "mean"|"sum"|"none", weight?: perilune.Tensor}
 ---@return perilune.Tensor
 function Tensor:nll_loss(target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
----Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.
+---Shapes must be equal; they are not broadcast. Computed in f32 for 16-bit floats.
 ---@param x perilune.Tensor
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
@@ -2503,7 +2521,7 @@ function Tensor:nll_loss(target, options) end
 function pl.mse_loss(x, target, options) end
 
 ---x (...), target (...) or a number -> scalar, or (...) with reduction = "none": (x - target)^2.
----Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.
+---Shapes must be equal; they are not broadcast. Computed in f32 for 16-bit floats.
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
@@ -2568,7 +2586,7 @@ function pl.bce_with_logits(logits, target, options) end
 function Tensor:bce_with_logits(target, options) end
 
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
----probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.
+---probabilities. Logarithms are clamped at -100, as in PyTorch. bce_with_logits is more accurate.
 ---@param x perilune.Tensor
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
@@ -2576,7 +2594,7 @@ function Tensor:bce_with_logits(target, options) end
 function pl.bce_loss(x, target, options) end
 
 ---x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = "none": binary cross-entropy of
----probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.
+---probabilities. Logarithms are clamped at -100, as in PyTorch. bce_with_logits is more accurate.
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {reduction?: "mean"|"sum"|"none"}
 ---@return perilune.Tensor
@@ -2584,7 +2602,7 @@ function Tensor:bce_loss(target, options) end
 
 ---x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = "none":
 ---target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). "batchmean" divides the
----sum by the size of dim 0, which is the divergence proper; "mean" by the number of elements, as in PyTorch.
+---sum by the size of dim 0, which gives the KL divergence; "mean" by the number of elements, as in PyTorch.
 ---@param x perilune.Tensor
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
@@ -2593,7 +2611,7 @@ function pl.kl_div(x, target, options) end
 
 ---x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = "none":
 ---target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). "batchmean" divides the
----sum by the size of dim 0, which is the divergence proper; "mean" by the number of elements, as in PyTorch.
+---sum by the size of dim 0, which gives the KL divergence; "mean" by the number of elements, as in PyTorch.
 ---@param target perilune.Tensor|number|boolean
 ---@param options? {log_target?: boolean, reduction?: "mean"|"sum"|"batchmean"|"none"}
 ---@return perilune.Tensor
@@ -2602,8 +2620,8 @@ function Tensor:kl_div(target, options) end
 ---w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`
 ---counts from 1. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w (1 - lr weight_decay)
 ---- lr mhat / (sqrt(vhat) + eps), with mhat = m / (1 - beta1^step), vhat = v / (1 - beta2^step).
----f32 inside (f64 for f64), each result in the dtype of its old value. Options are run-time numbers or scalar tensors.
----Loshchilov and Hutter, arXiv:1711.05101.
+---Computed in f32 (f64 for f64); each result has the dtype of its old value. Options are run-time numbers or scalar
+---tensors. Loshchilov and Hutter, arXiv:1711.05101.
 ---@param w perilune.Tensor
 ---@param g perilune.Tensor
 ---@param m perilune.Tensor
@@ -2617,8 +2635,8 @@ function pl.adamw_update(w, g, m, v, options) end
 ---w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`
 ---counts from 1. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w (1 - lr weight_decay)
 ---- lr mhat / (sqrt(vhat) + eps), with mhat = m / (1 - beta1^step), vhat = v / (1 - beta2^step).
----f32 inside (f64 for f64), each result in the dtype of its old value. Options are run-time numbers or scalar tensors.
----Loshchilov and Hutter, arXiv:1711.05101.
+---Computed in f32 (f64 for f64); each result has the dtype of its old value. Options are run-time numbers or scalar
+---tensors. Loshchilov and Hutter, arXiv:1711.05101.
 ---@param g perilune.Tensor
 ---@param m perilune.Tensor
 ---@param v perilune.Tensor

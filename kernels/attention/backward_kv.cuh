@@ -1,23 +1,23 @@
-// Computes the gradients of flash attention by keys and values with mma.sync (sm_80 and later): q, k, v, grad, lse, delta ->
-// dk (B, G, S, D), dv (B, G, S, E).
+// Computes the gradients of flash attention with respect to keys and values, with mma.sync (sm_80 and later): q, k, v,
+// grad, lse, delta -> dk (B, G, S, D), dv (B, G, S, E).
 //
 //   p^T = exp(scale k q^T - lse), dv = p^T grad, ds^T = p^T (v grad^T - delta), dk = scale ds^T q
 //
 // Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). Shapes and delta as in backward_q.cuh.
 //
-// Mapping: one block takes BM = 16 MT WARPS keys of one key head and loops over the queries that see them, BN at a time, for all r
-// query heads that share the key head. No two blocks add to one element, and the order of additions is fixed. Everything is
-// computed transposed, keys down the rows: p^T and ds^T leave their products as the left operands of the next two and never go
-// through shared memory.
+// Mapping: one block takes BM = 16 MT WARPS keys of one key head and loops over the queries that attend to them, BN at
+// a time, for all r query heads that share the key head. No two blocks add to the same element, and the order of
+// additions is fixed. Everything is computed transposed, with keys as rows: the accumulators of p^T and ds^T are the
+// left operands of the next two products and never go through shared memory.
 //
-// SPLIT > 1: a block computes only C / SPLIT columns of dk and dv, chosen by blockIdx.y; scores are computed SPLIT times. For D = 256,
-// whose accumulators do not fit one warp. IN_REGISTERS: the fragments of k stay in registers; those of v do not fit with them at
-// D = 128.
+// SPLIT > 1: a block computes only C / SPLIT columns of dk and dv, selected by blockIdx.y; scores are computed SPLIT
+// times. This is for D = 256, whose accumulators do not fit in one warp. IN_REGISTERS: the fragments of k stay in
+// registers; at D = 128 those of v do not fit as well.
 //
-// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta.
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN values of lse and of delta.
 //
-// Limits: shared memory bandwidth (with MT = 1 every fragment feeds one product), then mma.sync issue. Registers: dk and dv
-// 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
+// Limits: shared memory bandwidth (with MT = 1, every fragment feeds one product), then mma.sync issue. Registers: dk
+// and dv 16 MT C / SPLIT each, scores and their gradient 16 MT BN each, over 32 lanes.
 #pragma once
 #include "attention/mask_range.cuh"
 
@@ -56,7 +56,7 @@ __device__ __forceinline__ void backward_kv(
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
     const QueryRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
-    // Of all heads that share these keys.
+    // For all heads that share these keys.
     const i32 steps = range.steps() * p.group;
     const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
 

@@ -1,14 +1,14 @@
-// Computes the gradients of flash attention by keys and values with wgmma and TMA (sm_90a): results as in backward_kv.cuh, pipeline
-// as in forward_sm90.cuh.
+// Computes the gradients of flash attention with respect to keys and values, with wgmma and TMA (sm_90a): results as in
+// backward_kv.cuh, pipeline as in forward_sm90.cuh.
 //
 // `stats` (B, H, padded, 2) holds (lse log2(e), delta) of each row (backward_q_sm90.cuh); padded is a multiple of BN.
 //
-// Mapping: one block takes BM = 64 GROUPS keys of one key head and loops over the queries that see them, BN at a time, for all r
-// query heads that share the key head, in a fixed order. Everything is computed transposed, keys down the rows: p^T and ds^T are
-// the left operands of the next two products without leaving the registers.
+// Mapping: one block takes BM = 64 GROUPS keys of one key head and loops over the queries that attend to them, BN at a
+// time, for all r query heads that share the key head, in a fixed order. Everything is computed transposed, with keys
+// as rows: p^T and ds^T are the left operands of the next two products without leaving the registers.
 //
-// LEAN: v grad^T is issued after the softmax weights, together with dv += p^T grad, which takes fewer registers and leaves it to the
-// other warpgroups to keep the tensor cores busy.
+// LEAN: v grad^T is issued after the softmax weights, together with dv += p^T grad. This needs fewer registers, and the
+// other warpgroups keep the tensor cores busy.
 //
 // Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN pairs of stats; mbarriers.
 //
@@ -42,14 +42,14 @@ __device__ __forceinline__ void backward_kv_sm90(
     const u32 lane = threadIdx.x & 31, warp = warp_index(), group = warp / 4;
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES;
     const u32 sq = sv + Keys::BYTES, sg = sq + STAGES * Queries::BYTES, sn = sg + STAGES * Queries::BYTES;
-    // Barriers: k and v loaded; q, grad and stats loaded; the same consumed.
+    // Barriers: k and v loaded; q, grad and stats loaded; q, grad and stats consumed.
     const u32 rows_here = sn + STAGES * STATS;
     const Pipeline<STAGES, GROUPS, 32> pipe(rows_here + 8);
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64;
     const QueryRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
-    // Steps of one head, and of all that share these keys.
+    // Steps of one head, and of all heads that share these keys.
     const i32 each = range.steps(), all = each * p.group;
 
     auto fetch = [&](i32 n, u32 stage) {
@@ -83,7 +83,7 @@ __device__ __forceinline__ void backward_kv_sm90(
 
     PipelineState<STAGES> now;
     i32 query = range.begin;
-    bool busy = false;  // products of the tile before are under way
+    bool busy = false;  // products of the previous tile are in flight
     mbarrier_wait(rows_here, 0);
 #pragma unroll 1
     for (i32 n = 0; n < all; n++) {
@@ -102,7 +102,7 @@ __device__ __forceinline__ void backward_kv_sm90(
                 wgmma_k_major<T, C, BM, BN>(y[0], my_v, tg);
                 wgmma_commit();
             }
-            // The scores, and with them the last products of the tile before.
+            // Wait for the scores, and with them the last products of the previous tile.
             wgmma_wait<P::LEAN ? 0 : 1>();
             fence_registers(x[0]);
             fence_registers(ak[0]);
@@ -167,7 +167,7 @@ __device__ __forceinline__ void backward_kv_sm90(
     const TileIndex done(p, (p.s + BM - 1) / BM);
     dk += done.pair / p.groups * p.dk.batch + done.pair % p.groups * p.dk.head;
     dv += done.pair / p.groups * p.dv.batch + done.pair % p.groups * p.dv.head;
-    // The warpgroup's rows of k and v are its room for the results.
+    // The warpgroup's rows of k and v are reused as space for its results.
     warpgroup_sync(group);
     const i32 start = done.tile * BM, mine = read_tid() / 32 * 16;
     Keys::template store<T, 1, C>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, 0);

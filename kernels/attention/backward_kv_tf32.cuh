@@ -1,12 +1,12 @@
-// Computes the gradients of flash attention by keys and values on f32 with TF32 tensor cores (tf32.cuh): results as in
-// backward_kv.cuh.
+// Computes the gradients of flash attention with respect to keys and values in f32, with TF32 tensor cores (tf32.cuh):
+// results as in backward_kv.cuh.
 //
-// Mapping: one block takes BM keys of one key head and loops over the queries that see them, BN at a time, for all r query heads that
-// share the key head, in a fixed order. Keys are the rows: p^T and ds^T leave their products as the left operands of the next two.
-// A warp, or two warps together (SIDE = 2), owns 16 MT rows.
+// Mapping: one block takes BM keys of one key head and loops over the queries that attend to them, BN at a time, for
+// all r query heads that share the key head, in a fixed order. Keys are the rows: the accumulators of p^T and ds^T are
+// the left operands of the next two products. A warp, or two warps together (SIDE = 2), owns 16 MT rows.
 //
-// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN of lse and of delta; with SIDE = 2 also
-// weights BM x BN, p^T and ds^T in turn.
+// Shared memory: k and v, BM x C each; STAGES tiles of q and of grad, BN x C each, with BN values of lse and of delta;
+// with SIDE = 2 also BM x BN weights, p^T and ds^T in turn.
 //
 // Limits: as in forward_tf32.cuh. Registers: dk and dv 16 MT C / SIDE each, scores and their gradient 16 MT BN / SIDE each, one chunk
 // of a tile's sums 16 MT 32, over 32 lanes.
@@ -20,8 +20,9 @@ __device__ __forceinline__ void backward_kv_tf32(
     const f32* q, const f32* k, const f32* v, const f32* grad, const f32* lse, const f32* delta, f32* dk, f32* dv,
     const Problem& p, const D& segments = {}) {
     constexpr int MT = P::MT, BM = P::BM, BN = P::BN, N = P::COLUMNS, KEYS = P::KEYS;
-    // Weights are positive: of all sums here those of dv lose most to tensor cores' cutting off. In chains of 64 queries they erred
-    // up to three times as much as plain ones. (For chains of 16 there are no registers.)
+    // Weights are positive, so of all sums here those of dv lose most to the truncation of tensor cores. In chains of
+    // 64 queries their error was up to three times that of plain sums. (Chains of 16 would need more registers than
+    // there are.)
     constexpr int CHAIN = P::PRODUCTS == 3 && BN > 32 ? 32 : BN;
     // One stage: a tile of q, of grad, of lse and of delta.
     constexpr i32 TILE = BN * P::PITCH, STAGE = 2 * TILE + 2 * BN;
@@ -42,7 +43,7 @@ __device__ __forceinline__ void backward_kv_tf32(
     f32* const sw = sq + P::STAGES * STAGE;
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
     const QueryRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
-    // Of all heads that share these keys.
+    // For all heads that share these keys.
     const i32 steps = range.steps() * p.group;
 
     f32 ak[MT][N / 8][4], av[MT][N / 8][4];

@@ -1,11 +1,11 @@
-// Computes the gradient of flash attention by the queries with mma.sync (sm_80 and later): q, k, v, grad (B, H, T, E), lse and
-// delta (B, H, T) -> dq (B, H, T, D).
+// Computes the gradient of flash attention with respect to queries, with mma.sync (sm_80 and later): q, k, v, grad (B,
+// H, T, E), lse and delta (B, H, T) -> dq (B, H, T, D).
 //
 //   p = exp(scale q k^T - lse), ds = p (grad v^T - delta), dq = scale ds k, with delta = the sum of grad out along E.
 //
-// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). These accumulate dq with atomics while they
-// make dk and dv. Here dq has a kernel of its own and the same bits in every run, for two more products (seven in the whole
-// backward pass), no atomics and no tile of weights in shared memory.
+// Dao et al. (arXiv:2205.14135, algorithm 4); Dao, FlashAttention-2 (arXiv:2307.08691). They accumulate dq with atomics
+// in the kernel for dk and dv. Here dq has a separate kernel and the same bits in every run. It costs two more products
+// (seven in the whole backward pass), but needs no atomics and no tile of weights in shared memory.
 //
 // Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time, as the forward pass
 // does; q and grad stay in shared memory.

@@ -1,17 +1,17 @@
-// Computes the gradient of flash attention by the queries with wgmma and TMA (sm_90a): results as in backward_q.cuh, pipeline as in
-// forward_sm90.cuh.
+// Computes the gradient of flash attention with respect to queries, with wgmma and TMA (sm_90a): results as in
+// backward_q.cuh, pipeline as in forward_sm90.cuh.
 //
-// `stats` (B, H, padded, 2) receives (lse log2(e), delta) of each row, and 0 behind the last, for backward_kv_sm90.cuh, which runs
-// next. A block computes the stats of its rows while TMA loads q and grad; `out` and `grads` are the forward result and its
-// gradient in plain memory.
+// `stats` (B, H, padded, 2) receives (lse log2(e), delta) of each row, and 0 after the last one, for
+// backward_kv_sm90.cuh, which runs next. A block computes the stats of its rows while TMA loads q and grad; `out` and
+// `grads` are the forward result and its gradient in global memory.
 //
-// The scores and grad v^T of a tile are issued before dq += ds k of the previous tile completes. LEAN: after it, which saves BN / 4
-// registers and leaves it to the other warpgroups to keep the tensor cores busy.
+// The scores and grad v^T of a tile are issued before dq += ds k of the previous tile completes. With LEAN they are
+// issued after it. This saves BN / 4 registers, and the other warpgroups keep the tensor cores busy.
 //
 // Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; mbarriers.
 //
-// Limits: shared memory (scores and grad v^T read both operands from it: 128 bytes a clock at BN = 64), then the tensor cores.
-// Registers: dq C / 2, scores and their gradient BN / 2 each.
+// Limits: shared memory (scores and grad v^T read both operands from it: 128 bytes per clock at BN = 64), then the
+// tensor cores. Registers: dq C / 2, scores and their gradient BN / 2 each.
 #pragma once
 #include "attention/mask_range.cuh"
 #include "attention/preprocess.cuh"
@@ -48,7 +48,7 @@ __device__ __forceinline__ void backward_q_sm90(
 
     const i32 top = first + (i32)group * 64;
     const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
-    // Tiles of the block, and the first and last of those that this warpgroup sees.
+    // Tiles of the block, and the first and last of those that contain keys visible to this warpgroup.
     const i32 all = range.steps(), hi = top < p.t ? range.steps_to_last() : 0, lo = range.steps_to_first(p, hi);
 
     auto fetch = [&](i32 n, u32 stage) {
@@ -112,7 +112,7 @@ __device__ __forceinline__ void backward_q_sm90(
         wgmma_commit();
         wgmma_k_major<T, C, BM, BN>(y[0], my_g, tv);
         wgmma_commit();
-        // The scores, and with them dq's products of the tile before.
+        // Wait for the scores, and with them the products of dq of the previous tile.
         wgmma_wait<1>();
         fence_registers(x[0]);
         fence_registers(acc[0]);
@@ -152,7 +152,7 @@ __device__ __forceinline__ void backward_q_sm90(
     const TileIndex done(p, tiles);
     const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
     dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
-    // The warpgroup's rows of q are its room for the results.
+    // The warpgroup's rows of q are reused as space for its results.
     warpgroup_sync(group);
     Queries::template store<T, 1, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * 16, 0);
 }

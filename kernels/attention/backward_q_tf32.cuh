@@ -1,9 +1,10 @@
-// Computes the gradient of flash attention by the queries on f32 with TF32 tensor cores (tf32.cuh): results as in backward_q.cuh.
+// Computes the gradient of flash attention with respect to queries in f32, with TF32 tensor cores (tf32.cuh): results
+// as in backward_q.cuh.
 //
 // Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time; q and grad stay in shared memory. A
 // warp, or two warps together (SIDE = 2), owns 16 MT rows.
 //
-// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; with SIDE = 2 also weights BM x BN.
+// Shared memory: q and grad, BM x C each; STAGES tiles of k and of v, BN x C each; with SIDE = 2 also BM x BN weights.
 //
 // Limits: as in forward_tf32.cuh. Registers: dq 16 MT C, scores and their gradient 16 MT BN each, one chunk of a tile's sums
 // 16 MT 32, over 32 lanes.

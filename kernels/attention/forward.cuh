@@ -1,21 +1,22 @@
 // Computes flash attention, forward, on 16-bit floats with mma.sync (sm_80 and later): q (B, H, T, D), k (B, G, S, D),
-// v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the logarithm of each row's sum of exponentials. A row that sees no key
-// has lse 0 and out 0.
+// v (B, G, S, E) -> out (B, H, T, E) and lse (B, H, T), the logarithm of each row's sum of exponentials. A row without
+// visible keys has lse 0 and out 0.
 //
 // Dao et al., FlashAttention (arXiv:2205.14135); Dao, FlashAttention-2 (arXiv:2307.08691); online softmax after Milakov and
 // Gimelshein (arXiv:1805.02867).
 //
-// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT
-// rows from the scores to the result, so rows are never reduced across warps. With MT = 2 each fragment of k and v that ldmatrix
-// loads feeds two mma.sync, which keeps shared memory (128 bytes a clock) from limiting the tensor cores. The softmax weights go
-// from accumulators to the next operand in registers.
+// Mapping: one block takes BM = 16 MT WARPS queries of one head and loops over the visible keys, BN at a time. A warp
+// owns 16 MT rows from the scores to the result, so rows are never reduced across warps. With MT = 2, each fragment of
+// k and v that ldmatrix loads feeds two mma.sync, so that shared memory (128 bytes per clock) does not limit the tensor
+// cores. The softmax weights go from accumulators to the next operand in registers.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages the copies of a step overlap the whole
-// previous step, at one barrier a step. With one stage v is copied during q k^T, and k during the softmax and p v.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each. With two stages, the copies of a step overlap
+// the whole previous step, with one barrier per step. With one stage, v is copied during q k^T, and k during the
+// softmax and p v.
 //
-// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers). Keys are
-// visited in order from the first visible one. Only tiles on an edge of the mask or of the keys are masked; a warp skips tiles that
-// none of its rows sees.
+// Limits: mma.sync issue, then exp2 and the register file (D = 64: out 64 + scores 64 + q 32 of about 168 registers).
+// Keys are visited in order from the first visible one. Only tiles at an edge of the mask or of the keys are masked; a
+// warp skips tiles without keys visible to its rows.
 #pragma once
 #include "attention/mask_range.cuh"
 
@@ -115,7 +116,7 @@ __device__ __forceinline__ void forward(
                     for (int j = 0; j < BN / 8; j++) high = fmaxf(high, fmaxf(x[m][j][2 * h], x[m][j][2 * h + 1]));
                     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 1));
                     high = fmaxf(high, __shfl_xor_sync(0xffffffffu, high, 2));
-                    // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
+                    // A row without a visible key so far keeps its -inf; its weights are 2^-inf.
                     f32 base = high == -infinity() ? 0.0f : high * scale2;
                     rescale[m][h] = exp2_approx(row_max[m][h] * scale2 - base);
                     max_grew |= high != row_max[m][h];
@@ -130,7 +131,7 @@ __device__ __forceinline__ void forward(
                         }
                     sum[m][h] = sum[m][h] * rescale[m][h] + add;
                 }
-            // Once the row maxima stop growing no rescale is needed, and most tiles skip this.
+            // Once the row maxima stop growing, no rescaling is needed, and most tiles skip this.
             if (__any_sync(0xffffffffu, max_grew)) {
 #pragma unroll
                 for (int m = 0; m < MT; m++)
@@ -146,7 +147,7 @@ __device__ __forceinline__ void forward(
         stage ^= 1;
     }
     cp_async_wait<0>();
-    // With no key at all, other warps' copies of q into this warp's rows may still be on their way.
+    // If there are no keys, other warps' copies of q into this warp's rows may still be in flight.
     if (range.begin >= range.end) __syncthreads();
 
     const TileIndex done(p, tiles);

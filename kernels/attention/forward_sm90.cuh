@@ -1,17 +1,19 @@
-// Computes flash attention, forward, on 16-bit floats with wgmma and TMA (sm_90a): shapes and results as in forward.cuh.
+// Computes the forward pass of flash attention on 16-bit floats with wgmma and TMA (sm_90a): shapes and results as in
+// forward.cuh.
 //
-// Dao et al., FlashAttention (arXiv:2205.14135); Shah et al., FlashAttention-3 (arXiv:2407.08608), whose intra-warpgroup overlap is
-// used here: the scores of a tile are issued before p v of the previous tile, so that exponentials overlap wgmma.
+// Dao et al., FlashAttention (arXiv:2205.14135); Shah et al., FlashAttention-3 (arXiv:2407.08608), whose overlap within
+// a warpgroup is used here: the scores of a tile are issued before p v of the previous tile, so that exponentials
+// overlap wgmma.
 //
-// Mapping: one block takes BM = 64 GROUPS queries of one head and loops over the visible keys, BN at a time; each warpgroup owns 64
-// rows. There is no producer warp: one thread of the last warpgroup, whose rows see the most keys under a causal mask, also
-// issues the TMA loads, two tiles behind the tile that it has consumed. So a block keeps all registers for its rows, and two
-// blocks fit a multiprocessor at D = 64.
+// Mapping: one block takes BM = 64 GROUPS queries of one head and loops over the visible keys, BN at a time; each
+// warpgroup owns 64 rows. There is no producer warp: one thread of the last warpgroup, whose rows have the most visible
+// keys under a causal mask, also issues the TMA loads; it refills a stage two tiles after it was consumed. A block
+// therefore keeps all registers for its rows, and two blocks fit on a multiprocessor at D = 64.
 //
 // Shared memory: q BM x C; STAGES tiles of k and of v, BN x C each; mbarriers.
 //
-// Limits: exp2 and the tensor cores equally at D = 64 (1,024 clocks each for a 128 x 128 tile), the tensor cores at D = 128. Keys are
-// visited in order; a warpgroup skips tiles that none of its rows sees.
+// Limits: exp2 and the tensor cores equally at D = 64 (1,024 clocks each for a 128 x 128 tile), the tensor cores at D =
+// 128. Keys are visited in order; a warpgroup skips tiles without keys visible to its rows.
 #pragma once
 #include "attention/mask_range.cuh"
 #include "device/warpgroup.cuh"
@@ -45,7 +47,7 @@ __device__ __forceinline__ void forward_sm90(
 
     const i32 top = first + (i32)group * 64;
     const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
-    // Tiles of the block, and the first and last of those that this warpgroup sees.
+    // Tiles of the block, and the first and last of those that contain keys visible to this warpgroup.
     const i32 all = range.steps(), hi = top < p.t ? range.steps_to_last() : 0, lo = range.steps_to_first(p, hi);
 
     auto fetch = [&](i32 n, u32 stage) {
@@ -65,7 +67,7 @@ __device__ __forceinline__ void forward_sm90(
     }
     __syncthreads();
 
-    // The tile being consumed; the stage of the one two before it is refilled.
+    // The tile being consumed; the stage of the tile two before it is refilled.
     PipelineState<STAGES> now;
     i32 step = 0;
     auto feed = [&] {
@@ -87,7 +89,8 @@ __device__ __forceinline__ void forward_sm90(
     sum[0] = sum[1] = 0.0f;
     const f32 scale2 = p.scale * LOG2E;
 
-    // Online softmax: scores to weights with the row's running maximum and sum; `rescale` multiplies what was accumulated so far.
+    // Online softmax: converts scores to weights with the row's running maximum and sum; `rescale` multiplies the
+    // values accumulated so far.
     f32 rescale[2];
     bool max_grew;
     auto softmax_step = [&](i32 key) {
@@ -190,7 +193,7 @@ __device__ __forceinline__ void forward_sm90(
             lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[h] * p.scale + __logf(total) : 0.0f;
     }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
-    // The warpgroup's rows of q are its room for the results.
+    // The warpgroup's rows of q are reused as space for its results.
     warpgroup_sync(group);
     Queries::template store<T, 1, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
 }

@@ -1,20 +1,21 @@
-// Computes flash attention, forward, on f32 with TF32 tensor cores (tf32.cuh): shapes and results as in forward.cuh.
+// Computes the forward pass of flash attention in f32 with TF32 tensor cores (tf32.cuh): shapes and results as in
+// forward.cuh.
 //
-// Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT rows from the
-// scores to the result and keeps a tile's softmax weights in registers. With SIDE = 2 two warps share their rows and exchange row
-// maxima and weights through shared memory.
+// Mapping: one block takes BM queries of one head and loops over the visible keys, BN at a time. A warp owns 16 MT rows
+// from the scores to the result and keeps a tile's softmax weights in registers. With SIDE = 2, two warps share their
+// rows and exchange row maxima and weights through shared memory.
 //
-// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 also weights BM x BN and
-// two floats a row.
+// Shared memory: q BM x C, then STAGES tiles of k and of v, BN x C each, as in forward.cuh; with SIDE = 2 also BM x BN
+// weights and two floats per row.
 //
-// Limits: TF32 mma.sync with three products; with one product shared memory and operand conversion. Registers: out 16 MT C / SIDE,
-// scores 16 MT BN / SIDE, one chunk of a tile's sums 16 MT 32, over 32 lanes.
+// Limits: with three products, TF32 mma.sync; with one product, shared memory and operand conversion. Registers: out 16
+// MT C / SIDE, scores 16 MT BN / SIDE, one chunk of a tile's sums 16 MT 32, over 32 lanes.
 #pragma once
 #include "attention/tf32.cuh"
 
 namespace attention {
 
-// Two warps side by side make one of what each has of their rows, in a way that does not depend on their order.
+// Combines the values of two adjacent warps for their common rows, independently of the warps' order.
 template <typename P, typename F>
 __device__ __forceinline__ void exchange(f32 (&x)[P::MT][2], f32* room, F both) {
     const i32 tid = read_tid(), side = P::side(tid);
@@ -48,7 +49,7 @@ __device__ __forceinline__ void forward_tf32(
     f32* const sk = sq + BM * P::PITCH;
     f32* const sv = sk + P::STAGES * TILE;
     f32* const sw = sv + P::STAGES * TILE;
-    f32* const peaks = sw + BM * P::WIDE;  // of SIDE = 2: BM of each side, in the end the sums
+    f32* const peaks = sw + BM * P::WIDE;  // for SIDE = 2: BM per side, at the end the sums
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
     const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
 
@@ -65,7 +66,7 @@ __device__ __forceinline__ void forward_tf32(
         if (P::STAGES == 2) load_tile_f32<P, BN>(sv, v, p.v.row, range.begin, p.s, p.e);
     }
     cp_async_commit();
-    // Bases are rounded to log2 once, so that equal ones fade by exactly 1.
+    // Bases are rounded to log2 once, so that equal ones give a rescaling factor of exactly 1.
     const f32 scale2 = p.scale * LOG2E;
     i32 here = 0;
 #pragma unroll 1
@@ -110,7 +111,7 @@ __device__ __forceinline__ void forward_tf32(
             for (int m = 0; m < MT; m++)
 #pragma unroll
                 for (int h = 0; h < 2; h++) {
-                    // A row that has seen no key yet keeps its -inf; its weights are 2^-inf.
+                    // A row without a visible key so far keeps its -inf; its weights are 2^-inf.
                     const f32 next = fmaxf(base[m][h], high[m][h] * scale2), by = next == -infinity() ? 0.0f : next;
                     rescale[m][h] = exp2_approx(base[m][h] - by);
                     base[m][h] = next;

@@ -1,18 +1,19 @@
-// Computes which tiles of the other side a block of attention visits, and which of them a group of its rows sees: causal, window
-// and segment masks.
+// Computes which tiles of the other side a block of attention visits, and which of them a group of its rows needs, for
+// causal, window and segment masks.
 //
-// BM rows of the block, ROWS of a group (a warp, two warps that share rows, or a warpgroup). `first` and `top` are the first row of
-// the block and of the group; `key` or `query` is the first position of a tile of BN.
+// BM is the number of rows of the block, ROWS that of a group (a warp, two warps that share rows, or a warpgroup).
+// `first` and `top` are the first rows of the block and of the group; `key` or `query` is the first position of a tile
+// of BN.
 #pragma once
 #include "attention/segment_ids.cuh"
 
 namespace attention {
 
-// The part that both directions share.
+// The part common to both directions.
 template <int BM, int BN, typename D>
 struct MaskRange {
-    D ids;           // the documents of the batch
-    i32 begin, end;   // of the block; `begin` is a multiple of BN
+    D ids;           // the segment ids of the batch
+    i32 begin, end;   // range of the block; `begin` is a multiple of BN
     i32 top;
     int4 near = {};   // segments: keys visible to any row of the group, and to all of them
 
@@ -24,7 +25,7 @@ struct MaskRange {
             near = ids.at(top, p.t);
         }
     }
-    // In tiles.
+    // The range in tiles.
     __device__ __forceinline__ i32 steps() const { return max(end - begin + BN - 1, 0) / BN; }
 };
 
@@ -41,12 +42,12 @@ struct KeyRange : MaskRange<BM, BN, D> {
         ids = segments.of(batch, p);
         this->clamp_to_segments(p, first);
     }
-    // Whether any row of the group sees any key of the tile.
+    // Whether any key of the tile is visible to any row of the group.
     __device__ __forceinline__ bool sees(const Problem& p, i32 key) const {
         return (!CAUSAL || key <= top + ROWS - 1) && (!WINDOW || key + BN - 1 > top - p.window) &&
                (!D::ON || (key < near.y && key + BN > near.x));
     }
-    // Tiles up to the last that the group sees, and those of these before the first.
+    // The number of tiles up to the last one that the group needs, and the number of those before the first one.
     __device__ __forceinline__ i32 steps_to_last() const {
         i32 own = CAUSAL ? min(end, top + ROWS) : end;
         if (D::ON) own = min(own, near.y);
@@ -57,8 +58,8 @@ struct KeyRange : MaskRange<BM, BN, D> {
         if (D::ON) y = max(y, min(max(near.x - begin, 0) / BN, to_last));
         return y;
     }
-    // Sets scores of keys that a query does not see to -inf: 16 MT of the group's rows from `row` on, N keys of the tile from
-    // `mine` on.
+    // Sets the scores of keys that a query may not attend to to -inf: 16 MT of the group's rows starting at `row`, N
+    // keys of the tile starting at `mine`.
     template <int MT, int N>
     __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 key, i32 row, i32 mine) const {
         if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + ROWS - 1 - p.window))
@@ -81,13 +82,14 @@ struct QueryRange : MaskRange<BM, BN, D> {
         ids = segments.of(batch, p);
         this->clamp_to_segments(p, first);
     }
-    // Whether any query of the tile sees any row of the group.
+    // Whether any row of the group is visible to any query of the tile.
     __device__ __forceinline__ bool sees(const Problem& p, i32 query) const {
         return (!CAUSAL || query + BN - 1 >= top) && (!WINDOW || query - p.window < top + ROWS - 1) &&
                (!D::ON || (query < near.y && query + BN > near.x));
     }
-    // Sets weights of keys that a query does not see to 0: 16 MT of the group's rows from `row` on, N queries of the tile from `mine` on.
-    // Queries behind the last have grad 0 and keys behind the last are not stored: only masks make edges.
+    // Sets the weights of keys that a query may not attend to to 0: 16 MT of the group's rows starting at `row`, N
+    // queries of the tile starting at `mine`. Only masks need this: queries past the end have grad 0, and keys past the
+    // end are not stored.
     template <int MT, int N>
     __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 query, i32 row, i32 mine) const {
         if ((CAUSAL && query < top + ROWS - 1) || (WINDOW && query + BN - 1 - p.window >= top)) {

@@ -5,7 +5,7 @@
 
 namespace attention {
 
-// The sum of the products of 8 neighbouring elements of a row; of f32, of 4 if the row ends behind them.
+// The sum of the products of 8 adjacent elements of a row; in f32, of 4 elements if the row ends after them.
 template <typename T>
 __device__ __forceinline__ f32 product_of_8(const T* x, const T* y, i32) {
     const uint4 u = *(const uint4*)x, w = *(const uint4*)y;
@@ -30,9 +30,9 @@ __device__ __forceinline__ f32 product_of_8(const f32* x, const f32* y, i32 left
     return sum;
 }
 
-// delta (B, H, T) = sum over E of grad out, in f32: the term of softmax's gradient that a whole row shares (Dao et al.,
-// arXiv:2205.14135, appendix B.4). LANES neighbouring lanes take a row, 8 elements each; a block of 256 threads takes 256 / LANES
-// rows of one (batch, head).
+// delta (B, H, T) = sum over E of grad out, in f32: the term of softmax's gradient that is common to a whole row (Dao
+// et al., arXiv:2205.14135, appendix B.4). LANES adjacent lanes process a row, 8 elements each; a block of 256 threads
+// processes 256 / LANES rows of one (batch, head).
 template <typename T, int LANES>
 __device__ __forceinline__ void row_delta(const T* grad, const T* out, f32* delta, const Problem& p) {
     constexpr i32 ROWS = 256 / LANES;
@@ -49,8 +49,8 @@ __device__ __forceinline__ void row_delta(const T* grad, const T* out, f32* delt
     if (row < p.t && threadIdx.x % LANES == 0) delta[(i64)pair * p.t + row] = sum;
 }
 
-// (lse log2(e), delta) of one row, which sm_90a's backward kernels want side by side: four neighbouring lanes take the row and
-// all have the numbers. C: the head size of the kernel, E at most.
+// (lse log2(e), delta) of one row, interleaved as the sm_90a backward kernels read them. Four adjacent lanes process
+// the row, and all of them get the values. C: the head size of the kernel, at least E.
 template <typename T, int C>
 __device__ __forceinline__ float2 row_stats(const T* grad, const T* out, const f32* lse, i32 pair, i32 row, const Problem& p) {
     const i32 batch = pair / p.heads, head = pair % p.heads;
@@ -68,8 +68,8 @@ __device__ __forceinline__ float2 row_stats(const T* grad, const T* out, const f
     return make_float2(row < p.t ? lse[(i64)pair * p.t + row] * LOG2E : 0.0f, sum);
 }
 
-// Any view of elements of 2 or 4 bytes (or one number, where x is null) as a contiguous copy: for the rare operand whose
-// rows are not contiguous or not aligned to 16 bytes.
+// Copies any view of elements of 2 or 4 bytes (or, if x is null, one value) to contiguous memory, for the rare operand
+// whose rows are not contiguous or not aligned to 16 bytes.
 struct View {
     i64 dims[8], strides[8];
     i64 numel;

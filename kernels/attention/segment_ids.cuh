@@ -1,13 +1,13 @@
-// Masks attention by segment ids (packed documents): query i sees key j only if both positions have the same id, in addition to the
-// other masks.
+// Masks attention by segment ids (packed documents): in addition to the other masks, query i attends to key j only if
+// both positions have the same id.
 //
-// `segment_bounds` reads the ids once and writes what the attention kernels read: `labels`, the ids in 32 bits, and for each
-// BOUND_BLOCK positions the range of keys that they can see. Ids may come in any order. Keys outside the bounds are never
-// loaded; within them only tiles whose labels may differ are compared label by label. Non-decreasing ids, as packed documents
-// have, give tight bounds.
+// `segment_bounds` reads the ids once and writes what the attention kernels read: `labels`, the ids in 32 bits, and for
+// each BOUND_BLOCK positions the range of keys visible to them. Ids may come in any order. Keys outside the bounds are
+// never loaded; within them, only tiles whose labels may differ are compared label by label. Non-decreasing ids, as
+// packed documents have, give tight bounds.
 //
-// Both sides of attention have the same positions, so the bounds of a block of queries are also those of the queries that see a block
-// of keys.
+// Queries and keys have the same positions, so the bounds of a block of queries are also those of the queries that
+// attend to a block of keys.
 #pragma once
 #include "attention/tile.cuh"
 
@@ -15,7 +15,7 @@ namespace attention {
 
 constexpr i32 BOUND_BLOCK = 64;
 
-// Volatile loads: the compiler must not hoist them, registers are scarce.
+// The loads are volatile so that the compiler does not hoist them: registers are scarce.
 __device__ __forceinline__ i32 load_label(const i32* at) {
     i32 y;
     asm volatile("ld.global.s32 %0, [%1];" : "=r"(y) : "l"(at));
@@ -27,23 +27,24 @@ __device__ __forceinline__ int2 load_label_pair(const i32* at) {
     return y;
 }
 
-// A kernel without documents ...
+// Segment ids of a kernel without documents ...
 struct NoSegmentIds {
     static constexpr bool ON = false;
     __device__ __forceinline__ NoSegmentIds of(i32, const Problem&) const { return {}; }
 };
 
-// ... and one with them.
+// ... and of one with documents.
 struct SegmentIds {
     static constexpr bool ON = true;
     const i32* labels;   // (B, padded)
-    const int4* bounds;  // (B, T / BOUND_BLOCK rounded up): first and last + 1 visible key, the same of keys visible to all
+    const int4* bounds;  // (B, T / BOUND_BLOCK rounded up): first and last + 1 visible key, then the same for keys visible to all
 
-    // Those of one batch.
+    // The segment ids of one batch.
     __device__ __forceinline__ SegmentIds of(i32 batch, const Problem& p) const {
         return {labels + batch * p.padded, bounds + batch * ((p.t + BOUND_BLOCK - 1) / BOUND_BLOCK)};
     }
-    // Keys that the ROWS rows from `first` on, a multiple of ROWS, can see: of whole blocks, or of the one that contains the rows.
+    // The keys visible to the ROWS rows starting at `first`, a multiple of ROWS: from the bounds of whole blocks, or of
+    // the block that contains the rows.
     template <int ROWS>
     __device__ __forceinline__ int2 span(i32 first, i32 t) const {
         static_assert(ROWS % BOUND_BLOCK == 0 || BOUND_BLOCK % ROWS == 0);
@@ -57,12 +58,12 @@ struct SegmentIds {
             }
         return y;
     }
-    // The bounds of the block that contains `row`; empty behind the last.
+    // The bounds of the block that contains `row`; empty past the end.
     __device__ __forceinline__ int4 at(i32 row, i32 t) const {
         return row < t ? bounds[row / BOUND_BLOCK] : make_int4(0, 0, 0, 0);
     }
-    // Sets what a warp has of rows and columns in different documents to `by`; `row` and `column` are the warp's first.
-    // Labels are read anew for each row: registers are scarcer here than reads that hit the cache.
+    // Sets a warp's elements whose row and column belong to different documents to `by`; `row` and `column` are the
+    // warp's first. Labels are reloaded for each row, because registers are scarcer here than loads that hit the cache.
     template <int MT, int N>
     __device__ __forceinline__ void apply_mask(f32 (&x)[MT][N / 8][4], i32 row, i32 column, f32 by) const {
         const i32 tid = read_tid();
@@ -82,19 +83,19 @@ struct SegmentIds {
     }
 };
 
-// ---- making them ---------------------------------------------------------------------------------------------------
+// ---- computing labels and bounds -----------------------------------------------------------------------------------
 
-// The numbers (leading dims, T) of any view; `dims` of the leading ones, 1 in front of them.
+// Any view of the ids (leading dims, T); `dims` are the leading dims, padded in front with 1.
 struct SegmentParams {
     i64 dims[7], strides[7];
-    i64 stride;  // from one position to the next
+    i64 stride;  // stride between positions
     i32 t, padded;
 };
 
 __device__ __forceinline__ i64 least(i64 a, i64 b) { return a < b ? a : b; }
 __device__ __forceinline__ i64 most(i64 a, i64 b) { return a > b ? a : b; }
 
-// A thread block of 256 takes one block of positions of one batch and reads all of its T ids.
+// A thread block of 256 threads processes one block of positions of one batch and reads all of its T ids.
 //
 // Ids beyond 32 bits are labelled with the first position that has the same id, so that labels stay exact.
 __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4* bounds, const SegmentParams& p) {
@@ -113,7 +114,7 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
     labels += (i64)batch * p.padded;
     const i32 first = block * BOUND_BLOCK, last = min(first + BOUND_BLOCK, p.t) - 1;
 
-    // The range of the block's own ids.
+    // The range of the ids in this block.
     i64 lo = ids[min(first + tid, last) * p.stride], hi = lo;
 #pragma unroll
     for (int d = 16; d > 0; d /= 2) {
@@ -125,8 +126,8 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
 #pragma unroll
     for (int w = 0; w < 8; w++) lo = least(lo, low[w]), hi = most(hi, high[w]);
 
-    // From the first to the last position with an id in the range; if the block has a single id, the positions around it
-    // without another.
+    // The range from the first to the last position with an id in that range. If the block has a single id, also the
+    // surrounding positions without any other id.
     i32 from = p.t, to = 0, left = 0, right = p.t;
     bool wide = false;
     for (i32 i = tid; i < p.t; i += 256) {
@@ -173,7 +174,7 @@ __device__ __forceinline__ void segment_bounds(const i64* ids, i32* labels, int4
             if (lane == 0) labels[row] = place + __ffs(found) - 1;
         }
     }
-    // Tiles read behind the last position and never use it.
+    // Tiles load labels past the last position but never use them.
     if (last == p.t - 1)
         for (i32 i = p.t + tid; i < p.padded; i += 256) labels[i] = 0;
 }

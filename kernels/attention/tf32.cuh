@@ -1,22 +1,24 @@
-// Defines tiles and products of attention on f32: mma.sync m16n8k8 on TF32 (sm_80 and later). Letters as in tile.cuh.
+// Defines attention's tiles and matrix products in f32: mma.sync m16n8k8 on TF32 (sm_80 and later). Letters as in
+// tile.cuh.
 //
-// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo, hi rounded to
-// TF32 and lo the exact rest, and a product is lo hi + hi lo + hi hi: f32 except for lo lo, at most 2^-22 of it, and the last
-// bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it FastF32. Operands are split in registers each time they are
-// read: the three products take longer on the tensor cores.
+// PRODUCTS = 1: operands are rounded to TF32 (11 bits), for precision "tf32". PRODUCTS = 3: an operand is x = hi + lo,
+// with hi rounded to TF32 and lo the exact remainder, and a product is lo hi + hi lo + hi hi. It equals the f32 product
+// except for lo lo, at most 2^-22 of it, and the last bit of lo. Ootomo and Yokota, arXiv:2203.03341; CUTLASS calls it
+// FastF32. Operands are split in registers each time they are read; this takes less time than the three products on the
+// tensor cores.
 //
 // Fragments, for lane = 4 g + t:
 //   A (16 x 8): a[0] row g, column t; a[1] row g+8; a[2], a[3] column t+4.   B (8 x 8): b[0] row t, column g; b[1] row t+4.
 //   C (16 x 8): c[0], c[1] row g, columns 2t and 2t+1; c[2], c[3] row g+8.
 // A column of A and the same row of B may be permuted together:
 //   Scores: lane t owns 8 columns of every 32 of the head, 4 at a time: one 16-byte read feeds two steps.
-//   Weighted sums: the keys of a step are taken as 0 2 4 6 1 3 5 7, so that scores are the left operand of the next product as they
-//   are. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4, which is one read of 16
-//   bytes; a lane then has 8 neighbouring columns of the result.
+//   Weighted sums: the keys of a step are ordered 0 2 4 6 1 3 5 7, so that scores are the left operand of the next
+//   product unchanged. Columns of the result are permuted too: column g of four adjacent B is column 4 g + j, j < 4,
+//   which is one read of 16 bytes; a lane then has 8 adjacent columns of the result.
 // A row takes C + 4 floats, which puts every 8 lanes of these reads on different banks.
 //
-// Sums: tensor cores truncate the sums they accumulate. So they accumulate few terms: 16 columns of the head for scores, at most one
-// tile for results, the small products first. Those partial sums are added with FADD, which rounds to nearest.
+// Tensor cores truncate the sums they accumulate, so they accumulate few terms: 16 columns of the head for scores, at
+// most one tile for results, the small products first. These partial sums are added with FADD, which rounds to nearest.
 #pragma once
 #include "attention/mask_range.cuh"
 
@@ -24,8 +26,9 @@ namespace attention {
 
 constexpr f32 LN2 = 0.6931471805599453f;
 
-// 16 MT rows for every SIDE of WARPS, steps of BN, STAGES copies of what is stepped over. SIDE = 2: two warps share their rows,
-// each makes the scores of half of a step (KEYS) and half of the results' columns; the scores meet in shared memory.
+// Each SIDE of WARPS has 16 MT rows; the other side is processed in steps of BN with STAGES buffers. SIDE = 2: two
+// warps share their rows. Each computes the scores of half of a step (KEYS) and half of the results' columns, and they
+// exchange scores through shared memory.
 template <int C_, int PRODUCTS_, int WARPS_, int MT_, int BN_, int STAGES_, int SIDE_>
 struct Tf32Plan {
     static constexpr int C = C_, PRODUCTS = PRODUCTS_, WARPS = WARPS_, MT = MT_, BN = BN_, STAGES = STAGES_, SIDE = SIDE_;
@@ -34,13 +37,13 @@ struct Tf32Plan {
     static_assert(C % 32 == 0 && KEYS % 8 == 0 && COLUMNS % 32 == 0 && (PRODUCTS == 1 || PRODUCTS == 3));
     static_assert(SIDE == 1 || (SIDE == 2 && WARPS % 2 == 0 && BN % 16 == 0));
 
-    // Which 16 MT rows of the block this warp has, and which of the warps side by side it is.
+    // The index of this warp's 16 MT rows in the block, and its index among the warps that share them.
     static __device__ __forceinline__ i32 rows(i32 tid) { return tid / (32 * SIDE); }
     static __device__ __forceinline__ i32 side(i32 tid) { return SIDE == 1 ? 0 : tid / 32 % SIDE; }
 
-    // This thread's first float: of scores' left operand among the rows that the block keeps, of their right operand in a tile
-    // that is stepped over, of B of weighted sums there, of the weights. Worked out each time they are needed: that costs
-    // less than registers through the loop.
+    // This thread's first float: in the left operand of scores among the block's own rows (`left`), in their right
+    // operand in a tile of the other side (`right`), in B of weighted sums there (`down`), and in the weights
+    // (`weights`). Recomputed at each use, which costs less than keeping registers across the loop.
     static __device__ __forceinline__ i32 left() {
         const i32 tid = read_tid();
         return (rows(tid) * ROWS + tid % 32 / 4) * PITCH + tid % 4 * 8;
@@ -61,7 +64,7 @@ struct Tf32Plan {
 
 __device__ __forceinline__ f32* shared_f32() { return (f32*)shared_memory; }
 
-// Rows `first` on of a tensor of `n` rows and `width` columns, ROWS of them, with 0 outside.
+// Loads ROWS rows starting at `first` of a tensor with `n` rows and `width` columns; 0 outside.
 template <typename P, int ROWS>
 __device__ __forceinline__ void load_tile_f32(f32* tile, const f32* x, i64 stride, i32 first, i32 n, i32 width) {
     constexpr int CHUNKS = P::C / 4, TOTAL = ROWS * CHUNKS, THREADS = P::THREADS;
@@ -98,14 +101,16 @@ __device__ __forceinline__ void mma_tf32(f32 (&c)[4], const u32 (&a)[4], u32 b0,
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// N numbers as operands, of which tensor cores do not read the last 13 bits.
+// Converts N floats to operands. Tensor cores ignore the last 13 bits.
 //
-// Three products: hi is rounded in its bits, for which cvt.rna.tf32.f32 would take twice as many instructions on sm_90. (A NaN
-// that becomes something else by that is still one in lo. hi cut off instead of rounded would save a tenth of all instructions
-// and 2 to 3 % of the time, and errs up to 1.7 times as much.) What an infinity is multiplied into becomes NaN.
+// Three products: hi is rounded by integer arithmetic, since cvt.rna.tf32.f32 would take twice as many instructions on
+// sm_90. (A NaN that this turns into another value is still a NaN in lo. Truncating hi instead of rounding it would
+// save a tenth of all instructions and 2 to 3 % of the time, but the error would be up to 1.7 times as large.) An
+// infinity makes its products NaN.
 //
-// One product: what is cut off is made up for by a product that adds 0.35 to 0.7 of the last bit that is read. It errs within 6 %
-// of what a rounding does, leaves TF32 numbers and NaN alone, and is one instruction where rounding is two.
+// One product: the truncation is compensated by a multiplication that adds 0.35 to 0.7 of the last bit that is read.
+// Its error is within 6 % of that of rounding, it leaves TF32 values and NaN unchanged, and it takes one instruction
+// instead of two.
 template <int PRODUCTS, int N>
 struct Split {
     u32 hi[N], lo[PRODUCTS == 3 ? N : 1];
@@ -119,7 +124,8 @@ struct Split {
     }
 };
 
-// x = A B^T over the head: A 16 MT rows, B KEYS rows of a tile; `a` and `b` are the thread's places (`left`, `right`).
+// x = A B^T over the head: A has 16 MT rows, B has KEYS rows of a tile; `a` and `b` are the thread's offsets (`left`,
+// `right`).
 template <typename P>
 __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], const f32* a, const f32* b) {
     constexpr int MT = P::MT, N = P::KEYS;
@@ -130,7 +136,7 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
         for (int j = 0; j < N / 8; j++)
 #pragma unroll
             for (int i = 0; i < 4; i++) x[m][j][i] = 0.0f;
-    // Not unrolled: that takes up to 20 registers more.
+    // Not unrolled, because that takes up to 20 more registers.
 #pragma unroll 1
     for (int k = 0; k < P::C / 16; k++) {
         const int column = k / 2 * 32 + k % 2 * 4;
@@ -182,7 +188,7 @@ __device__ __forceinline__ void scores_tf32(f32 (&x)[P::MT][P::KEYS / 8][4], con
     }
 }
 
-// The left operand of weighted sums: scores as they came out of their product ...
+// The left operand of weighted sums: scores as their product left them in registers ...
 template <typename P>
 struct RegisterWeights {
     const f32 (&x)[P::MT][P::KEYS / 8][4];
@@ -192,8 +198,8 @@ struct RegisterWeights {
     }
 };
 
-// ... or of two warps side by side, in shared memory: BM rows of WIDE floats. `at` is the thread's place
-// (`weights`) among them.
+// ... or scores of two adjacent warps in shared memory: BM rows of WIDE floats. `at` is the thread's offset
+// (`weights`).
 template <typename P>
 struct SharedWeights {
     f32* at;
@@ -224,8 +230,8 @@ __device__ __forceinline__ void pair_sync() {
     asm volatile("bar.sync %0, 64;" ::"r"(P::rows(read_tid()) + 1) : "memory");
 }
 
-// For two warps that skip a tile, at which the others meet TIMES. Nothing needs it but compute-sanitizer's racecheck, which names
-// races across barriers of the block if they do not (docs/adr/078-racecheck-clean.md).
+// For two warps that skip a tile, at whose barriers the others meet TIMES times. Only compute-sanitizer's racecheck
+// needs this; otherwise it reports races across barriers of the block (docs/adr/078-racecheck-clean.md).
 template <typename P, int TIMES>
 __device__ __forceinline__ void pair_sync_idle() {
     if constexpr (P::SIDE == 2) {
@@ -234,8 +240,8 @@ __device__ __forceinline__ void pair_sync_idle() {
     }
 }
 
-// y = fade y + W B: W the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's place (`down`) in it.
-// fade(m, h) is of row 16 m + 8 h + g. Tensor cores add up CHAIN rows of B in a row.
+// y = fade y + W B: W are the weights, B the BN rows of a tile and COLUMNS of its columns; `b` is the thread's offset
+// (`down`) in it. fade(m, h) belongs to row 16 m + 8 h + g. Tensor cores accumulate CHAIN rows of B at a time.
 template <typename P, int CHAIN = P::BN, typename W, typename F>
 __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4], const W& weights, const f32* b, F rescale) {
     constexpr int MT = P::MT, K = P::BN, N = P::COLUMNS;
@@ -245,7 +251,7 @@ __device__ __forceinline__ void weighted_tf32(f32 (&y)[P::MT][P::COLUMNS / 8][4]
     for (int n = 0; n < N / 32; n++) {
 #pragma unroll
         for (int first = 0; first < K; first += CHAIN) {
-            // Weights are read and split anew for each piece: held, they would take registers.
+            // Weights are reloaded and split again for each piece, because keeping them would take registers.
             if (P::SIDE == 2) __syncwarp();
             f32 c[MT][4][4];
 #pragma unroll
@@ -307,7 +313,8 @@ struct NoRescale {
     __device__ __forceinline__ f32 operator()(int, int) const { return 1.0f; }
 };
 
-// What weighted_tf32 made, each row times by(m, h), to rows `first` on of a tensor; the warp's own are among them.
+// Stores the results of weighted_tf32, each row multiplied by by(m, h), to the rows of a tensor starting at `first`;
+// the warp's own rows are among them.
 template <typename P, typename F>
 __device__ __forceinline__ void store_tile_f32(
     const f32 (&y)[P::MT][P::COLUMNS / 8][4], F by, f32* x, i64 stride, i32 first, i32 n, i32 width) {

@@ -1,7 +1,7 @@
-// Defines attention's parameters and its two products over tiles in shared memory, for mma.sync.
+// Defines attention's parameters and its two matrix products over tiles in shared memory, with mma.sync.
 //
-// Letters: C the head size that a kernel is made for (the tensors' D and E are at most C; columns behind them read as 0), B batch, H
-// query heads, G key heads, r = H / G, T queries, S keys.
+// Letters: C is the head size that a kernel is compiled for (the tensors' D and E are at most C; columns past them read
+// as 0), B batch, H query heads, G key heads, r = H / G, T queries, S keys.
 #pragma once
 #include "device/tile.cuh"
 
@@ -12,8 +12,8 @@ using namespace tensor;
 constexpr f32 LOG2E = 1.4426950408889634f;
 __device__ __forceinline__ f32 infinity() { return __int_as_float(0x7f800000); }
 
-// In elements. The last dim of a tensor is contiguous; all strides and the first element are multiples of 16 bytes, so that
-// every row can be copied 16 bytes at a time.
+// Strides in elements. The last dim of a tensor is contiguous; all strides and the first element are multiples of 16
+// bytes, so every row can be copied 16 bytes at a time.
 struct Strides {
     i64 batch, head, row;
 };
@@ -26,16 +26,16 @@ struct Problem {
     i32 heads;       // H
     i32 groups;      // G
     i32 group;       // r
-    i32 window;      // a query sees this many keys, itself included
+    i32 window;      // number of keys that a query attends to, including itself
     i32 pairs;       // B H, or B G for dk and dv
-    i32 section;     // pairs whose tiles are worked on together
+    i32 section;     // pairs whose tiles are processed together
     f32 scale;
-    i32 padded;      // rows of `stats` a head has (sm_90a), T rounded up
+    i32 padded;      // rows of `stats` per head (sm_90a), T rounded up
 };
 
-// Which (batch, head) and which tile of it a block works on. Blocks start in order of their index. A section's keys and
-// values fit in the L2 cache; within it the blocks of one tile index go together, so that the longest tiles of a causal
-// mask can all go first.
+// The (batch, head) and the tile of it that a block processes. Blocks start in order of their index. A section's keys
+// and values fit in the L2 cache; within a section, the blocks of one tile index are adjacent, so that the longest
+// tiles of a causal mask all go first.
 struct TileIndex {
     i32 pair, tile;
     __device__ __forceinline__ TileIndex(const Problem& p, i32 tiles) {
@@ -49,7 +49,7 @@ struct TileIndex {
     }
 };
 
-// The left operand of `scores`: a warp's 16 MT rows of a tile, read from shared memory each time ...
+// The left operand of `scores`: a warp's 16 MT rows of a tile, read from shared memory at each use ...
 template <typename TILE, int MT>
 struct SharedOperand {
     u32 at;
@@ -58,7 +58,7 @@ struct SharedOperand {
     __device__ __forceinline__ void get(u32 (&a)[4], int m, int k) const { ldmatrix(a, TILE::block(at, m * 16, k * 2)); }
 };
 
-// ... or kept in registers from the first `fetch` on.
+// ... or kept in registers after the first `fetch`.
 template <typename TILE, int MT>
 struct RegisterOperand {
     static constexpr int K = TILE::CHUNKS / 2;
@@ -86,7 +86,7 @@ struct LeftOperand<true, TILE, MT> {
     using Type = RegisterOperand<TILE, MT>;
 };
 
-// c = A B^T: A 16 MT rows, B the N rows of a tile, both C wide. `b` is the lane's place (lane_along) in B.
+// c = A B^T: A has 16 MT rows, B the N rows of a tile, both with C columns. `b` is the lane's offset (lane_along) in B.
 template <typename T, typename TILE, int MT, int N, typename A>
 __device__ __forceinline__ void scores(f32 (&c)[MT][N / 8][4], const A& left, u32 b) {
 #pragma unroll
@@ -113,8 +113,8 @@ __device__ __forceinline__ void scores(f32 (&c)[MT][N / 8][4], const A& left, u3
     }
 }
 
-// c += P B: P the packed weights of 16 MT rows over the K rows of a tile, B its N columns from `column` on. `b` is the
-// lane's place (lane_down) in B.
+// c += P B: P are the packed weights of 16 MT rows over the K rows of a tile, B its N columns starting at `column`. `b`
+// is the lane's offset (lane_down) in B.
 template <typename T, typename TILE, int MT, int K, int N>
 __device__ __forceinline__ void weighted(f32 (&c)[MT][N / 8][4], const u32 (&p)[MT][K / 16][4], u32 b, int column) {
 #pragma unroll
@@ -131,7 +131,7 @@ __device__ __forceinline__ void weighted(f32 (&c)[MT][N / 8][4], const u32 (&p)[
         }
 }
 
-// Accumulators as the left operand of the next product.
+// Packs accumulators as the left operand of the next product.
 template <typename T, int MT, int N>
 __device__ __forceinline__ void pack(u32 (&p)[MT][N / 16][4], const f32 (&c)[MT][N / 8][4]) {
 #pragma unroll
@@ -145,7 +145,7 @@ __device__ __forceinline__ void pack(u32 (&p)[MT][N / 16][4], const f32 (&c)[MT]
             }
 }
 
-// Sets the scores of keys that a query may not see to -inf. `row` and `key` are the warp's first.
+// Sets the scores of keys that a query may not attend to to -inf. `row` and `key` are the warp's first.
 template <bool CAUSAL, bool WINDOW, int MT, int N>
 __device__ __forceinline__ void apply_mask(f32 (&x)[MT][N / 8][4], i32 row, i32 key, i32 s, i32 window) {
     const i32 tid = read_tid();

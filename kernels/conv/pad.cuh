@@ -1,14 +1,15 @@
-// Pads the channels of an image with zeros: x (N, C, H, W) through any strides -> y (N, H, W, P). cuDNN's kernels need at least 8
-// channels; a first convolution has 3.
+// Pads the channels of an image with zeros: x (N, C, H, W) through any strides -> y (N, H, W, P). cuDNN's fast kernels
+// need at least 8 channels; the first convolution of a network usually has 3.
 //
-// Mapping: one thread for 8 channels of a pixel, 256 a block, channels fastest. No shared memory. Limited by device memory.
+// Mapping: one thread per 8 channels of a pixel, 256 per block, channels fastest. No shared memory. Limited by device
+// memory.
 #pragma once
 #include "device/base.cuh"
 
 namespace conv {
 
 struct Padded {
-    // Along (N, C, H, W) of x.
+    // Strides along (N, C, H, W) of x.
     i64 strides[4];
     i32 c, h, w, groups;
     i64 numel;

@@ -11,7 +11,7 @@ typedef long long i64;
 typedef float f32;
 typedef double f64;
 
-// 16-bit floats are storage only: arithmetic runs in f32 and rounds to nearest even when stored.
+// 16-bit floats are only storage: arithmetic runs in f32, and stores round to nearest even.
 struct bf16 {
     u16 bits;
 };

@@ -8,8 +8,8 @@
 
 namespace region {
 
-// Through the conversions of pairs, which are several times faster than those of one number. The bf16 lands in the upper
-// half of the word, where it is an f32 as it stands.
+// Uses the conversions of pairs, which are several times faster than those of single values. The bf16 is in the upper
+// half of the word, where it is a valid f32.
 FN f32 round_bf16(f32 x) {
     u32 y;
     asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(x), "f"(0.0f));
@@ -21,7 +21,7 @@ FN f32 round_f16(f32 x) {
     return to_f32(f16{(u16)y});
 }
 
-// `x` as f32, where an inexact result has an odd last bit: rounding it again is rounding `x` once.
+// `x` as f32 with an odd last bit if inexact (round-to-odd), so that rounding it again equals rounding `x` once.
 FN f32 to_odd(f64 x) {
     f32 y = __double2float_rz(x);
     return x == x && (f64)y != x ? __uint_as_float(__float_as_uint(y) | 1u) : y;

@@ -1,14 +1,14 @@
-// Reports an index out of range from a kernel. The cell is in mapped host memory, which the host may read while kernels run, so `set`
-// is written last; the first report stays. After a report the kernel continues with a harmless index: it must not access memory
-// out of bounds.
+// Reports an index out of range from a kernel. The cell is in mapped host memory, which the host may read while kernels
+// run, so `set` is written last. The first report is kept. After a report, the kernel continues with a valid index,
+// since it must not access memory out of bounds.
 #pragma once
 #include "device/base.cuh"
 
 struct Fault {
-    u32 set;     // 0: nothing reported
-    u32 taken;   // 1: a thread is writing its report
+    u32 set;     // 0 if nothing was reported
+    u32 taken;   // 1 if a thread is writing its report
     i64 value;   // the index found
-    i64 size;    // it must lie in -size .. size, or 0 .. size
+    i64 size;    // valid indices are -size .. size, or 0 .. size
 };
 
 __device__ __noinline__ inline void report(Fault* fault, i64 value, i64 size) {

@@ -11,7 +11,7 @@
 
 namespace tensor {
 
-// threadIdx.x and blockIdx.x by volatile reads: values that are computed from them again after a loop need no registers
+// Volatile reads of threadIdx.x and blockIdx.x: values that are recomputed from them after a loop need no registers
 // during it.
 __device__ __forceinline__ u32 read_tid() {
     u32 x;
@@ -24,12 +24,12 @@ __device__ __forceinline__ u32 read_ctaid() {
     return x;
 }
 
-// The index of this thread's warp, in a way that tells the compiler that all its lanes agree.
+// The index of this thread's warp, computed so that the compiler knows that it is uniform over the lanes.
 __device__ __forceinline__ u32 warp_index() { return __shfl_sync(0xffffffffu, threadIdx.x / 32, 0); }
 
 __device__ __forceinline__ u32 shared_address(const void* p) { return (u32)__cvta_generic_to_shared(p); }
 
-// 16 bytes, or 16 zero bytes where `on` is false (`src` must be a valid address even then).
+// Copies 16 bytes, or 16 zero bytes if `on` is false (`src` must be a valid address even then).
 __device__ __forceinline__ void cp_async_16(u32 dst, const void* src, bool on) {
     i32 n = on ? 16 : 0;
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
@@ -39,7 +39,7 @@ __device__ __forceinline__ void cp_async_4(u32 dst, const void* src, bool on) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(dst), "l"(src), "r"(n) : "memory");
 }
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-// Until at most N groups of this thread's copies are under way.
+// Waits until at most N groups of this thread's copies are in flight.
 template <int N>
 __device__ __forceinline__ void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory");
@@ -75,7 +75,7 @@ __device__ __forceinline__ float2 load_shared2(u32 at) {
     return y;
 }
 
-// What differs between the 16-bit floats.
+// The differences between the 16-bit float types.
 template <typename T>
 struct Half;
 

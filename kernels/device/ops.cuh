@@ -69,8 +69,8 @@ EACH_INT(OP_INT)
 #undef OP_INT
 
 // ---- floats
-// A value that NVVM knows nothing of: it must not fold a function of a known number by the host's arithmetic. The assembler
-// behind it would still, so integers compared with themselves, the way to known numbers, are opaque to both.
+// A value opaque to NVVM, which must not constant-fold a function with the host's arithmetic. The assembler would still
+// fold it, so comparisons of integers with themselves, which lead to known values, are opaque to both.
 FN f32 opaque(f32 x) {
     asm("" : "+f"(x));
     return x;
@@ -117,9 +117,9 @@ FN f64 opaque(f64 x) {
 EACH_FLOAT(OP_FLOAT)
 #undef OP_FLOAT
 
-// 1 / (1 + exp(-x)), where exp(-x) = 2^t (1 + d): t is the rounded product, d what rounding and the constant leave out.
-// Between the bounds 2^t is finite and d a number; behind them the result is 1, or 0 as it would be below 2^-126. One step of
-// Newton's for the quotient takes back what the sum lost, too.
+// 1 / (1 + exp(-x)), where exp(-x) = 2^t (1 + d): t is the rounded product, and d what rounding and the constant lose.
+// Between the bounds, 2^t is finite and d a number; beyond them the result is 1, or 0 as it would be below 2^-126. One
+// Newton step for the quotient also recovers what the sum lost.
 FN f32 op_sigmoid(f32 x) {
     const f32 MINUS_LOG2E = -1.44269502f, REST = -1.92596303e-8f, LN2 = 0.693147182f, BOUND = 88.7f;
     asm("max.NaN.f32 %0, %0, %1;\n\tmin.NaN.f32 %0, %0, %2;" : "+f"(x) : "f"(-BOUND), "f"(BOUND));
@@ -132,7 +132,7 @@ FN f32 op_sigmoid(f32 x) {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(sum));
     return __fmaf_rn(y, __fmaf_rn(-lost, y, __fmaf_rn(-sum, y, 1.0f)), y);
 }
-// Through exp(-|x|): cannot overflow, and keeps its relative accuracy as it nears 0.
+// Computed from exp(-|x|): it cannot overflow and keeps its relative accuracy as it approaches 0.
 FN f64 share(f64 x, f64 e) {
     const f64 sum = 1.0 + e, q = (x < 0.0 ? e : 1.0) / sum;
     return q - q * (e - (sum - 1.0));
@@ -140,9 +140,9 @@ FN f64 share(f64 x, f64 e) {
 FN f64 op_sigmoid(f64 x) { return share(x, exp(-fabs(opaque(x)))); }
 FN f64 op_sigmoid2(f64 x) { return share(x, exp2(-fabs(opaque(x)))); }
 
-// 1 / (1 + 2^-x), and what it lacks to 1: nothing is lost before the exponential. Both are y = 1 / (1 + e) and e y, where
-// e = 2^-|x|, so a kernel that has both computes them once: without branches, behind which ptxas does not see it. The step of
-// Newton's takes 1 - y - e y for what is left, which the rounded sum is not in.
+// 1 / (1 + 2^-x) and its complement to 1, without loss before the exponential. They are y = 1 / (1 + e) and e y, where
+// e = 2^-|x|, so a kernel that needs both computes them once; the code has no branches, across which ptxas would not
+// find the common part. The Newton step uses 1 - y - e y as the remainder, which the rounded sum does not contain.
 FN f32 sigmoid2(f32 x, bool below) {
     f32 e, y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(e) : "f"(-fabsf(x)));
@@ -155,8 +155,9 @@ FN f32 op_sigmoid2(f32 x) { return sigmoid2(x, x < 0.0f); }
 FN f32 op_sigmoid2_rest(f32 x) { return sigmoid2(x, !(x < 0.0f)); }
 FN f64 op_sigmoid2_rest(f64 x) { return op_sigmoid2(-x); }
 
-// ---- numbers of 8 bits (runtime/cpu/src/math/fp8.rs)
-// From sm_89 on by an instruction, which makes infinity the largest number; before by the steps of the CPU.
+// ---- 8-bit floats (runtime/cpu/src/math/fp8.rs)
+// From sm_89 on by an instruction, which converts infinity to the largest number; on older GPUs by the steps of the
+// CPU.
 #define FP8(name, mantissa, top, least, infinite)                                                  \
     FN u8 op_fp8_##name(f32 x) {                                                                    \
         const u32 bits = __float_as_uint(x) & 0x7fffffff, sign = __float_as_uint(x) >> 24 & 0x80;   \
@@ -190,7 +191,7 @@ FP8(e4m3, 3, 0x43e00000, 121, 0x7f)
 FP8(e5m2, 2, 0x47600000, 113, (sign | 0x7c))
 #undef FP8_BYTE
 #undef FP8
-// As f32, where an inexact result has an odd last bit: rounding it again is rounding once.
+// As f32 with an odd last bit if inexact, so that rounding it again equals rounding once.
 FN f32 fp8_odd(f64 x) {
     f32 y = __double2float_rz(x);
     return x == x && (f64)y != x ? __uint_as_float(__float_as_uint(y) | 1u) : y;
@@ -200,7 +201,7 @@ FN u8 op_fp8_e5m2(f64 x) { return op_fp8_e5m2(fp8_odd(x)); }
 FN f64 op_fp8_e4m3_value(f64 x) { return op_fp8_e4m3_value((f32)x); }
 FN f64 op_fp8_e5m2_value(f64 x) { return op_fp8_e5m2_value((f32)x); }
 
-// f64 holds a quotient of two f32 finely enough never to round it up onto an integer that f32 can tell apart.
+// f64 represents a quotient of two f32 precisely enough never to round it up to an integer that f32 could distinguish.
 FN f32 op_floor_div(f32 x, f32 y) {
     const f32 inf = __int_as_float(0x7f800000);
     f32 q = (f32)floor((f64)x / (f64)y);

@@ -1,10 +1,10 @@
-// Reduces in the one order that all generated kernels share, whatever their strategy (runtime/cuda/src/schedule/reduction_order.rs
-// defines it).
+// Reduces in the order that all generated kernels share, independent of their strategy
+// (runtime/cuda/src/schedule/reduction_order.rs defines it).
 //
-// A block of 256 neighbouring elements is held by 32 lanes, 8 elements each: 8 / V vectors of `V` neighbours, 32 * V apart. Element s
-// of a block always meets its partners in the same order of the bits of s (`ORDER`), so the result does not depend on V: a bit
-// is reduced within a thread or by a shuffle, according to where it lies. Rows of less than 256 elements take G lanes; the
-// higher bits, which would only meet the identity, are left out.
+// 32 lanes hold a block of 256 adjacent elements, 8 elements each: 8 / V vectors of `V` adjacent elements, 32 * V
+// apart. Element s of a block is always combined with its partners in the same order of the bits of s (`ORDER`), so the
+// result does not depend on V: a bit is reduced within a thread or by a shuffle, depending on V. Rows of fewer than 256
+// elements use G lanes; the higher bits, which would only combine with the identity, are skipped.
 #pragma once
 #include "device/base.cuh"
 #include "device/vec.cuh"
@@ -52,7 +52,7 @@ FN i64 times(i64 a, i64 b) { return (i64)((u64)a * (u64)b); }
 FN i32 times(i32 a, i32 b) { return (i32)((u32)a * (u32)b); }
 FN u8 times(u8 a, u8 b) { return (u8)(a * b); }
 
-// EXACT: no result is rounded, so that none needs a wider type on the way.
+// EXACT: no result is rounded, so none needs a wider type for intermediate results.
 struct Sum {
     static constexpr bool EXACT = false;
     template <class T> FN static T combine(T a, T b) { return plus(a, b); }
@@ -75,11 +75,11 @@ template <> FN u8 shfl_xor<u8>(u8 x, int mask) { return (u8)__shfl_xor_sync(0xff
 template <class T> FN T shfl_first(T x) { return __shfl_sync(0xffffffffu, x, 0); }
 template <> FN u8 shfl_first<u8>(u8 x) { return (u8)__shfl_sync(0xffffffffu, (int)x, 0); }
 
-// Bits of an element's place in its block, in the order in which they are folded, from the lowest digit on.
+// Bits of an element's position in its block, in the order in which they are folded, from the lowest digit on.
 constexpr u32 ORDER = 0x43562710;
 
-// The 8 partial results of each of G lanes (32 / G rows side by side in a warp) to one, known to all of them. All lanes of
-// the warp must take part.
+// Reduces the 8 partial results of each of G lanes (32 / G rows side by side in a warp) to one, known to all of them.
+// All lanes of the warp must take part.
 template <class R, int V, int G, class T>
 FN T reduce_lanes(T (&a)[8]) {
     constexpr int LV = V == 8 ? 3 : V == 4 ? 2 : V == 2 ? 1 : 0;
@@ -106,7 +106,8 @@ FN T reduce_lanes(T (&a)[8]) {
     return a[0];
 }
 
-// One partial of each of W warps (a power of two, at most 8), in a balanced tree. `part` belongs to this row and reduction.
+// Reduces one partial of each of W warps (a power of two, at most 8) in a balanced tree. `part` belongs to this row and
+// reduction.
 template <class R, int W, class T>
 FN T reduce_warps(const T* part) {
     T t[W];
@@ -120,13 +121,14 @@ FN T reduce_warps(const T* part) {
     return t[0];
 }
 
-// What partial results of chunks combine in.
+// The type in which partial results of chunks are combined.
 template <class T> struct Wide { typedef T type; };
 template <> struct Wide<f32> { typedef f64 type; };
 template <class T> FN constexpr bool is_f32() { return false; }
 template <> FN constexpr bool is_f32<f32>() { return true; }
 
-// One total of each of 256 threads to one, known to all: bits from the lowest on. `part`: 8 places, not in use before.
+// Reduces one total of each of 256 threads to one, known to all: bits from the lowest on. `part`: 8 cells that are not
+// in use.
 template <class R, class T>
 FN T reduce_strips(T x, T* part) {
 #pragma unroll
@@ -136,8 +138,8 @@ FN T reduce_strips(T x, T* part) {
     return reduce_warps<R, 8>(part);
 }
 
-// The same where only the first M <= 32 strips have something: each of them is a chunk, of which `part` holds a partial of
-// each of its 8 warps. Known to all, and each warp finds it by itself.
+// The same if only the first M <= 32 strips are occupied. Each of them is a chunk, of which `part` holds a partial of
+// each of its 8 warps. The result is known to all, and each warp computes it separately.
 template <class R, int M, class T>
 FN T reduce_chunks(const T* part, T identity) {
     const u32 lane = threadIdx.x % 32;
@@ -147,7 +149,7 @@ FN T reduce_chunks(const T* part, T identity) {
         T x = own;
 #pragma unroll
         for (int m = 1; m < M; m *= 2) x = R::combine(x, shfl_xor(x, m));
-        // The one NaN that joining in the wider type yields.
+        // The NaN that combining in the wider type yields.
         if constexpr (is_f32<T>()) x = x != x ? __uint_as_float(0x7fc00000u) : x;
         return shfl_first(x);
     } else {
@@ -159,7 +161,7 @@ FN T reduce_chunks(const T* part, T identity) {
     }
 }
 
-// The same of a reduction that rounds nothing, of which `part` holds a partial of each of N <= 32 warps.
+// The same for a reduction without rounding; `part` holds a partial of each of N <= 32 warps.
 template <class R, int N, class T>
 FN T reduce_exact(const T* part, T identity) {
     const u32 lane = threadIdx.x % 32;
@@ -170,7 +172,7 @@ FN T reduce_exact(const T* part, T identity) {
     return x;
 }
 
-// Maxima and minima of 16-bit floats two at a time: they are exact, so that any order will do.
+// Computes maxima and minima of 16-bit floats two at a time; they are exact, so the order does not matter.
 template <class R, class S> struct Half2;
 #define HALF2(R, S, op, infinity)                                                                        \
     template <> struct Half2<R, S> {                                                                     \
@@ -192,7 +194,7 @@ FN void half2_init(u32 (&a)[4], const S*) {
 #pragma unroll
     for (int i = 0; i < 4; i++) a[i] = Half2<R, S>::IDENTITY;
 }
-// Joins the V elements of `w`, as pack `k` of a thread.
+// Combines the V elements of `w`, as pack `k` of a thread.
 template <class R, int V, class S>
 FN void half2_combine_words(u32 (&a)[4], const u32* w, const S*, int k) {
 #pragma unroll
@@ -201,7 +203,7 @@ FN void half2_combine_words(u32 (&a)[4], const u32* w, const S*, int k) {
         to = Half2<R, S>::combine(to, w[i]);
     }
 }
-// The same where only `left` elements remain, of which there may be more than V.
+// The same if only `left` elements remain; `left` may exceed V.
 template <class R, int V, class S, class I>
 FN void half2_combine_words(u32 (&a)[4], const u32* w, const S* p, int k, I left) {
     const u32 id = Half2<R, S>::IDENTITY;
@@ -212,7 +214,7 @@ FN void half2_combine_words(u32 (&a)[4], const u32* w, const S* p, int k, I left
     }
     half2_combine_words<R, V>(a, some, p, k);
 }
-// The same of those at `p`.
+// The same for the elements at `p`.
 template <class R, int V, class S, class... I>
 FN void half2_combine(u32 (&a)[4], const S* p, int k, I... left) {
     u32 w[V / 2];

@@ -1,5 +1,5 @@
-// Moves vectors of neighbouring elements between memory and registers of the compute type: up to 16 bytes an access, with cp.async
-// copies to shared memory.
+// Moves vectors of adjacent elements between memory and registers of the compute type: up to 16 bytes per access, with
+// cp.async copies to shared memory.
 #pragma once
 #include "device/base.cuh"
 #include "device/philox.cuh"
@@ -8,7 +8,8 @@
 
 namespace region {
 
-// One element: storage type to compute type and back. A 16-bit float is rounded here if it is not yet: once is as twice.
+// Converts one element from storage type to compute type and back. A 16-bit float is rounded here if it has not been;
+// rounding twice changes nothing.
 FN f32 widen(f32 x) { return x; }
 FN f64 widen(f64 x) { return x; }
 FN i64 widen(i64 x) { return x; }
@@ -25,7 +26,7 @@ FN void narrow(u8& o, u8 x) { o = x; }
 FN void narrow(bf16& o, f32 x) { o = to_bf16(x); }
 FN void narrow(f16& o, f32 x) { o = to_f16(x); }
 
-// `B` bytes (a multiple of 4) as words. `NC`: nothing in this kernel writes them.
+// Loads `B` bytes (a multiple of 4) as words. `NC`: nothing in this kernel writes them.
 template <int B, bool NC>
 FN void load_words(u32* w, const void* p) {
     if constexpr (B >= 16) {
@@ -73,7 +74,7 @@ FN void pack(u32* w, int i, f64 x, const f64*) {
 }
 FN void pack(u32* w, int i, i64 x, const i64*) { w[2 * i] = (u32)x, w[2 * i + 1] = (u32)((u64)x >> 32); }
 FN void pack(u32* w, int i, u8 x, const u8*) { w[i / 4] = i % 4 ? w[i / 4] | (u32)x << (8 * (i % 4)) : x; }
-// Elements come in order: the first of a pair waits for the second.
+// Elements arrive in order: the first of a pair is kept until the second arrives.
 FN void pack(u32* w, int i, f32 x, const bf16*) {
     if (i % 2) {
         asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(w[i / 2]) : "f"(x), "f"(__uint_as_float(w[i / 2])));
@@ -86,7 +87,7 @@ FN void pack(u32* w, int i, f32 x, const f16*) {
     w[i / 2] = i % 2 ? w[i / 2] | h << 16 : h;
 }
 
-// `V` elements from `p`, aligned to all of them or to 16 bytes.
+// Loads `V` elements from `p`, aligned to all of them or to 16 bytes.
 template <int V, bool NC, class C, class S>
 FN void load_vec(C* o, const S* p) {
     constexpr int B = V * (int)sizeof(S);
@@ -101,14 +102,15 @@ FN void load_vec(C* o, const S* p) {
     }
 }
 
-// The same of words that were fetched before.
+// The same from words that were loaded before.
 template <int V, class C, class S>
 FN void unpack_words(C* o, const u32* w, const S* p) {
 #pragma unroll
     for (int i = 0; i < V; i++) unpack(o[i], w, i, p);
 }
 
-// The same, here and not where they are used: the words may be fetched anew behind it, into the same registers.
+// Forces the unpacking to happen here instead of at the use, so that the words' registers can be reused for the next
+// load.
 FN void pin_register(f32& x) { asm volatile("" : "+f"(x)); }
 template <class C> FN void pin_register(C&) {}
 template <int V, class C, class S>
@@ -132,7 +134,7 @@ FN void store_vec(S* p, const C* x) {
     }
 }
 
-// The same where only `left` elements remain, of which there may be more than `V`.
+// The same if only `left` elements remain; `left` may exceed `V`.
 template <int V, bool NC, class I, class C, class S>
 FN void load_vec_tail(C* o, const S* p, I left) {
     if (left >= V) {
@@ -157,7 +159,7 @@ FN void store_vec_tail(S* p, const C* x, I left) {
     }
 }
 
-// The same, and `pads` zeros behind the last element, with which the pack ends, or some packs later.
+// The same, followed by `pads` zeros after the last element, which end at this pack or a few packs later.
 template <int V, class I, class C, class S>
 FN void store_vec_padded(S* p, const C* x, I left, I pads) {
     if (left > V) {
@@ -171,7 +173,8 @@ FN void store_vec_padded(S* p, const C* x, I left, I pads) {
     }
 }
 
-// The uniforms of elements `at .. at + V`, a whole number of groups of four that start at a multiple of four.
+// Generates the uniform numbers of elements `at .. at + V`, a whole number of groups of four, starting at a multiple of
+// four.
 template <int V>
 FN void uniform_vec(f32* o, u64 seed, u64 counter, u64 at) {
     static_assert(V % 4 == 0, "groups of four");
@@ -203,15 +206,16 @@ template <int N>
 FN void cp_async_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 FN void cp_async_wait_all() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 
-// Prefetches `bytes` (a multiple of 16, as is the address) to L2 by one instruction, from sm_90.
+// Prefetches `bytes` (a multiple of 16, like the address) to L2 with one instruction, from sm_90 on.
 FN void prefetch_l2(const void* p, u32 bytes) {
 #if __CUDA_ARCH__ >= 900
     asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(p), "r"(bytes) : "memory");
 #endif
 }
 
-// Stores V results of a thread as f32 in place of V elements of type S that it alone reads. What 16 bits cannot hold is stored
-// `plane` elements of S further on: each access takes as many bytes of neighbouring threads as the load of S did.
+// Stores V results of a thread as f32 in place of V elements of type S that only this thread reads. The part that does
+// not fit in 16 bits is stored `plane` elements of S further on: each access covers as many adjacent bytes as the load
+// of S did.
 template <int V, class S>
 FN void smem_store_f32(S* p, u32 plane, const f32* x) {
     constexpr int B = V * (int)sizeof(S), N = B / 4;
@@ -234,14 +238,14 @@ FN void smem_load_f32(f32* x, const S* p, u32 plane) {
         for (int i = 0; i < N; i++) x[N * j + i] = __uint_as_float(w[i]);
     }
 }
-// Element `at` of a row stored so.
+// Reads element `at` of a row stored by `smem_store_f32`.
 template <int V, class S>
 FN f32 smem_load_f32_at(const S* row, u32 plane, u32 at) {
     constexpr int N = V * (int)sizeof(S) / 4;
     return ((const f32*)(row + at / V * V + at % V / N * plane))[at % N];
 }
 
-// x / d for x < 2^31, by the multiplier ceil(2^(31 + s) / d) where 2^(s - 1) < d <= 2^s.
+// x / d for x < 2^31, with the multiplier ceil(2^(31 + s) / d) where 2^(s - 1) < d <= 2^s.
 FN u32 fast_divide(u32 x, u32 multiplier, u32 shift) { return (u32)(((u64)x * multiplier) >> shift); }
 
 }  // namespace region

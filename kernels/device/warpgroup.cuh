@@ -1,21 +1,21 @@
 // Wraps the PTX of tensor-core kernels on sm_90a: mbarriers, TMA loads (cp.async.bulk.tensor) and wgmma.
 //
-// A warpgroup is 4 warps; a wgmma has 64 rows, 16 for each warp, and its accumulator is laid out as that of mma.m16n8k16 (mma.cuh),
-// 8 columns after 8. Tiles have the layout of `Tile` with panels of 64 columns, which a tensor map writes with a 128-byte
-// swizzle. PTX ISA, "Asynchronous warpgroup level matrix instructions".
+// A warpgroup is 4 warps; a wgmma has 64 rows, 16 for each warp, and its accumulator has the layout of mma.m16n8k16
+// (mma.cuh) for every 8 columns. Tiles have the layout of `Tile` with panels of 64 columns, which TMA writes with a
+// 128-byte swizzle. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 #include "device/tile.cuh"
 
 namespace tensor {
 
-// A tensor map of the driver: a tensor and the box that TMA loads from it.
+// A tensor map created by the driver: a tensor and the box that TMA loads from it.
 struct __align__(64) TensorMap {
     u64 words[16];
 };
 
 // ---- barriers ------------------------------------------------------------------------------------------------------
 
-// A barrier of 8 bytes that `count` arrivals, and the bytes that were announced, complete.
+// A barrier of 8 bytes that completes after `count` arrivals and the announced bytes.
 __device__ __forceinline__ void mbarrier_init(u32 at, u32 count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(count) : "memory");
 }
@@ -30,7 +30,7 @@ __device__ __forceinline__ void mbarrier_arrive(u32 at) {
 __device__ __forceinline__ void mbarrier_expect_tx(u32 at, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
 }
-// Until the phase with this parity is over.
+// Waits until the phase with this parity is over.
 __device__ __forceinline__ void mbarrier_wait(u32 at, u32 parity) {
     asm volatile(
         "{\n"
@@ -41,28 +41,28 @@ __device__ __forceinline__ void mbarrier_wait(u32 at, u32 parity) {
         "over:\n"
         "}" ::"r"(at), "r"(parity) : "memory");
 }
-// All 128 threads of warpgroup `group`.
+// Synchronizes all 128 threads of warpgroup `group`.
 __device__ __forceinline__ void warpgroup_sync(u32 group) {
     asm volatile("bar.sync %0, 128;" ::"r"(group + 1) : "memory");
 }
 
 // ---- TMA -----------------------------------------------------------------------------------------------------------
 
-// Loads one box of a tensor (column, row, head, batch); 0 outside of the tensor.
+// Loads one box of a tensor (column, row, head, batch); 0 outside the tensor.
 __device__ __forceinline__ void tma_load_box(u32 to, const TensorMap& map, i32 column, i32 row, i32 head, i32 batch, u32 barrier) {
     asm volatile(
         "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3, %4, %5}], [%6];"
         ::"r"(to), "l"(&map), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(barrier)
         : "memory");
 }
-// ROWS rows of C columns, from `row` on.
+// Loads ROWS rows of C columns, starting at `row`.
 template <int C, int ROWS>
 __device__ __forceinline__ void tma_load(u32 to, const TensorMap& map, i32 row, i32 head, i32 batch, u32 barrier) {
 #pragma unroll
     for (int panel = 0; panel < C / 64; panel++)
         tma_load_box(to + panel * ROWS * 128, map, panel * 64, row, head, batch, barrier);
 }
-// `bytes` neighbouring bytes: a multiple of 16, both ends aligned to 16.
+// Copies `bytes` contiguous bytes: a multiple of 16, with both addresses aligned to 16.
 __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u32 barrier) {
     asm volatile(
         "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];"
@@ -75,7 +75,7 @@ __device__ __forceinline__ void bulk_copy(u32 to, const void* from, u32 bytes, u
 // Orders this warpgroup's accesses to registers before its next products.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 __device__ __forceinline__ void wgmma_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
-// Until at most N groups of products are under way.
+// Waits until at most N groups of products are in flight.
 template <int N>
 __device__ __forceinline__ void wgmma_wait() {
     asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
@@ -89,11 +89,11 @@ __device__ __forceinline__ void fence_registers(f32 (&x)[N][4]) {
         for (int i = 0; i < 4; i++) asm volatile("" : "+f"(x[j][i])::"memory");
 }
 
-// An operand in shared memory. K along the rows of a tile (K-major): 8 rows of 128 bytes after 8.
+// Describes an operand in shared memory with K along the rows of a tile (K-major): groups of 8 rows of 128 bytes.
 __device__ __forceinline__ u64 k_major_descriptor(u32 at) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)1 << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
-// K down the rows (MN-major): panels of 64 columns are `panel` bytes apart.
+// Describes one with K down the rows (MN-major): panels of 64 columns are `panel` bytes apart.
 __device__ __forceinline__ u64 mn_major_descriptor(u32 at, u32 panel) {
     return (u64)((at & 0x3ffff) >> 4) | (u64)(panel >> 4) << 16 | (u64)64 << 32 | (u64)1 << 62;
 }
@@ -110,8 +110,8 @@ __device__ __forceinline__ u64 mn_major_descriptor(u32 at, u32 panel) {
 #define PL_R40 PL_R32 ",%32,%33,%34,%35,%36,%37,%38,%39"
 #define PL_R64 PL_R48 ",%48,%49,%50,%51,%52,%53,%54,%55,%56,%57,%58,%59,%60,%61,%62,%63"
 
-// For N columns: d (+)= A B with A in shared memory or in registers, and B in shared memory, K-major (DOWN, A_DOWN 0) or
-// MN-major (DOWN, A_DOWN 1). `add` false overwrites d.
+// For N columns: d (+)= A B with A in shared memory or in registers, and B in shared memory, K-major (DOWN, A_DOWN 0)
+// or MN-major (DOWN, A_DOWN 1). If `add` is false, d is overwritten.
 #define PL_WGMMA(N, KIND, REGS, OUT, P, A, B, DOWN_B, DOWN_A)                                                          \
     template <int DOWN, int A_DOWN = 0>                                                                                \
     static __device__ __forceinline__ void shared(f32 (&d)[N / 8][4], u64 a, u64 b, bool add) {                        \
@@ -164,7 +164,7 @@ PL_PRODUCTS(bf16, "bf16")
 PL_PRODUCTS(f16, "f16")
 // clang-format on
 
-// d = A B^T for this warpgroup's 64 rows of a tile of A_ROWS and the N rows of another, both C wide.
+// d = A B^T for this warpgroup's 64 rows of a tile of A_ROWS and the N rows of another tile, both with C columns.
 template <typename T, int C, int A_ROWS, int N>
 __device__ __forceinline__ void wgmma_k_major(f32 (&d)[N / 8][4], u32 a, u32 b) {
 #pragma unroll
@@ -180,7 +180,7 @@ __device__ __forceinline__ void wgmma_k_major(f32 (&d)[N / 8][4], const u32 (&a)
     for (int k = 0; k < C / 16; k++)
         Product<T, N>::template registers<0>(d, a[k], k_major_descriptor(b + k / 4 * N * 128 + k % 4 * 32), k > 0);
 }
-// d += W B: W 64 x K in registers, B a tile of K rows, N columns.
+// d += W B: W is 64 x K in registers, B a tile of K rows and N columns.
 template <typename T, int K, int N>
 __device__ __forceinline__ void wgmma_mn_major(f32 (&d)[N / 8][4], const u32 (&w)[K / 16][4], u32 b) {
 #pragma unroll
@@ -188,8 +188,8 @@ __device__ __forceinline__ void wgmma_mn_major(f32 (&d)[N / 8][4], const u32 (&w
         Product<T, N>::template registers<1>(d, w[k], mn_major_descriptor(b + k * 16 * 128, K * 128), true);
 }
 
-// The position in a ring buffer of STAGES tiles: tile n is in stage n % STAGES, for the n / STAGES-th time. Of the tiles before it only
-// this is kept, so that they take no registers.
+// The position in a ring buffer of STAGES tiles: tile n uses stage n % STAGES for the n / STAGES-th time. Positions of
+// earlier tiles are derived from it, so they take no registers.
 template <int STAGES>
 struct PipelineState {
     u32 stage = 0, parity = 0;
@@ -199,7 +199,7 @@ struct PipelineState {
             parity ^= 1;
         }
     }
-    // Where tile n - BACK is, for n >= BACK.
+    // The position of tile n - BACK, for n >= BACK.
     template <int BACK>
     __device__ __forceinline__ PipelineState before() const {
         PipelineState t;
@@ -209,9 +209,10 @@ struct PipelineState {
     }
 };
 
-// The barriers of a ring buffer of STAGES tiles, which one thread loads and the warps of GROUPS warpgroups consume. How a
-// block is fed: see attention/forward_sm90.cuh. LANES of each warp say that they are done with a tile: one where the tensor cores alone
-// read it, all where each lane reads it too. (One behind a __syncwarp would do, but compute-sanitizer does not follow that.)
+// The barriers of a ring buffer of STAGES tiles, which one thread loads and the warps of GROUPS warpgroups consume (see
+// attention/forward_sm90.cuh). LANES lanes of each warp arrive when they have consumed a tile: one if only the tensor
+// cores read it, all if each lane reads it too. (One after a __syncwarp would suffice, but compute-sanitizer does not
+// recognise that.)
 template <int STAGES, int GROUPS, int LANES = 1>
 struct Pipeline {
     static constexpr u32 BYTES = 16 * STAGES;
@@ -226,16 +227,16 @@ struct Pipeline {
     }
     // The barrier that a copy into `stage` completes.
     __device__ __forceinline__ u32 barrier(u32 stage) const { return here + 8 * stage; }
-    // Until the tile is there.
+    // Waits until the tile has been loaded.
     __device__ __forceinline__ void wait(const PipelineState<STAGES>& t) const { mbarrier_wait(here + 8 * t.stage, t.parity); }
-    // Each of LANES says that it is done with the tile.
+    // Each of LANES lanes signals that it has consumed the tile.
     __device__ __forceinline__ void release(const PipelineState<STAGES>& t) const { mbarrier_arrive(used + 8 * t.stage); }
     __device__ __forceinline__ void wait_released(const PipelineState<STAGES>& t) const {
         mbarrier_wait(used + 8 * t.stage, t.parity);
     }
 };
 
-// When the leader gets to tile `n` of `all` it has the place of the one two before it filled anew.
+// When the leader reaches tile `n` of `all`, it refills the stage of the tile two before.
 template <int STAGES, typename FETCH, typename... PIPES>
 __device__ __forceinline__ void refill(
     bool leader, i32 n, i32 all, const PipelineState<STAGES>& now, const FETCH& fetch, const PIPES&... pipes) {
@@ -246,7 +247,7 @@ __device__ __forceinline__ void refill(
     }
 }
 
-// A tile that no row of this warp sees: leaves it as soon as it is there.
+// Skips a tile without rows for this warp: releases it once it has been loaded.
 template <int STAGES, typename... PIPES>
 __device__ __forceinline__ void skip_tile(u32 lane, PipelineState<STAGES>& now, const PIPES&... pipes) {
     if (lane == 0) ((pipes.wait(now), pipes.release(now)), ...);

@@ -1,18 +1,19 @@
-// Computes scatter_add and index_add: sums by key, in an order that depends on the inputs alone.
+// Computes scatter_add and index_add: sums by key, in an order that depends only on the inputs.
 //
-// The result is cut into bins: slices along the axis for index_add, single elements for scatter_add. A bin has `lanes` elements.
-// Positions of src arrive stably sorted by bin (`keys`, `order`: see sort/), so the contributions to a bin are a run of the sorted
-// list, in index order. `starts[b]` is the first position of bin b.
+// The result is partitioned into bins: slices along the axis for index_add, single elements for scatter_add. A bin has
+// `lanes` elements. Positions of src arrive stably sorted by bin (`keys`, `order`: see sort/), so the contributions to
+// a bin are a run of the sorted list, in index order. `starts[b]` is the first position of bin b.
 //
-// - A run of up to RUN contributions is added to x one by one in Acc: the bits of the CPU.
-// - Longer runs: the sorted list is cut into chunks of RUN positions; a chunk adds its part of a long run in Acc (level 1). A chunk
-//   meets at most two long runs, that of its first position (slot 0) and that of its last (slot 1). Runs of more than RUN chunks
-//   are reduced again by RUN, in Sum, level by level, so that one frequent token is not serial. The last kernel adds a bin's
-//   partial sums to x in order.
+// - A run of up to RUN contributions is added to x one by one in Acc, with the same bits as on the CPU.
+// - Longer runs: the sorted list is partitioned into chunks of RUN positions; a chunk adds its part of a long run in
+//   Acc (level 1). A chunk overlaps at most two long runs, that of its first position (slot 0) and that of its last
+//   (slot 1). Runs of more than RUN chunks are reduced again by RUN, in Sum, level by level, so that one frequent token
+//   is not serial. The last kernel adds a bin's partial sums to x in order.
 //
-// Mapping: one thread for V elements (16 bytes where slices are contiguous) of a bin or of a chunk, 256 a block. No shared memory.
-// Limited by device memory: src is read once and the result written once; partial sums exist only for long runs. After the segmented
-// sums of PyTorch's embedding_dense_backward (aten/src/ATen/native/cuda/Embedding.cu), with a tree of fixed shape.
+// Mapping: one thread for V elements (16 bytes if slices are contiguous) of a bin or of a chunk, 256 per block. No
+// shared memory. Limited by device memory: src is read once and the result written once; partial sums exist only for
+// long runs. Based on the segmented sums of PyTorch's embedding_dense_backward
+// (aten/src/ATen/native/cuda/Embedding.cu), with a tree of fixed shape.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"
@@ -21,8 +22,8 @@ namespace library {
 
 constexpr u32 RUN_BITS = 6, RUN = 1 << RUN_BITS;
 
-// index -> bin, for sorting. A bad index gets the bin `bins`, which is none. `strided` over the shape of the index: (index,
-// bin with the axis held at 0).
+// Maps an index to a bin, for sorting. A bad index gets the bin `bins`, which does not exist. `strided` over the shape
+// of the index: (index, bin with the axis at 0).
 template <typename Key, typename Strided>
 __device__ __forceinline__ void bin_keys(const i64* __restrict__ index, Key* __restrict__ keys, const Strided& strided, i64 n,
                                          i64 step, i64 size, i64 bins, Fault* fault) {
@@ -58,7 +59,7 @@ __device__ __forceinline__ void run_starts(const Key* __restrict__ keys, u32* __
     starts[b] = low;
 }
 
-// The offset in src of position k of the index: k * step, for most.
+// The offset in src of position k of the index: usually k * step.
 struct alignas(8) LinearPosition {
     i64 step;
     __device__ __forceinline__ i64 operator()(u32 k) const { return (i64)k * step; }
@@ -73,7 +74,7 @@ struct alignas(8) StridedPosition {
     }
 };
 
-// The contributions `from` to `to` of the sorted list, one by one.
+// Adds the contributions `from` to `to` of the sorted list, one by one.
 template <typename T, int V, typename Position>
 __device__ __forceinline__ void add_run(typename Numeric<T>::Acc (&sum)[V], const T* __restrict__ src,
                                         const u32* __restrict__ order, const Position& position, u32 from, u32 to) {
@@ -96,13 +97,13 @@ __device__ __forceinline__ void add_run(typename Numeric<T>::Acc (&sum)[V], cons
     }
 }
 
-// Level 1: thread (piece, V lanes). `lane` over the lanes of a bin, V at once: (src).
+// Level 1: thread (chunk, V lanes). `lane` over the lanes of a bin, V at once: (src).
 template <typename T, int V, typename Key, typename Lane, typename Position>
 __device__ __forceinline__ void chunk_sums(const T* __restrict__ src, const Key* __restrict__ keys,
                                            const u32* __restrict__ order, const u32* __restrict__ starts,
                                            typename Numeric<T>::Sum* __restrict__ partials, const Lane& lane,
                                            const Position& position, i64 bins, u32 n, i64 lanes) {
-    // A block covers several pieces where bins are small, or a part of one.
+    // A block covers several chunks if bins are small, otherwise part of one.
     u32 columns = (u32)(lanes / V), blocks = (columns + blockDim.x - 1) / blockDim.x;
     u32 chunk, column;
     if (blocks == 1) {
@@ -138,7 +139,7 @@ __device__ __forceinline__ void chunk_sums(const T* __restrict__ src, const Key*
     }
 }
 
-// The partials of a run [start, end) at a level whose pieces hold 2^unit positions, added in order.
+// Adds, in order, the partial sums of a run [start, end) at a level whose pieces hold 2^unit positions.
 template <typename Sum>
 __device__ __forceinline__ Sum sum_partials(const Sum* __restrict__ partials, u32 start, u32 end, u32 unit, u32 from, u32 to,
                                     i64 lanes, u64 lane) {
@@ -160,7 +161,7 @@ template <typename Sum, typename Key>
 __device__ __forceinline__ void reduce_chunks(const Sum* __restrict__ below, Sum* __restrict__ above,
                                             const Key* __restrict__ keys, const u32* __restrict__ starts, i64 bins, u32 n,
                                             i64 lanes, u32 unit) {
-    // Every block works on one piece.
+    // Every block processes one piece.
     u32 columns = (u32)((lanes + blockDim.x - 1) / blockDim.x);
     u32 chunk = blockIdx.x / columns;
     u64 lane = (u64)(blockIdx.x - chunk * columns) * blockDim.x + threadIdx.x;
@@ -179,8 +180,8 @@ __device__ __forceinline__ void reduce_chunks(const Sum* __restrict__ below, Sum
     }
 }
 
-// Thread: V elements of the result. `strided` over the result, V elements at once: (x, src with the axis held at 0, bin,
-// lane); `positions` of the sorted list. XV: the V elements of x are contiguous; else they are `x_step` apart.
+// Thread: V elements of the result. `strided` over the result, V elements at once: (x, src with the axis at 0, bin,
+// lane); `positions` of the sorted list. XV: the V elements of x are contiguous; otherwise they are `x_step` apart.
 template <typename T, int V, bool XV, typename Strided, typename Position>
 __device__ __forceinline__ void bin_sums(const T* __restrict__ x, const T* __restrict__ src,
                                          const u32* __restrict__ order, const u32* __restrict__ starts,

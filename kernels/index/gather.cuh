@@ -1,9 +1,9 @@
 // Computes gather and index_select: out[p] = x[base(p) + index(p) * step], where base is the offset with the axis at 0.
 //
-// Mapping: one thread for each result element, 256 a block; `strided` yields (x with the axis at 0, index). Where slices are
-// contiguous the host makes T as wide as 16 bytes and the last dim shorter, so that a row of an embedding moves in 16-byte
-// accesses. No shared memory. Limited by device memory: each result is written once, coalesced; two dependent loads a thread, hidden
-// by occupancy.
+// Mapping: one thread for each result element, 256 per block; `strided` yields (x with the axis at 0, index). If slices
+// are contiguous, the host chooses T up to 16 bytes wide and shortens the last dim, so that a row of an embedding moves
+// in 16-byte accesses. No shared memory. Limited by device memory: each result is written once, coalesced; two
+// dependent loads per thread, hidden by occupancy.
 #pragma once
 #include "library/strided.cuh"
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ void gather(const T* __restrict__ x, const i64* __res
     out[p] = value;
 }
 
-// Where a result has no elements, indices are still checked. `strided` yields (index).
+// Checks the indices if the result has no elements. `strided` yields (index).
 template <typename Strided>
 __device__ __forceinline__ void check(const i64* __restrict__ index, const Strided& strided, i64 n, i64 size, Fault* fault) {
     typedef typename Strided::Index Index;
@@ -39,7 +39,7 @@ __device__ __forceinline__ void check(const i64* __restrict__ index, const Strid
     if ((u64)i >= (u64)size) report(fault, i, size);
 }
 
-// class_ids: the ids as they are; one that names none of `size` classes and is not `ignored` is reported and left out.
+// class_ids: copies the ids. An id that is neither one of `size` classes nor `ignored` is reported and skipped.
 template <typename Strided>
 __device__ __forceinline__ void class_ids(const i64* __restrict__ ids, i64* __restrict__ out, const Strided& strided, i64 n,
                                           i64 size, i64 ignored, Fault* fault) {

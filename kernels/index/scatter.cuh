@@ -1,9 +1,10 @@
-// Computes scatter: x with elements replaced by those of src; of several writes to one element the last in index order wins.
+// Computes scatter: x with elements replaced by those of src; of several writes to one element, the last in index order
+// wins.
 //
-// Three launches over a table with one integer for each element of the result: `clear` zeroes it, `claim` stores in each entry the
-// largest position (plus 1) that writes there, by atomicMax, whose result does not depend on the order; `pick` then writes every
-// element once. Mapping: one thread an element, 256 a block. No shared memory. Limited by device memory, and by atomics where many
-// writes collide.
+// Three launches over a table with one integer for each element of the result: `clear` zeroes it, `claim` stores in
+// each entry the largest position (plus 1) that writes there, by atomicMax, whose result does not depend on the order;
+// `pick` then writes every element once. Mapping: one thread per element, 256 per block. No shared memory. Limited by
+// device memory, and by atomics if many writes collide.
 #pragma once
 #include "library/strided.cuh"
 
@@ -15,7 +16,7 @@ __device__ __forceinline__ void clear(Word* __restrict__ table, i64 n) {
     if (p < (u64)n) table[p] = 0;
 }
 
-// `strided` over the shape of the index: (index, place with the axis held at 0).
+// `strided` over the shape of the index: (index, position with the axis at 0).
 template <typename Strided>
 __device__ __forceinline__ void claim(const i64* __restrict__ index, typename Strided::Index* __restrict__ table,
                                       const Strided& strided, i64 n, i64 step, i64 size, Fault* fault) {

@@ -1,16 +1,16 @@
-"""Attention's kernels on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
+"""Tests and times attention's kernels on a GPU: accuracy, repeatability, speed, and the choice of tiles.
 
     python3 kernels/lab/attention_lab.py [check] [time] [documents] [sweep] [f32] [tf32]   (all without arguments; over 2 minutes)
 
-Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/attention makes, from the same headers and the
-same table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (an error
-of at most twice that of torch's flash attention, where it has the case) and demands equal bits from two runs into
-poisoned outputs; documents are numbered in order and in none. `time` compares with torch's flash and cuDNN attention;
-a causal mask counts half the work. `documents` times kernels with documents beside those without. `sweep` times other
-tiles kernel by kernel. `f32` checks, times and sweeps the kernels of f32 by three TF32 products, beside torch's
-memory-efficient attention; `tf32` those of one product, beside torch's decomposition into TF32 products. Exit status 1 if
-a check fails. CASES=12 checks the first twelve, as under compute-sanitizer; KIND=documents (or plain) only those; SWEEP=64
-sweeps heads of 64 only; WARPS=1 leaves out the kernels of warpgroups.
+Needs torch and an NVIDIA GPU. Kernel texts are those of runtime/cuda/src/attention, from the same headers and the same
+table of tiles, compiled by NVRTC and launched through the driver. `check` compares with attention in f64 (the error may be
+at most twice that of torch's flash attention, if torch supports the case) and requires equal bits from two runs into
+poisoned outputs; document ids are ordered in some cases and random in others. `time` compares with torch's flash and cuDNN
+attention; a causal mask counts half the work. `documents` times kernels with and without documents. `sweep` times other
+tiles for each kernel. `f32` checks, times and sweeps the f32 kernels with three TF32 products and compares with torch's
+memory-efficient attention; `tf32` does so for one product and compares with torch's decomposition into TF32 products. Exit
+status 1 if a check fails. CASES=12 checks only the first twelve cases, for compute-sanitizer; KIND=documents (or plain)
+checks only those; SWEEP=64 sweeps only heads of 64; WARPS=1 omits the warpgroup kernels.
 """
 
 import ctypes
@@ -44,7 +44,7 @@ POINTERS = {
 }
 SIZES = [32, 64, 96, 128, 256]
 
-# Tiles of warpgroups (sm_90a): ("sm90", groups, bn, stages, lean, blocks).
+# Warpgroup tiles (sm_90a): ("sm90", groups, bn, stages, lean, blocks).
 SM90_POINTERS = {
     "Forward": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("T*", "out"), ("f32*", "lse")],
     "BackwardQ": [("MAP", "q"), ("MAP", "k"), ("MAP", "v"), ("MAP", "grad"), ("const T*", "grad"), ("const T*", "out"),
@@ -54,12 +54,12 @@ SM90_POINTERS = {
 }
 
 
-# Tiles of f32: ("tf32", products, warps, mt, bn, stages, side, blocks).
+# f32 tiles: ("tf32", products, warps, mt, bn, stages, side, blocks).
 PRODUCTS = {"f32": 3, "tf32": 1}
 
 
 class Table:
-    """Which tile a kernel works with, from the Rust source."""
+    """Parses the tile of each kernel from the Rust source."""
 
     def __init__(self, arch, shared):
         self.shared = shared
@@ -98,12 +98,12 @@ def number(x):
 
 
 def made_for(size):
-    """The head size that a kernel of warpgroups is made for."""
+    """The head size that a warpgroup kernel is compiled for."""
     return 128 if size == 96 else size
 
 
 def of_documents(documents):
-    """What a kernel with documents takes beside the rest: parameters, arguments."""
+    """The additional parameters and arguments of a kernel with documents."""
     if not documents:
         return "", ""
     return "const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"
@@ -245,7 +245,7 @@ def compile_one(job):
 
 
 def aligned(data):
-    """The bytes in memory of ctypes, aligned to 64 as a tensor map must be."""
+    """The bytes in ctypes memory, aligned to 64 as a tensor map requires."""
     room = ctypes.create_string_buffer(len(data) + 64)
     at = -ctypes.addressof(room) % 64
     view = (ctypes.c_char * len(data)).from_buffer(room, at)
@@ -258,7 +258,7 @@ class Gpu:
         self.codes, self.functions, self.cuda = {}, {}, None
 
     def compile(self, texts):
-        """Compiles what is new, one process a core; before the first launch, so that children do not hold a context."""
+        """Compiles new kernels, one process per core, before the first launch, so that child processes hold no context."""
         major, minor = self.arch
         arch = f"sm_{major}{minor}" + ("a" if major == 9 else "")
         new = [t for t in dict.fromkeys(texts) if t not in self.codes]
@@ -298,7 +298,7 @@ class Gpu:
         return bytes(room)
 
     def facts(self, t, threads, shared):
-        """Registers, bytes of local memory (spills), blocks a multiprocessor."""
+        """Registers, bytes of local memory (spills), blocks per multiprocessor."""
         f = self.function(t, shared)
         regs, local, blocks = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
         self.call("cuFuncGetAttribute", ctypes.byref(regs), 4, f)
@@ -308,7 +308,7 @@ class Gpu:
         return regs.value, local.value, blocks.value
 
     def launch(self, t, grid, threads, shared, args):
-        """`args`: tensors, None, and bytes for a structure."""
+        """`args`: tensors, None, or bytes for a structure."""
         f = self.function(t, shared)
         hold = [aligned(a) if isinstance(a, bytes)
                 else ctypes.c_uint64(0 if a is None else a if isinstance(a, int) else a.data_ptr()) for a in args]
@@ -321,7 +321,7 @@ class Gpu:
 
 
 class Case:
-    """q, k and v as views of one projection (B, T, H + 2 G, D), or of two where T is not S, or D not E."""
+    """q, k and v as views of one projection (B, T, H + 2 G, D), or of two if T differs from S or D from E."""
 
     def __init__(self, b, h, g, t, s, d, e, causal, window=0, dtype="bf16", fused=True, documents=None):
         self.b, self.h, self.g, self.t, self.s, self.d, self.e = b, h, g, t, s, d, e
@@ -386,7 +386,7 @@ class Case:
         """The arguments of Gpu.launch for one kernel."""
         data, blocks = self.problem(p, tile_rows(tile))
         if tile[0] == "sm90":
-            # The side that a block keeps comes BM rows at a time, the other BN.
+            # The side that a block keeps is read BM rows at a time, the other BN.
             kept = {"Forward": "q", "BackwardQ": ("q", "grad"), "BackwardKv": ("k", "v")}[p]
             box = lambda name: tile_rows(tile) if name in kept else tile[2]
             width = lambda name: self.e if name in ("v", "grad") else self.d
@@ -400,7 +400,7 @@ class Case:
         return t, (blocks, split, 1), threads(tile), shared_bytes(p, self.size, tile), [*args, data]
 
     def delta_launch(self):
-        """What comes before the kernels of warps. (Those of warpgroups make it themselves.)"""
+        """The launches before the warp-level kernels. (Warpgroup kernels compute delta themselves.)"""
         per_block = 256 // (1 << (self.size // 8 - 1).bit_length())
         data, blocks = self.problem("Delta", per_block)
         return delta_text(self.size, element(self.dtype)), (blocks, 1, 1), 256, 0, [self.grad, self.out, self.delta, data]
@@ -449,7 +449,7 @@ class Case:
         return {"out": out, "lse": lse[..., 0], "dq": dq, "dk": dk, "dv": dv}
 
     def flash(self):
-        """torch's results, where it has this case."""
+        """torch's results, if it supports this case."""
         if self.window or self.documents or self.h != self.g or self.d != self.e or (self.causal and self.t != self.s):
             return {}
         try:
@@ -463,7 +463,7 @@ class Case:
 
 
 def numbers(kind, b, t):
-    """Numbers of documents (b, t): "packed" documents of random lengths, numbered from 0; "wide": the same with numbers
+    """Ids of documents (b, t): "packed" documents of random lengths, numbered from 0; "wide": the same with numbers
     beyond 32 bits; "falling": the last one first; "mixed": any of five in any order; "turns": runs of two in turns; "one"
     for all; "each": every position its own."""
     if kind is None:
@@ -486,7 +486,7 @@ def numbers(kind, b, t):
 def distance(x, ref):
     x, ref = x.detach().double(), ref.detach()
     norm = ref.norm().item()
-    # Where the reference is nothing but rounding (one visible key: dq is 0), compare with 1.
+    # If the reference consists only of rounding errors (one visible key: dq is 0), compare with 1.
     return (x - ref).norm().item() / (norm if norm > 1e-6 * math.sqrt(max(1, ref.numel())) else math.sqrt(ref.numel()))
 
 
@@ -563,7 +563,7 @@ def check(gpu, tiles, dtype=None):
             x.fill_(math.nan)
         c.run(gpu, tiles)
         torch.cuda.synchronize()
-        # Bit for bit: NaN never equals.
+        # Bit for bit; NaN never compares equal.
         same = all(torch.equal(first[k], x) for k, x in c.results().items())
         ref, flash = c.reference(), c.flash() if dtype != "tf32" else {}
         floor = {"bf16": 2.5e-3, "f16": 3.2e-4, "f32": 5e-7, "tf32": 4e-4}[c.dtype]
@@ -594,7 +594,7 @@ SHAPES = [(d, h, b, t) for d, h in ((64, 32), (128, 16)) for b, t in ((16, 1024)
 def milliseconds(f, repeat=15):
     for _ in range(3):
         f()
-    # The host gets ahead of the GPU here and stays there, so that no launch is waited for.
+    # Keeps the host ahead of the GPU, so that no launch delays the measurement.
     torch.cuda._sleep(4_000_000)
     marks = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(repeat)]
     for a, b in marks:
@@ -621,7 +621,7 @@ def rival(c, backend, causal=True):
 
 
 def timing(gpu, tiles):
-    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, behind delta for kernels of warps")
+    print("\ncausal bf16, TFLOP/s forward / backward; ours in ms: forward; dq + dk, dv, after delta for mma kernels")
     for d, h, b, t in SHAPES:
         c = Case(b, h, h, t, t, d, d, True)
         work = 4 * b * h * t * t * d / 2 / 1e9
@@ -668,7 +668,7 @@ def timing_f32(gpu, tiles, dtype):
             work = 4 * b * h * t * t * d / (2 if causal else 1) / 1e9
             ready = [c.launches(gpu, "Forward", c.tile(tiles, "Forward")), *c.backward_launches(gpu, tiles)]
             forward, *each = [milliseconds(lambda: gpu.launch(*x), 5) for x in ready]
-            # PyTorch's kernels of f32 never take single TF32 products; its decomposition does.
+            # PyTorch's f32 kernels never use single TF32 products; its decomposition does.
             torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
             f, r = rival(c, SDPBackend.MATH if dtype == "tf32" else SDPBackend.EFFICIENT_ATTENTION, causal)
             torch.backends.cuda.matmul.allow_tf32 = False

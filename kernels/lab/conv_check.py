@@ -1,9 +1,9 @@
-"""Convolutions and batch norm on a GPU against PyTorch: values and gradients, and the same bits in two processes.
+"""Compares convolutions and batch norm on a GPU with PyTorch: values, gradients, and equal bits in two processes.
 
     python3 kernels/lab/conv_check.py path/to/perilune [device]
 
-Ours and PyTorch's results are both compared with PyTorch's in f64 on the CPU. Ours may err as far as PyTorch's on the same
-device, twice, and a rounding of the largest element.
+Perilune's and PyTorch's results are both compared with PyTorch's in f64 on the CPU. Perilune's error may be at most twice
+that of PyTorch on the same device, plus a rounding error of the largest element.
 """
 
 import os
@@ -157,7 +157,7 @@ def main():
                 for part, e, t in zip(parts, exact, theirs):
                     mine = torch.tensor(ours[pattern.format(part)]).double()
                     scale = e.abs().max().item() + 1e-30
-                    # A maximum or a relu may choose another way by a rounding: the block is judged by its mean error.
+                    # Rounding may change the choice of a maximum or a relu, so the block is judged by its mean error.
                     err = (lambda a: (a - e).abs().mean().item() / e.abs().mean().item()) if title == "block" else (lambda a: (a - e).abs().max().item() / scale)
                     m, r = err(mine), err(t)
                     ok = m <= 2 * r + EPS[name]

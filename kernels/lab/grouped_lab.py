@@ -1,12 +1,12 @@
-"""Grouped products on a GPU: are they right, do they repeat, how fast are they, and which tile is best.
+"""Tests and times grouped products on a GPU: accuracy, repeatability, speed, and the choice of tiles.
 
     python3 kernels/lab/grouped_lab.py [check] [time] [sweep]   (all without arguments)
 
-Needs torch and an NVIDIA GPU. Texts are the ones that runtime/cuda/src/library/grouped.rs makes, with the tiles named
-there and others, compiled by NVRTC and launched through the driver. `check` compares with products in f64 and demands equal
-bits from two runs into poisoned outputs, nothing written behind them, nothing taken from the NaN that lies between what a
-group may read, and a report of bad ends. `time` compares with torch's grouped_mm (CUTLASS), and with one product of all
-rows. `sweep` times other tiles; KIND=Warps takes only those. Exit status 1 if a check fails.
+Needs torch and an NVIDIA GPU. Kernel texts are those of runtime/cuda/src/library/grouped.rs, with its tiles and others,
+compiled by NVRTC and launched through the driver. `check` compares with products in f64. It requires equal bits from two
+runs into poisoned outputs, no write past them, no use of the NaN stored between the groups' operands, and a report of bad
+ends. `time` compares with torch's grouped_mm (CUTLASS), and with one product of all rows. `sweep` times other tiles;
+KIND=Warps times only those. Exit status 1 if a check fails.
 """
 
 import os
@@ -107,7 +107,7 @@ def k_of(x):
 
 
 def padded(x):
-    """x with zeros behind its columns up to a multiple of 8, as `pad_rows` leaves them, poison behind the rows."""
+    """x with columns padded with zeros to a multiple of 8, as `pad_rows` does, and poison after the rows."""
     wide = up(x.shape[-1])
     y = torch.zeros(*x.shape[:-1], wide, dtype=x.dtype, device=x.device)
     y[..., : x.shape[-1]] = x
@@ -154,11 +154,11 @@ def check(gpu, tiles):
             for op, turned in (("rows", False), ("rows", True), ("sums", False)):
                 e, last = len(ends), ends[-1]
                 if op == "sums" and k == 0:
-                    continue  # of nothing nothing is launched
+                    continue  # products without elements launch nothing
                 x = torch.randn(rows, k, device="cuda").to(dtype)
                 w = torch.randn(*((e, k, n) if op == "rows" else (rows, n)), device="cuda").to(dtype)
                 want = want_of(op, x, w, ends)
-                # Nothing reads the rows behind the last end.
+                # Nothing reads the rows after the last end.
                 x[last:] = float("nan")
                 if op == "sums":
                     w[last:] = float("nan")
@@ -226,7 +226,7 @@ def milliseconds(f, repeat=10):
 
 
 def uneven(rows, groups):
-    """Ends of groups whose sizes go from 1 to 3, as a router's might."""
+    """Ends of groups whose sizes vary by a factor of 3, as with a router."""
     sizes = [1 + 2 * ((5 * e) % groups) / max(1, groups - 1) for e in range(groups)]
     total, ends = sum(sizes), []
     for e in range(groups):
@@ -293,7 +293,7 @@ def main():
         texts += [text(op, tile, t, down) for tile in tiles for t in ("bf16", "f16")]
         texts += [text(op, PLAIN, t) for t in ("bf16", "f16", "f32", "f64")]
     gpu.compile(texts)
-    torch.zeros(1, device="cuda")  # a context, before modules are loaded
+    torch.zeros(1, device="cuda")  # creates a context before modules are loaded
     print(f"{torch.cuda.get_device_name()}, {len(gpu.codes)} kernels compiled [{time.time() - START:.0f} s]", flush=True)
     print("registers, local bytes, blocks an SM of rows, rows of turned matrices, sums")
     for tile in tiles:

@@ -1,14 +1,14 @@
-"""How much of a training step passes outside of kernels: gaps between launches, waits for the host, copies of results.
+"""Measures the part of a training step outside kernels: launch gaps, waits for the host, copies of results.
 
     python3 kernels/lab/launch_gaps.py [--perilune target/release/perilune] [--steps 300] [--limit 2] -- recipes/gpt2.lua
         --set size=124M --set batch=4 --precision bf16
 
-Trains the recipe as `perilune run` does, once plainly and twice with a small library in the process that has CUPTI note when
-each kernel, copy and fill begins and ends on the GPU (also those of a replayed graph), for a few steps and for many. The busy
-time of the steps between is the difference of the two; intervals that overlap count once. A step's time is that of the plain run, since
-CUPTI lets kernels take as long as they do but makes the gaps longer. Exit status 1 above `--limit` per cent.
+Trains the recipe as `perilune run` does: once plainly, and twice (for a few steps and for many) with a small library in the
+process, through which CUPTI records when each kernel, copy and fill begins and ends on the GPU, including those of a replayed
+graph. The busy time of the steps in between is the difference of the two; overlapping intervals count once. A step's time is
+that of the plain run, since CUPTI does not slow kernels down but lengthens the gaps. Exit status 1 above `--limit` per cent.
 
-Needs an NVIDIA GPU, a C compiler (or --library, what it made elsewhere: cc -shared -fPIC -O2) and libcupti of the CUDA
+Needs an NVIDIA GPU, a C compiler (or --library, compiled elsewhere with cc -shared -fPIC -O2) and libcupti of the CUDA
 toolkit or of PyTorch's wheels.
 """
 
@@ -25,7 +25,7 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 WARM = 40
 
-# Activity records of kernels, copies and fills all have their start and end, in nanoseconds, at bytes 16 and 24.
+# Activity records of kernels, copies and fills all store their start and end, in nanoseconds, at bytes 16 and 24.
 LIBRARY = r"""
 #include <dlfcn.h>
 #include <stdint.h>
@@ -91,7 +91,7 @@ def cupti():
 
 
 def train(args, steps, env=None):
-    """Milliseconds a step between the warm-up and the end, by the run's own clock."""
+    """Milliseconds per step between the warm-up and the end, by the run's own clock."""
     with tempfile.TemporaryDirectory() as folder:
         line = [args.perilune, "run", *args.recipe, "--device", "cuda", "--steps", str(steps), "--json", "--run-dir", folder + "/run"]
         done = subprocess.run(line, env={**os.environ, **(env or {})}, stdout=subprocess.PIPE, text=True, check=True)
@@ -101,7 +101,7 @@ def train(args, steps, env=None):
 
 
 def busy(args, steps, library, folder):
-    """Milliseconds in which the GPU did something, of kernels and of anything, and how many kernels there were."""
+    """Milliseconds in which the GPU ran kernels, and ran anything, and the number of kernels."""
     path = os.path.join(folder, f"record-{steps}")
     traced = train(args, steps, {"CUDA_INJECTION64_PATH": library, "GAPS_CUPTI": cupti(), "GAPS_OUT": path})
     records = [r for r in struct.iter_unpack("<3Q", open(path, "rb").read()) if r[2] >= r[1] > 0]
@@ -120,9 +120,9 @@ def main():
     p = argparse.ArgumentParser()
     p.add_argument("--perilune", default=os.path.join(HERE, "..", "..", "target", "release", "perilune"))
     p.add_argument("--steps", type=int, default=300)
-    p.add_argument("--limit", type=float, default=2.0, help="per cent of a step that may pass outside of kernels")
-    p.add_argument("--library", help="the compiled library, where there is no C compiler")
-    p.add_argument("recipe", nargs="+", help="the recipe and options of `perilune run`, behind --")
+    p.add_argument("--limit", type=float, default=2.0, help="maximum per cent of a step outside kernels")
+    p.add_argument("--library", help="the compiled library, if there is no C compiler")
+    p.add_argument("recipe", nargs="+", help="the recipe and options of `perilune run`, after --")
     args = p.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         library = args.library
@@ -138,7 +138,7 @@ def main():
         plain.append(train(args, n))
     kernels, all_, count = ((many[i] - few[i]) / args.steps for i in range(3))
     if count < 1:
-        sys.exit("CUPTI noted no kernels")
+        sys.exit("CUPTI recorded no kernels")
     step = min(plain)
     print(f"a step: {plain[0]:.3f} and {plain[1]:.3f} ms plainly, {many[3]:.3f} ms under CUPTI; {count:.0f} kernels busy for "
           f"{kernels:.3f} ms, with copies and fills {all_:.3f} ms")

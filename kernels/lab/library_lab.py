@@ -78,7 +78,7 @@ class Case:
                 self.launches[-1][4].append((word, rest))
 
     def prepare(self, device, inputs):
-        """A function that runs the launches; outputs and workspace start as rubbish."""
+        """Returns a function that runs the launches; outputs and workspace start with garbage values."""
         import torch
 
         def room(n, fill):
@@ -134,7 +134,7 @@ SLACK = {"f64": 1e-12, "f32": 4e-6, "f16": 2e-3, "bf16": 1.6e-2}
 
 
 def wrong(got, want, dtype):
-    """How many elements are too far off."""
+    """The number of elements whose error is too large."""
     import torch
 
     if dtype not in SLACK:
@@ -280,11 +280,11 @@ def bench(device, cases):
         elif op == "cat":
             a, b = xs[0].view(4096, 4096), xs[1].view(4096, 4096)
             torch_f = lambda: torch.cat([a, b], 1)
-        elif op == "place":
+        elif op == "strided_pad":
             low, shape, total = (64, (4096, 4096), 4224) if words[-1] == "64" else (3, (64, 256, 256), 262)
             x = xs[0].view(shape)
             torch_f = lambda: torch.nn.functional.pad(x, (low, total - low - shape[-1]))
-        elif op == "unwindow":
+        elif op == "col2im":
             x = xs[0].view(2048, 56, 58, 3)
             want = sum(torch.nn.functional.pad(x[..., s], (0, 0, s, 2 - s)) for s in range(3))
         elif op == "matmul":

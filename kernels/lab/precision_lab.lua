@@ -1,9 +1,9 @@
--- What TF32 products and kernels from source do on a GPU. Run in an empty folder:
+-- Tests TF32 products and kernels from source on a GPU. Run in an empty folder:
 --
 --   perilune run .../kernels/lab/precision_lab.lua --device cuda && python3 .../kernels/lab/precision_lab.py
 --
--- Writes precision_lab.npz for the Python half, which compares with PyTorch on the same GPU, and prints times: TF32 against f32,
--- and from an edited kernel source to its result.
+-- Writes precision_lab.npz for the Python half, which compares with PyTorch on the same GPU. Also times TF32 against
+-- f32, and the time from an edited kernel source to its result.
 
 local pl = require "perilune"
 
@@ -26,7 +26,7 @@ for _, precision in ipairs { "f32", "tf32" } do
 end
 pl.save("precision_lab.npz", out)
 
--- Fused and unfused, and twice: the same bits.
+-- Fused, unfused and repeated runs have the same bits.
 local function bits(switches)
   return pl.switches(switches, function()
     return pl.eval(pl.autocast("tf32", function() return (pl.linear(x, w, b):gelu() * 2):flatten() end))
@@ -49,7 +49,7 @@ local function rate(precision)
 end
 print(("4096^3: f32 %.0f TFLOP/s, tf32 %.0f TFLOP/s"):format(rate "f32", rate "tf32"))
 
--- From an edited source to its result: a text that no cache has seen.
+-- From an edited source to its result, with a text that no cache contains.
 local times = {}
 local unique = math.floor(pl.clock() * 1e9) % 1000000007
 for k = 1, 6 do

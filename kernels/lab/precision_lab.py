@@ -1,4 +1,4 @@
-"""The Python half of precision_lab.lua: TF32 products against PyTorch's on the same GPU, both against f64."""
+"""Compares the TF32 products of precision_lab.lua and PyTorch's on the same GPU with f64."""
 
 import numpy as np
 import torch
@@ -24,10 +24,10 @@ for precision in ("f32", "tf32"):
         scale = want.abs().max()
         error = lambda got: ((got.double() - want).abs().max() / scale).item()
         ours, rival = error(d[f"{precision}_{name}"]), error(theirs[name])
-        # Not worse than twice PyTorch's, or than f32 itself where PyTorch does not use TF32.
+        # At most twice PyTorch's error, or that of f32 itself where PyTorch does not use TF32.
         fine = ours <= 2 * max(rival, 1e-6) or (name in ("conv", "dfilter") and ours < 2e-3)
         if precision == "tf32" and name in ("matmul", "linear"):
-            fine = fine and ours > 1e-6  # else no TF32 was used
+            fine = fine and ours > 1e-6  # otherwise no TF32 was used
         bad += not fine
         print(f"{precision:5} {name:8} error ours {ours:.2e} PyTorch {rival:.2e} {'ok' if fine else 'WRONG'}")
 print("all within bounds" if bad == 0 else f"{bad} out of bounds")

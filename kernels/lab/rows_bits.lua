@@ -1,7 +1,8 @@
--- kernels/lab/rows_bits.lua: norms, softmax, losses and column sums in many shapes, as numbers that show every changed bit
+-- kernels/lab/rows_bits.lua: prints checksums of norms, softmax, losses and column sums in many shapes, which any
+-- changed bit alters
 --
--- On a GPU: run it as it is, with --set apart=true (each in a step of its own) and with PERILUNE_FUSION=0 (each primitive a
--- kernel of its own). The three outputs must be equal, byte for byte:
+-- On a GPU, run it plainly, with --set apart=true (each as a separate step) and with PERILUNE_FUSION=0 (each primitive
+-- as a separate kernel). The three outputs must be equal, byte for byte:
 --
 --     perilune run kernels/lab/rows_bits.lua --device cuda [--set apart=true]
 

@@ -1,10 +1,10 @@
--- kernels/lab/sanitize.lua: every hand-written kernel at small sizes, with edges, for compute-sanitizer
+-- kernels/lab/sanitize.lua: runs every hand-written kernel at small and edge sizes under compute-sanitizer
 --
 --     compute-sanitizer --tool memcheck perilune run kernels/lab/sanitize.lua --device cuda
 --
--- and with racecheck and synccheck (initcheck does not know of what copies write). `--set only=attention` runs one part,
--- `--set precision=tf32` products of f32 in TF32. Results are not checked here (tests/tests/ops.rs does), only made: what
--- is wrong is said by the tool.
+-- and with racecheck and synccheck (initcheck does not track what copies write). `--set only=attention` runs one part,
+-- `--set precision=tf32` computes f32 products in TF32. Results are computed but not checked here (tests/tests/ops.rs
+-- does that); the tool reports errors.
 
 local pl = require "perilune"
 local cfg = pl.params { only = "", precision = "f32" }
@@ -12,7 +12,7 @@ pl.seed(1)
 
 local function rand(shape, dtype) return pl.randn(shape):to(dtype or "f32") end
 
----Makes the gradients of `fn(...)` by its float arguments, and the result itself.
+---Computes the gradients of `fn(...)` with respect to its float arguments, and the result itself.
 local function both(fn, ...)
   local inputs = {}
   for i = 1, select("#", ...) do inputs[i] = pl.eval((select(i, ...))) end
@@ -57,7 +57,7 @@ function parts.products()
   for _, dtype in ipairs { "f64", "f32", "bf16" } do
     both(function(x, y) return x:matmul(y) end, rand({ 65, 33 }, dtype), rand({ 33, 17 }, dtype))
     both(function(x, y) return x:matmul(y) end, rand({ 3, 9, 5 }, dtype), rand({ 3, 5, 7 }, dtype))
-    -- The planner grows these to whole rows.
+    -- The planner pads these to whole rows.
     both(function(x, y) return x:matmul(y):log_softmax(-1) end, rand({ 256, 192 }, dtype), rand({ 192, 5003 }, dtype))
   end
   local a, b = pl.randint(-9, 9, { 65, 33 }), pl.randint(-9, 9, { 33, 17 })

@@ -1,7 +1,7 @@
 // Defines the arithmetic and the ordering of each element type.
 //
-// `Acc` is the type that additions run in, `Sum` the one that combines partial results: f64 for all floats. Integers wrap, so both are
-// unsigned.
+// `Acc` is the type in which additions run, `Sum` the one that combines partial results: f64 for all floats. Integers
+// wrap, so both are unsigned.
 #pragma once
 #include "device/base.cuh"
 
@@ -60,7 +60,7 @@ struct Numeric<u8> {
     static __device__ __forceinline__ u8 narrow(u32 x) { return (u8)x; }
 };
 
-// Keys whose unsigned order is the order of elements: both zeros are equal, every NaN is the largest key.
+// Keys whose unsigned order is the order of elements: both zeros are equal, and every NaN has the largest key.
 template <typename T>
 struct SortKey;
 

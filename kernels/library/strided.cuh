@@ -1,7 +1,8 @@
-// Turns an element's row-major index into the offsets of several strided operands.
+// Computes the offsets of several strided operands from an element's row-major index.
 //
-// `Strided32` serves calls whose counts and offsets all lie below 2^31 and divides by multiplication. `Strided64` serves the rest. The
-// host merges dims where all operands allow it (runtime/cuda/src/library/strided.rs), so ranks are small. Both are passed by value.
+// `Strided32` is for calls whose counts and offsets are all below 2^31, and divides by multiplication. `Strided64` is
+// for all others. The host merges dims where all operands allow it (runtime/cuda/src/library/strided.rs), so ranks are
+// small. Both are passed by value.
 #pragma once
 #include "device/base.cuh"
 #include "device/fault.cuh"
@@ -61,7 +62,7 @@ __device__ __forceinline__ Index global_thread() {
     return (Index)blockIdx.x * blockDim.x + threadIdx.x;
 }
 
-// V elements moved at once: 16 bytes at most, aligned to their size.
+// V elements moved at once: at most 16 bytes, aligned to their size.
 template <typename T, int V>
 struct alignas(sizeof(T) * V) Vec {
     T at[V];

@@ -1,31 +1,32 @@
 // Computes grouped matrix products of 16-bit floats with mma.sync (sm_80 and later), as mixture-of-experts layers need.
 //
-// rows: x (T, K), w (E, K, N), ends (E) -> (T, N): the rows of group e times w[e]; rows behind the last end are 0.
-// sums: a (T, M), b (T, N), ends (E) -> (E, M, N): the rows of group e of a, transposed, times those of b.
+// rows: x (T, K), w (E, K, N), ends (E) -> (T, N): the rows of group e times w[e]; rows after the last end are 0. sums:
+// a (T, M), b (T, N), ends (E) -> (E, M, N): the rows of group e of a, transposed, times those of b.
 //
-// Mapping: a block computes a tile of ROWS x COLS, each warp 64 x 64 of it, from slices of DEEP along K, with STAGES slices in shared
-// memory or in flight (cp.async). A tile belongs to one group, which the block finds from the ends (groups.cuh). The grid has as many
-// blocks as any ends could need; those without rows exit at once. Sums in f32, in order of K. Limited by the tensor cores, which
-// mma.sync drives at about two thirds of their rate on sm_90 (see grouped_sm90.cuh).
+// Mapping: a block computes a tile of ROWS x COLS, each warp 64 x 64 of it, from slices of DEEP along K, of which
+// STAGES are in shared memory or in flight (cp.async). A tile belongs to one group, which the block finds from the ends
+// (groups.cuh). The grid has as many blocks as any ends could need; those without rows exit at once. Sums in f32, in
+// order of K. Limited by the tensor cores, which mma.sync drives at about two thirds of their rate on sm_90 (see
+// grouped_sm90.cuh).
 #pragma once
 #include "device/tile.cuh"
 #include "matmul/groups.cuh"
 
 namespace library {
 
-// In elements. What is read along memory lies at multiples of 8: rows are copied 16 bytes at a time, and behind K, M and N
-// zeros follow up to the next multiple of 8.
+// Strides in elements. Rows are copied 16 bytes at a time, so contiguous dims start at multiples of 8 elements and are
+// padded with zeros after K, M and N up to the next multiple of 8.
 struct alignas(8) Grouped {
     GroupEnds ends;
-    i64 left, right;   // from one row of x or a, w or b, to the next
-    i64 matrix;        // from one matrix of w to the next
-    i32 m, n, k;       // m of sums, k of rows
-    i32 tiles_m, tiles_n;  // of rows: as many as any ends could need; of sums: those of one group
+    i64 left, right;   // row stride of x or a, and of w or b
+    i64 matrix;        // stride between matrices of w
+    i32 m, n, k;       // m is for sums, k for rows
+    i32 tiles_m, tiles_n;  // for rows: as many as any ends could need; for sums: those of one group
     i32 unused;
 };
 
-// Tile number `at` of tiles_m x tiles_n. Blocks start in order of their number: those that run at the same time make a square
-// of tiles rather than a row of them, which reads less of either side.
+// The coordinates of tile number `at` of tiles_m x tiles_n. Blocks start in order of their number. Concurrent blocks
+// form a square of tiles rather than a row, which reads less of both operands.
 struct TileCoord {
     i32 row, col;
     __device__ __forceinline__ TileCoord(const Grouped& p, u32 at) {
@@ -39,15 +40,15 @@ struct TileCoord {
 
 __device__ __forceinline__ i32 padded(i32 n) { return (n + 7) & ~7; }
 
-// One side of a product: rows of `x` along the summed dim (`from` to `to` of them, k up to `deep`), or the summed dim down
-// its rows (columns `from` to `to`).
+// One operand of a product: either rows of `x` (`from` to `to`) along the summed dim (k up to `deep`), or columns
+// (`from` to `to`) with the summed dim down the rows.
 template <typename T>
 struct OperandTile {
     const T* x;
     i64 stride;
     i32 from, to, deep;
 
-    // A strip of it that begins at k.
+    // Copies a strip of it that begins at k.
     template <bool DOWN, int WIDE, int DEEP, int THREADS>
     __device__ __forceinline__ void fetch(u32 tile, i32 k) const {
         if constexpr (DOWN) {
@@ -58,12 +59,12 @@ struct OperandTile {
     }
 };
 
-// Rows x columns of a tile, strips and how many of them at a time.
+// Rows x columns of a tile, depth of a strip, and number of strips in flight.
 template <int ROWS_, int COLS_, int DEEP_, int STAGES_>
 struct Warps {
     static constexpr int ROWS = ROWS_, COLS = COLS_, DEEP = DEEP_, STAGES = STAGES_;
     static constexpr int ACROSS = COLS / 64, THREADS = ROWS / 64 * ACROSS * 32;
-    static constexpr int LEFT = ROWS * DEEP * 2, RIGHT = COLS * DEEP * 2;  // bytes of a strip
+    static constexpr int LEFT = ROWS * DEEP * 2, RIGHT = COLS * DEEP * 2;  // bytes per strip
     typedef f32 Sum[4][8][4];
 
     // c = the sum over k from `k` to `end`.
@@ -128,7 +129,7 @@ struct Warps {
         __syncthreads();
     }
 
-    // Writes a tile to rows `first` to `last` and columns `col` to n of a result.
+    // Stores a tile to rows `first` to `last` and columns `col` to n of a result.
     template <typename T>
     static __device__ __forceinline__ void store(const Sum& c, T* out, i32 first, i32 last, i32 col, i32 n) {
         using namespace tensor;
@@ -187,7 +188,7 @@ __device__ __forceinline__ void grouped_sums(const T* a, const T* b, const i64* 
     W::template store<T>(c, out + (i64)group * p.m * p.n, row, p.m, col, p.n);
 }
 
-// x (E, rows, cols) through any strides -> y (E, rows, pitch), the columns behind `cols` 0.
+// Copies x (E, rows, cols) through any strides to y (E, rows, pitch); columns past `cols` are 0.
 template <typename T>
 __device__ __forceinline__ void pad_rows(const T* x, T* y, i64 all, i64 rows, i64 cols, i64 pitch, i64 matrix, i64 row, i64 col) {
     const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;

@@ -1,5 +1,5 @@
-// Computes grouped matrix products without tensor cores: f32, f64, integers, and 16-bit floats whose rows are too long for the other
-// kernels.
+// Computes grouped matrix products without tensor cores: f32, f64, integers, and 16-bit floats whose row strides are
+// too long for the other kernels.
 //
 // Shapes as in grouped.cuh, operands through any strides; tiles, sums and limits as in plain.cuh.
 #pragma once
@@ -8,7 +8,7 @@
 
 namespace library {
 
-// `p.m` is T; a_row, a_col are those of x, b_row, b_col those of one matrix of w.
+// `p.m` is T; a_row and a_col belong to x, b_row and b_col to one matrix of w.
 template <typename T>
 __device__ __forceinline__ void grouped_rows_plain(const T* x, const T* w, const i64* ends, T* out, const GroupEnds& e, Product p,
                                                    i64 matrix, Fault* fault) {
@@ -24,7 +24,7 @@ __device__ __forceinline__ void grouped_rows_plain(const T* x, const T* w, const
     product_store<T>(sum, out, p, at.first, col, nullptr);
 }
 
-// `p.k` is T; a_row, a_col are those of a transposed, so that a_col goes from row to row of a.
+// `p.k` is T; a_row and a_col belong to the transpose of a, so a_col is the row stride of a.
 template <typename T>
 __device__ __forceinline__ void grouped_sums_plain(const T* a, const T* b, const i64* ends, T* out, const GroupEnds& e, Product p,
                                                    Fault* fault) {

@@ -1,9 +1,10 @@
 // Computes grouped matrix products of 16-bit floats with wgmma (sm_90a): results as in grouped.cuh.
 //
-// Mapping: a block computes a tile of ROWS x COLS, each warpgroup 64 x COLS of it. Both operands are read from shared memory, where
-// cp.async writes them: unlike TMA boxes, its copies end at a group's last row, so that sums over a group's rows need no masking. wgmma
-// of one slice overlaps the wait for the next; a stage is refilled two steps later, when every warpgroup has consumed it. Limited by the
-// tensor cores, then by shared memory (COLS = 128: 96 bytes a clock).
+// Mapping: a block computes a tile of ROWS x COLS, each warpgroup 64 x COLS of it. Both operands are read from shared
+// memory, where cp.async writes them: unlike TMA boxes, its copies end at a group's last row, so that sums over a
+// group's rows need no masking. The wgmma of one slice overlaps the wait for the next; a stage is refilled two steps
+// later, when every warpgroup has consumed it. Limited by the tensor cores, then by shared memory (COLS = 128: 96 bytes
+// per clock).
 #pragma once
 #include "device/warpgroup.cuh"
 #include "matmul/grouped.cuh"
@@ -14,12 +15,13 @@ template <int ROWS_, int COLS_, int DEEP_, int STAGES_>
 struct Warpgroups {
     static constexpr int ROWS = ROWS_, COLS = COLS_, DEEP = DEEP_, STAGES = STAGES_;
     static constexpr int THREADS = ROWS * 2, PARTS = COLS / 128;
-    static constexpr int LEFT = ROWS * DEEP * 2, RIGHT = COLS * DEEP * 2;  // bytes of a strip
+    static constexpr int LEFT = ROWS * DEEP * 2, RIGHT = COLS * DEEP * 2;  // bytes per strip
     static constexpr int AHEAD = STAGES - 2;
     static_assert(AHEAD >= 1 && DEEP % 64 == 0);
     typedef f32 Sum[PARTS][1][16][4];
 
-    // The wgmma descriptor of 16 along K of 64 rows, or 128 columns, of a slice: those from `from` on, step `d`.
+    // The wgmma descriptor of 16 elements along K for 64 rows, or 128 columns, of a slice, starting at `from`, step
+    // `d`.
     template <bool DOWN, int WIDE>
     static __device__ __forceinline__ u64 operand(u32 tile, int from, int d) {
         if constexpr (DOWN) return tensor::mn_major_descriptor(tile + from / 64 * DEEP * 128 + d * 16 * 128, DEEP * 128);

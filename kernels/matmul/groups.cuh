@@ -1,4 +1,4 @@
-// Finds the rows of a tile in a grouped product, whose group ends lie in device memory.
+// Finds the rows of a tile in a grouped product, whose group ends are in device memory.
 //
 // ends (E): group e has the rows from ends[e-1] (0 for the first) to ends[e]. Ends that descend, are negative or exceed the rows are
 // reported and then clamped to the nearest valid ones, so that nothing is accessed out of bounds.
@@ -9,7 +9,7 @@
 namespace library {
 
 struct alignas(8) GroupEnds {
-    i64 step;    // elements from one end to the next
+    i64 step;    // stride of the ends
     i32 groups;  // E
     i32 rows;    // T
 };
@@ -19,7 +19,7 @@ __device__ __forceinline__ i32 end_of(const i64* ends, const GroupEnds& p, i32 g
     return (i32)(end < 0 ? 0 : end > p.rows ? p.rows : end);
 }
 
-// The threads of a block look at all ends: one block of a launch does.
+// Checks all ends with the threads of one block; one block per launch does this.
 __device__ __forceinline__ void check_ends(const i64* ends, const GroupEnds& p, Fault* fault) {
     for (i32 e = threadIdx.x; e < p.groups; e += blockDim.x) {
         i64 end = ends[e * p.step], before = e > 0 ? ends[(e - 1) * p.step] : 0;
@@ -27,8 +27,8 @@ __device__ __forceinline__ void check_ends(const i64* ends, const GroupEnds& p, 
     }
 }
 
-// Rows of one group, `first` to `last`; of no group (they are behind the last end) where `group` is -1, and none at all
-// where it is -2.
+// The rows `first` to `last` of one group. If `group` is -1, they belong to no group (they follow the last end); if it
+// is -2, there are none.
 struct RowRange {
     i32 group, first, last;
 };
@@ -39,16 +39,16 @@ __device__ __forceinline__ RowRange group_rows(const i64* ends, const GroupEnds&
     return {group, first, max(first, end_of(ends, p, group))};
 }
 
-// Tile number `tile` of ROWS rows at most, where every group begins a tile of its own, and the rows behind the last end do.
-// Each warp finds out by itself: 32 groups at a time, with sums over its lanes.
+// Finds tile number `tile` of at most ROWS rows. Every group begins a new tile, and so do the rows after the last end.
+// Each warp searches separately, 32 groups at a time, with prefix sums over its lanes.
 template <int ROWS>
 __device__ __forceinline__ RowRange find_tile(const i64* ends, const GroupEnds& p, i32 tile) {
     constexpr u32 ALL = 0xffffffffu;
     const i32 lane = threadIdx.x & 31;
-    i32 start = 0, tiles = 0;  // rows and tiles of the groups before
+    i32 start = 0, tiles = 0;  // rows and tiles of the preceding groups
     for (i32 base = 0; base < p.groups; base += 32) {
         i32 end = max(start, base + lane < p.groups ? end_of(ends, p, base + lane) : 0);
-        // The largest so far: where ends ascend it is the end itself.
+        // The running maximum; if the ends ascend, it is the end itself.
 #pragma unroll
         for (int d = 1; d < 32; d *= 2) {
             i32 other = __shfl_up_sync(ALL, end, d);

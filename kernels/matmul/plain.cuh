@@ -1,9 +1,9 @@
 // Computes matmul and linear without tensor cores: integers, and floats that cuBLASLt does not support.
 //
-// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). Mapping: a block of 256 threads computes a tile of 64 x 64, each thread
-// 4 x 4 of it, from slices of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte ones). Sums run in order of K: f32
-// for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared memory reads: 8 for 16 multiply-adds. Volkov and Demmel,
-// "Benchmarking GPUs to tune dense linear algebra" (2008).
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N). Mapping: a block of 256 threads computes a tile of 64 x
+// 64, each thread 4 x 4 of it, from slices of 16 along K in shared memory (8 KiB for 4-byte sums, 16 KiB for 8-byte
+// ones). Sums run in order of K: f32 for f32 and 16-bit floats, f64 for f64, integers wrap. Limited by shared-memory
+// reads: 8 per 16 multiply-adds. Volkov and Demmel, "Benchmarking GPUs to tune dense linear algebra" (2008).
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"
@@ -29,8 +29,8 @@ struct alignas(8) Product {
 
 constexpr int PLAIN_SIDE = 64;
 
-// The sums of this thread, of rows from `row` and columns from `col` on: (i, j) is row + threadIdx.x / 16 + 16 i and column
-// col + threadIdx.x % 16 + 16 j.
+// The sums of this thread, for rows starting at `row` and columns starting at `col`: (i, j) is row + threadIdx.x / 16 +
+// 16 i and column col + threadIdx.x % 16 + 16 j.
 template <typename T>
 __device__ __forceinline__ void product_sums(typename Numeric<T>::Acc (&sum)[4][4], const T* __restrict__ a,
                                              const T* __restrict__ b, const Product& p, i64 row, i64 col) {
@@ -58,7 +58,7 @@ __device__ __forceinline__ void product_sums(typename Numeric<T>::Acc (&sum)[4][
             right[d][c] = inside ? Numeric<T>::widen(b[(k + d) * p.b_row + (col + c) * p.b_col]) : (Acc)0;
         }
         __syncthreads();
-        // 8-byte sums: fewer steps at once, or registers run out.
+        // 8-byte sums: unroll less, because registers run out.
 #pragma unroll(sizeof(Acc) == 8 ? 4 : DEEP)
         for (int d = 0; d < DEEP; d++) {
             Acc l[4], r[4];
@@ -77,7 +77,7 @@ __device__ __forceinline__ void product_sums(typename Numeric<T>::Acc (&sum)[4][
     }
 }
 
-// Writes them, with the bias of a column added before they are rounded.
+// Stores the sums; the bias of a column is added before rounding.
 template <typename T>
 __device__ __forceinline__ void product_store(const typename Numeric<T>::Acc (&sum)[4][4], T* __restrict__ out, const Product& p,
                                               i64 row, i64 col, const T* __restrict__ bias) {
@@ -96,7 +96,7 @@ __device__ __forceinline__ void product_store(const typename Numeric<T>::Acc (&s
     }
 }
 
-// `strided` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before the sum is rounded.
+// `strided` over batches: (a, b). Block: (batch, tile of rows, tile of columns). A bias (N) is added before rounding.
 template <typename T, typename Strided>
 __device__ __forceinline__ void product(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
                                         const Strided& strided, const Product& p, const T* __restrict__ bias = nullptr) {

@@ -1,15 +1,16 @@
 // Computes matmul and linear of very small matrices, for which launching cuBLASLt's kernels (about 9 us on an H200) takes longer than
 // the arithmetic.
 //
-// a (B, M, K), b (B, K, N) through any strides -> (B, M, N); f32 and 16-bit floats. Mapping: a block of 256 threads computes a tile of
-// 16 x 16, one element a thread, from slices of 64 along K in shared memory (8.5 KiB); the next slice is loaded while one is consumed.
-// Sums run in order of K, in f32, by fused multiply-adds. Limited by latency: of the launch, of memory once a slice, of shared memory.
+// a (B, M, K), b (B, K, N) through any strides -> (B, M, N); f32 and 16-bit floats. Mapping: a block of 256 threads
+// computes a tile of 16 x 16, one element per thread, from slices of 64 along K in shared memory (8.5 KiB); the next
+// slice is loaded while one is consumed. Sums run in order of K, in f32, by fused multiply-adds. Limited by latency: of
+// the launch, of memory once per slice, and of shared memory.
 #pragma once
 #include "matmul/plain.cuh"
 
 namespace library {
 
-// As `product`, with tiles of 16.
+// Like `product`, with tiles of 16.
 template <typename T, typename Strided>
 __device__ __forceinline__ void product_small(const T* __restrict__ a, const T* __restrict__ b, T* __restrict__ out,
                                               const Strided& strided, const Product& p, const T* __restrict__ bias = nullptr) {

@@ -1,8 +1,9 @@
-// Computes unwindow (col2im): adds windows (outer, windows, inner, size) back onto an axis, overlaps in order of windows.
+// Computes col2im: adds windows (outer, windows, inner, size) back onto an axis, overlaps in order of windows.
 //
-// Window w holds positions w * step + s * dilation. Mapping: one thread for each result element, 256 a block; it visits the windows that
-// cover it, in order, so the bits are those of the CPU. No shared memory. Limited by device memory: x is read once (neighbours share
-// cache lines across windows), the result written once. A gathering form of Caffe's col2im.
+// Window w holds positions w * step + s * dilation. Mapping: one thread for each result element, 256 per block. Each
+// thread visits the windows that cover its element, in order, so the bits equal those of the CPU. No shared memory.
+// Limited by device memory: x is read once (adjacent threads share cache lines across windows) and the result is
+// written once. This is a gathering form of Caffe's col2im.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"

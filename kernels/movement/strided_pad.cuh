@@ -1,20 +1,22 @@
-// Computes place (strided padding: x at positions low + i * step along an axis, a constant elsewhere) and cat (one part of the result).
+// Computes strided_pad (x at positions low + i * step along an axis, a constant elsewhere) and cat (one part of the result).
 //
-// Mapping: one thread for each result element, or for a vector of them, 256 a block. T is as wide as 16 bytes where slices are
-// contiguous. No shared memory. Limited by device memory: the result is written once, coalesced, x read once.
+// Mapping: one thread for each result element, or for a vector of them, 256 per block. T is up to 16 bytes wide if
+// slices are contiguous. No shared memory. Limited by device memory: the result is written once, coalesced, and x is
+// read once.
 #pragma once
 #include "library/strided.cuh"
 
 namespace library {
 
-// The bytes of a word again and again.
+// Repeats a value over a word.
 template <typename T>
 __device__ __forceinline__ T splat(u64 word) {
     Vec<u64, 2> two = {{word, word}};
     return *reinterpret_cast<const T*>(&two);
 }
 
-// `strided` over the result: (x without the axis, coordinate along the axis). `fill`: the number, repeated over a word.
+// `strided` over the result: (x without the axis, coordinate along the axis). `fill`: the constant, repeated over a
+// word.
 template <typename T, typename Strided>
 __device__ __forceinline__ void strided_pad(const T* __restrict__ x, T* __restrict__ out, const Strided& strided, i64 n, i64 low,
                                       i64 step, i64 count, i64 x_step, u64 fill) {
@@ -38,7 +40,8 @@ __device__ __forceinline__ void strided_pad(const T* __restrict__ x, T* __restri
     out[p] = value;
 }
 
-// The same along the last dim with step 1, a vector of V result elements a thread; x need not be aligned. `strided` over vectors.
+// The same along the last dim with step 1, a vector of V result elements per thread; x need not be aligned. `strided`
+// over vectors.
 template <typename T, int V, typename Strided>
 __device__ __forceinline__ void strided_pad_vec(const T* __restrict__ x, T* __restrict__ out, const Strided& strided, i64 n, i64 low,
                                             i64 count, u64 fill) {
@@ -70,7 +73,8 @@ __device__ __forceinline__ void copy(const T* __restrict__ x, T* __restrict__ ou
     out[at[1]] = x[at[0]];
 }
 
-// cat of many small inputs that are consecutive in the output: one block an input. table: address, first element, count.
+// Concatenates many small inputs that are consecutive in the output, one block per input. table: address, first
+// element, count.
 template <typename T>
 __device__ __forceinline__ void cat_small(const u64* __restrict__ table, T* __restrict__ out) {
     const u64* part = table + 3 * (u64)blockIdx.x;

@@ -1,9 +1,10 @@
-// Writes a matrix of bytes densely: transposed, or gathered through any strides. fp8 products need both operands with K contiguous.
+// Copies a matrix of bytes to dense memory: transposed, or gathered through any strides. fp8 products need both
+// operands with K contiguous.
 //
-// transpose_bytes: x (rows, cols) with `stride` bytes from row to row -> y (cols, rows) dense; rows, cols and stride are multiples of
-// 16. A block of 256 threads takes a tile of 128 x 128: a thread reads 16 columns of 4 rows, transposes them in registers into 16
-// words of 4 rows each, and the tile goes through 16 KiB of shared memory, swizzled so that neither side has bank conflicts. 128-byte
-// lines on both sides. Limited by device memory.
+// transpose_bytes: x (rows, cols) with `stride` bytes between rows -> y (cols, rows) dense; rows, cols and stride are
+// multiples of 16. A block of 256 threads takes a tile of 128 x 128: a thread reads 16 columns of 4 rows and
+// transposes them in registers into 16 words of 4 rows each; the tile goes through 16 KiB of shared memory, swizzled so
+// that neither side has bank conflicts. Both sides access lines of 128 bytes. Limited by device memory.
 #pragma once
 #include "device/base.cuh"
 
@@ -22,7 +23,7 @@ __device__ __forceinline__ void transpose_bytes(const u8* x, u8* y, i64 rows, i6
 #pragma unroll
         for (int k = 0; k < 4; k++) {
             const u32 a = (&in[0].x)[k], b = (&in[1].x)[k], c = (&in[2].x)[k], d = (&in[3].x)[k];
-            // Bytes 0 and 1, 2 and 3 of two rows each, then of all four.
+            // Bytes 0 and 1, 2 and 3 of two rows each, then of all four rows.
             const u32 ab0 = __byte_perm(a, b, 0x5140), cd0 = __byte_perm(c, d, 0x5140);
             const u32 ab1 = __byte_perm(a, b, 0x7362), cd1 = __byte_perm(c, d, 0x7362);
             const u32 out[4] = {__byte_perm(ab0, cd0, 0x5410), __byte_perm(ab0, cd0, 0x7632),
@@ -41,7 +42,7 @@ __device__ __forceinline__ void transpose_bytes(const u8* x, u8* y, i64 rows, i6
     }
 }
 
-// x (rows, cols) with these strides -> y dense, one element a thread.
+// x (rows, cols) with these strides -> y dense, one element per thread.
 template <class T>
 __device__ __forceinline__ void dense(const T* x, T* y, i64 rows, i64 cols, i64 row_stride, i64 col_stride) {
     const i64 at = (i64)blockIdx.x * 256 + threadIdx.x;

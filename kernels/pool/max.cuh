@@ -1,10 +1,11 @@
 // Computes max_pool2d of (N, C, H, W) in any layout, and its gradient: the gradient of a window's maximum is split equally among the
 // elements that attain it.
 //
-// Mapping: one thread for V neighbouring channels (16 bytes where channels are innermost, else 1) of one position, 256 a block. Forward
-// reads each element once for each window that contains it, mostly from cache. Backward takes two launches: `share` divides each
-// window's gradient by the number of its maxima; `spread` adds, for each element of x, the shares of the windows whose maximum it
-// is, in order of windows and in f32, by a product, so that a NaN reaches its whole window. No shared memory. Limited by device memory.
+// Mapping: one thread for V adjacent channels (16 bytes if channels are innermost, else 1) of one position, 256 per
+// block. The forward pass reads each element once for each window that contains it, mostly from cache. The backward
+// pass takes two launches. `share` divides each window's gradient by the number of its maxima. `spread` adds, for each
+// element of x, the shares of the windows whose maximum it attains, in order of windows and in f32; it uses a product,
+// so that a NaN reaches its whole window. No shared memory. Limited by device memory.
 #pragma once
 #include "device/vec.cuh"
 
@@ -18,7 +19,8 @@ struct Problem {
     i32 n, c, h, w, oh, ow;
 };
 
-// Of rows and columns: facts of the text, so that windows unroll and nothing is divided by them at run time.
+// Window parameters for rows and columns. They are compile-time constants, so that windows unroll and nothing is
+// divided by them at run time.
 template <int KY, int KX, int SY, int SX, int PY, int PX, int DY, int DX>
 struct Window {
     static constexpr int ky = KY, kx = KX, sy = SY, sx = SX, py = PY, px = PX, dy = DY, dx = DX;
@@ -34,7 +36,8 @@ __device__ __forceinline__ void split(I& rest, i32& digit, i32 n) {
     digit = (i32)(rest - up * (I)n), rest = up;
 }
 
-// Thread number -> element of images of rows x cols, V channels at a time; channels fastest if LAST, else columns.
+// Maps a thread number to an element of images of rows x cols, V channels at a time; channels fastest if LAST, else
+// columns.
 template <class I, int V, bool LAST>
 __device__ __forceinline__ bool place(Place& at, const Problem& p, i32 rows, i32 cols) {
     const i32 groups = p.c / V;
@@ -48,7 +51,7 @@ __device__ __forceinline__ bool place(Place& at, const Problem& p, i32 rows, i32
     return true;
 }
 
-// The offset of a window's share: in the order of threads.
+// The offset of a window's share, in thread order.
 template <bool LAST>
 __device__ __forceinline__ i64 cell(const Problem& p, i32 n, i32 c, i32 y, i32 x) {
     return LAST ? (((i64)n * p.oh + y) * p.ow + x) * p.c + c : (((i64)n * p.c + c) * p.oh + y) * p.ow + x;
@@ -61,7 +64,7 @@ __device__ __forceinline__ C lowest() {
 
 __device__ __forceinline__ i64 offset(const i64* s, i32 n, i32 c, i32 y, i32 x) { return n * s[0] + c * s[1] + y * s[2] + x * s[3]; }
 
-// Maximum, with NaN above all.
+// The maximum; NaN exceeds every value.
 template <class C>
 __device__ __forceinline__ C larger(C a, C b) {
     return b > a || b != b ? b : a;
@@ -91,7 +94,7 @@ __device__ __forceinline__ void maximum(const T* x, T* y, const Problem& p) {
     store_vec<V>(y + offset(p.ys, at.n, at.c, at.y, at.x), top);
 }
 
-// What each element that attains a window's maximum gets.
+// Computes the share of each element that attains a window's maximum.
 template <class W, class I, class T, class C, int V, bool LAST>
 __device__ __forceinline__ void share(const T* x, const T* y, const T* g, T* out, const Problem& p) {
     Place at;
@@ -127,7 +130,7 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
     load_vec<V, true>(v, x + offset(p.xs, at.n, at.c, at.y, at.x));
 #pragma unroll
     for (int k = 0; k < V; k++) sum[k] = 0;
-    // Windows that hold this row, and of these that hold this column, in order: at most as many as taps are apart.
+    // Iterates over the windows that contain this row and then this column, in order.
     const i32 ty = at.y + W::py, tx = at.x + W::px;
     const i32 ly = ty - (W::ky - 1) * W::dy, lx = tx - (W::kx - 1) * W::dx;
     const i32 top_row = ly > 0 ? (ly + W::sy - 1) / W::sy : 0, left = lx > 0 ? (lx + W::sx - 1) / W::sx : 0;

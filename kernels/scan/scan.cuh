@@ -1,21 +1,23 @@
 // Computes cumsum and cumprod: an inclusive scan along an axis.
 //
-// Mapping: a unit is (chunk of a row, row); GROUP threads scan it from its start. 1: rows are short or adjacent in memory; elements
-// combine one by one in Acc, as on the CPU. 32 or 256: a step takes STRIPS strips a warp of 32 * V elements, each scanned by shuffles;
-// strips, warps and steps combine in Sum. Few long rows are cut into chunks: `scan_totals` reduces each chunk, shape (chunks, rows),
-// then every chunk starts from the combined totals before it, in a fixed order.
+// Mapping: a unit is (chunk of a row, row); GROUP threads scan it from its start. GROUP 1: rows are short or adjacent
+// in memory; elements combine one by one in Acc, as on the CPU. GROUP 32 or 256: a step takes STRIPS strips of 32 * V
+// elements per warp, each scanned by shuffles; strips, warps and steps combine in Sum. Few long rows are split into
+// chunks: `scan_totals` reduces each chunk, shape (chunks, rows), then every chunk starts from the combined totals
+// before it, in a fixed order.
 //
-// Shared memory: one Sum a warp. Limited by device memory: x is read once, or twice where rows are cut, and the result written once.
-// Reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled look-back" (2016), section 3; look-back
-// itself is not used because its order of additions is not fixed.
+// Shared memory: one Sum per warp. Limited by device memory: x is read once, or twice if rows are split, and the result
+// is written once. Reduce-then-scan as in Merrill and Garland, "Single-pass parallel prefix scan with decoupled
+// look-back" (2016), section 3; look-back itself is not used because its order of additions is not fixed.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"
 
 namespace library {
 
-// `Local`: what neighbours join in before they meet the rest of their row. Products that run out of f32 must not meet a
-// running product that ran out the other way, so they join in f64.
+// `Local`: the type in which adjacent elements are combined before they are combined with the rest of their row. A
+// product that overflows f32 must not meet a running product that underflowed (or vice versa), so adjacent
+// elements are combined in f64.
 struct Plus {
     template <typename T>
     using Local = typename Numeric<T>::Acc;
@@ -48,7 +50,7 @@ __device__ __forceinline__ A warp_scan(A x) {
     return x;
 }
 
-// V elements from `i` on, the identity beyond `end`. VX: they are one aligned vector.
+// Loads V elements starting at `i`, with the identity past `end`. VX: they are one aligned vector.
 template <typename T, typename Op, int V, bool VX>
 __device__ __forceinline__ void load(typename Op::template Local<T> (&x)[V], const T* from, i64 i, i64 end, i64 step) {
     if (VX && i + V <= end) {
@@ -63,7 +65,7 @@ __device__ __forceinline__ void load(typename Op::template Local<T> (&x)[V], con
     }
 }
 
-// totals: (chunks, rows). `strided` over rows: (x, out). The last chunk's total is not wanted.
+// totals: (chunks, rows). `strided` over rows: (x, out). The last chunk's total is not needed.
 template <typename T, typename Op, int GROUP, int V, bool VX, typename Strided>
 __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Numeric<T>::Sum* __restrict__ totals,
                                             const Strided& strided, i64 rows, i64 n, i64 step, i64 chunks, i64 chunk) {
@@ -73,7 +75,7 @@ __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Nu
     u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * (chunks - 1))) return;
-    // Rows are only cut where there are few.
+    // Rows are split only if there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Strided::Offset at[2];
     strided.offsets((typename Strided::Index)row, at);
@@ -115,7 +117,7 @@ __device__ __forceinline__ void scan_totals(const T* __restrict__ x, typename Nu
     if (lane == 0) totals[unit] = total;
 }
 
-// The join of the totals of the chunks before c, in all threads of the group.
+// Combines the totals of the chunks before c, in all threads of the group.
 template <typename Op, int GROUP, typename Sum>
 __device__ __forceinline__ Sum totals_before(const Sum* __restrict__ totals, u64 c, u64 row, i64 rows, Sum* shared) {
     u32 lane = threadIdx.x % GROUP;
@@ -150,7 +152,7 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
     u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
     if (unit >= (u64)(rows * chunks)) return;
-    // Rows are only cut where there are few.
+    // Rows are split only if there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Strided::Offset at[2];
     strided.offsets((typename Strided::Index)row, at);
@@ -161,7 +163,7 @@ __device__ __forceinline__ void scan_rows(const T* __restrict__ x, T* __restrict
     if (GROUP == 1) {
         Acc total = (Acc)carry;
         i64 i = start;
-        // Eight loads in flight; the joins stay in order.
+        // Eight loads in flight; the combinations stay in order.
         for (; i + 8 <= end; i += 8) {
             Acc v[8];
 #pragma unroll

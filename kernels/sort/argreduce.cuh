@@ -1,9 +1,10 @@
-// Computes argmax and argmin: the position of the first largest (or smallest) element of each row; NaN beats all.
+// Computes argmax and argmin: the position of the first largest (or smallest) element of each row; NaN takes precedence
+// over all values.
 //
-// Mapping: a unit is (chunk of a row, row); GROUP threads read it: 1 where rows are short or adjacent in memory, a warp, or a block of
-// 256. A row with several chunks leaves partial results (key, position) of shape (chunks, rows), which `arg_finish` reduces, one warp
-// a row. The winner does not depend on the order of comparisons: the larger key, then the smaller position. Limited by device memory:
-// x is read once.
+// Mapping: a unit is (chunk of a row, row), which GROUP threads read: 1 if rows are short or adjacent in memory,
+// otherwise a warp or a block of 256. A row with several chunks stores partial results (key, position) of shape
+// (chunks, rows), which `arg_finish` reduces, one warp per row. The result does not depend on the order of comparisons:
+// the larger key wins, then the smaller position. Limited by device memory: x is read once.
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"
@@ -22,7 +23,7 @@ __device__ __forceinline__ void keep_better(Best& a, u64 key, u64 at) {
     }
 }
 
-// Joins the bests of GROUP neighbouring threads; thread 0 of the group has the result.
+// Combines the results of GROUP adjacent threads; thread 0 of the group has the result.
 template <int GROUP>
 __device__ __forceinline__ void reduce_best(Best& best) {
     if (GROUP == 1) return;
@@ -49,9 +50,9 @@ __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restr
     typedef SortKey<T> O;
     u64 unit = global_thread<u64>() / GROUP;
     u32 lane = threadIdx.x % GROUP;
-    // Whole groups leave together.
+    // Whole groups exit together.
     if (unit >= (u64)(rows * chunks)) return;
-    // Rows are only cut where there are few.
+    // Rows are split only if there are few.
     u64 c = chunks == 1 ? 0 : (u32)unit / (u32)rows, row = unit - c * rows;
     typename Strided::Offset at[1];
     strided.offsets((typename Strided::Index)row, at);
@@ -62,7 +63,7 @@ __device__ __forceinline__ void arg_reduce(const T* __restrict__ x, i64* __restr
     for (i64 i = (i64)c * chunk + lane; i < end; i += GROUP) {
         typename O::Key key = O::key(from[i * step]);
         if (!max) {
-            // NaN stays the best; of other keys the order turns round.
+            // NaN keeps the highest priority; the order of the other keys is reversed.
             key = O::FLOAT && key == O::LAST ? O::LAST : key ^ O::LAST;
         }
         keep_better(best, key, i);

@@ -1,8 +1,9 @@
 // Sorts short rows in shared memory: P = the next power of two, at most 2048.
 //
-// Mapping: a block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs: positions break
-// ties, which makes it stable. Rows are padded with the largest pair. Shared memory: 8 bytes a pair (12 for 64-bit elements), at most
-// 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Batcher, "Sorting networks and their applications" (1968).
+// Mapping: a block of 256 threads sorts max(1, 2 * 256 / P) rows at once by a bitonic network on (key, position) pairs:
+// positions break ties, which makes the sort stable. Rows are padded with the largest pair. Shared memory: 8 bytes per
+// pair (12 for 64-bit elements), at most 24 KiB. Limited by shared memory and barriers (66 steps at P = 2048). Batcher,
+// "Sorting networks and their applications" (1968).
 #pragma once
 #include "library/numeric_traits.cuh"
 #include "library/strided.cuh"
@@ -24,7 +25,7 @@ __device__ __forceinline__ void bitonic(Key* keys, u32* at) {
             __syncthreads();
             for (u32 t = threadIdx.x; t < L / 2; t += 256) {
                 u32 i = 2 * t - (t & (step - 1)), j = i + step;
-                // The last size of a run is upwards for every run.
+                // In the last stage every run is sorted upwards.
                 bool down = size < P && (i & size);
                 Key a = keys[i], b = keys[j];
                 u32 p = at[i], q = at[j];
@@ -49,7 +50,8 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
     __shared__ Key keys[L];
     __shared__ u32 at[L];
     u64 first = (u64)blockIdx.x * (L / P);
-    // Rows that are adjacent in memory are read together: neighbours in a column of the rows in shared memory.
+    // Rows that are adjacent in memory are loaded together; adjacent elements are in a column of the rows in shared
+    // memory.
     for (u32 t = threadIdx.x; t < L; t += 256) {
         u32 row, i;
         if (inner > 1) {
@@ -87,7 +89,7 @@ __device__ __forceinline__ void sort_rows(const T* __restrict__ x, i64* __restri
     }
 }
 
-// One short list of keys: keys and positions in order.
+// Sorts one short list of keys; stores keys and positions in order.
 template <typename Key, int P>
 __device__ __forceinline__ void sort_list(const Key* __restrict__ from, Key* __restrict__ keys_out, u32* __restrict__ order,
                                           u32 n) {

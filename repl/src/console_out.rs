@@ -27,7 +27,7 @@ pub struct ConsoleOut {
     bar: RefCell<Option<ProgressBar>>,
     /// The pipe of stdout is closed.
     lost: Cell<bool>,
-    /// Training has begun: a closed pipe does not end it.
+    /// Whether training has begun, which a closed pipe does not end.
     pub training: Cell<bool>,
 }
 
@@ -60,7 +60,7 @@ pub fn complain(word: &str, text: &str) {
     };
 }
 
-/// Prints a whole text; a closed pipe is no error.
+/// Prints a text. A closed pipe is not an error.
 pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
     let mut out = std::io::stdout().lock();
     let text = rendered(text);
@@ -169,7 +169,7 @@ impl ConsoleOut {
         self.aside(|| complain("warning", text));
     }
 
-    /// Prints text on stderr without a word before it.
+    /// Prints text on stderr without a prefix.
     pub fn note(&self, text: &str) {
         self.aside(|| complain("", text));
     }

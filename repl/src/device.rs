@@ -6,28 +6,28 @@ use perilune_cuda::Cuda;
 use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// Options of where to compute.
+/// Options for the device.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlaceArgs {
-    /// Where to compute: cpu, cuda, cuda:N or auto
+    /// Device: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// CPU threads; as many as there are cores by default. Results do not depend on it
+    /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
 }
 
-/// Options of where to compute, and of how a recipe computes.
+/// Options for the device and for the precision and memory of a recipe.
 #[derive(clap::Args, Clone, Debug)]
 pub struct DeviceArgs {
     #[command(flatten)]
     pub place: PlaceArgs,
-    /// f32, tf32, bf16, fp16 or fp8: what matmuls, convolutions and attention compute in [default: what the recipe says, else f32]
+    /// Precision of matmuls, convolutions and attention: f32, tf32, bf16, fp16 or fp8 [default: the recipe's, else f32]
     #[arg(long, value_name = "PRECISION")]
     pub precision: Option<String>,
-    /// What a training step may take, as in 20GiB: more is recomputed, or an error [default: what the recipe says]
+    /// Device memory of a training step, such as 20GiB; values that exceed it are recomputed [default: the recipe's]
     #[arg(long, value_name = "BYTES", value_parser = amount)]
     pub memory_budget: Option<usize>,
     /// What the recipe's Lua values (not its tensors) may take, as in 2GiB [default: a quarter of the machine's memory, from
@@ -48,7 +48,7 @@ fn lua_memory(text: &str) -> std::result::Result<usize, String> {
     Ok(bytes)
 }
 
-/// An upper limit of `--threads`: a larger number is a typing error.
+/// The upper limit of `--threads`, which detects typing errors.
 const MOST_THREADS: usize = 1024;
 
 impl DeviceArgs {
@@ -67,11 +67,11 @@ impl DeviceArgs {
     }
 
     /// Checks the precision and opens the backend.
-    pub fn open(&self) -> Result<Rc<dyn Backend>> {
+    pub fn open(&self) -> Result<Arc<dyn Backend>> {
         match self.precision.as_deref().unwrap_or("f32") {
             "f32" | "tf32" | "bf16" | "fp16" | "fp8" => self.place.open(),
             p => Err(Error::Usage(format!(
-                "--precision {p}: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8"
+                "--precision {p}: there is no such precision; use f32, tf32, bf16, fp16 or fp8"
             ))),
         }
     }
@@ -85,7 +85,7 @@ impl PlaceArgs {
 
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
     /// a value that a flag does not take is an error here, before anything reads it.
-    pub fn open(&self) -> Result<Rc<dyn Backend>> {
+    pub fn open(&self) -> Result<Arc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
         if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
@@ -103,21 +103,21 @@ impl PlaceArgs {
             },
             Err(_) => None,
         };
-        let cpu = || Rc::new(Cpu::limited(self.threads, limit));
+        let cpu = || Arc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
-            "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Rc<dyn Backend>, |gpu| Rc::new(gpu))),
+            "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
             d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
-                no(format!("--device {d}: this version computes on one GPU; several come in a later one"))
+                no(format!("--device {d}: this version supports one GPU; several are planned for a later one"))
             }
             d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
-                Ok(gpu) => Ok(Rc::new(gpu)),
+                Ok(gpu) => Ok(Arc::new(gpu)),
                 // The message without the op, which is the device's name once more.
                 Err(e) => {
                     Err(Error::System(format!("--device {d}: {}", perilune_core::Error { op: String::new(), ..e })))
                 }
             },
-            d => no(format!("--device {d}: there is no such device; it is one of cpu, cuda, cuda:N, auto")),
+            d => no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N or auto")),
         }
     }
 }

@@ -1,12 +1,12 @@
 //! Prints the engine's diagnostics as they occur: requested plans on stderr, and a warning where a warmed-up loop needs a new
-//! plan. They are not held back until the end of a script or step, which may never come.
+//! plan. They are not delayed until the end of a script or step, which may never end.
 
 use crate::console_out::ConsoleOut;
 use crate::run_printer::RunPrinter;
 use perilune_lua::Runtime;
 use std::rc::Rc;
 
-/// Prints plans that `print_plan` asks for as they are compiled; without a GPU, with the source that one would get.
+/// Prints the plans that `print_plan` requests when they are compiled; without a GPU, with the source for one.
 pub fn plans(runtime: &Runtime, out: &Rc<ConsoleOut>) {
     gpu_source(runtime);
     let out = out.clone();
@@ -26,5 +26,6 @@ pub fn notices(runtime: &Runtime, printer: Rc<RunPrinter>) {
 
 /// Lets plans include GPU source code on a machine without a GPU.
 pub fn gpu_source(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().diagnostics.paper = Some(Rc::new(perilune_cuda::OfflineTarget::default()));
+    runtime.host().engine.borrow_mut().diagnostics.paper =
+        Some(std::sync::Arc::new(perilune_cuda::OfflineTarget::default()));
 }

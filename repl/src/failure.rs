@@ -14,14 +14,14 @@ pub enum Failure {
     System(String),
     /// A checkpoint that is damaged or does not fit.
     Refused(String),
-    /// Reported already; only the exit status is left.
+    /// Already reported; carries only the exit status.
     Said(u8),
     /// Ended by a signal, after a clean stop that has been reported.
     Signal(u8),
 }
 
 impl Failure {
-    /// Returns the exit status, as DESIGN section 10 lists them.
+    /// Returns the exit status.
     pub fn status(&self) -> u8 {
         match self {
             Failure::System(_) => 1,
@@ -42,7 +42,7 @@ impl Failure {
         }
     }
 
-    /// Prints the failure on stderr. An error in a recipe begins with its place, which editors recognise.
+    /// Prints the failure on stderr. An error in a recipe begins with its file and line, which editors recognise.
     pub fn show(&self) {
         match self {
             Failure::Signal(_) | Failure::Said(_) => {}

@@ -1,4 +1,4 @@
-//! Formats numbers for people.
+//! Formats numbers, durations and metrics for the terminal.
 
 pub use perilune_train::numbers::short;
 

@@ -12,7 +12,7 @@ use tracing_subscriber::fmt::format::FmtSpan;
 /// The filter of `--log FILE` without the variable.
 const DEFAULT: &str = "debug";
 
-/// Starts logging, if the variable or the option asks for it.
+/// Starts logging if the variable or the option is set.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let asked = std::env::var("PERILUNE_LOG").ok().filter(|v| !v.is_empty());
     if asked.is_none() && file.is_none() {
@@ -21,7 +21,7 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     let filter = asked.as_deref().unwrap_or(DEFAULT);
     let filter = EnvFilter::try_new(filter).map_err(|e| {
         Failure::Usage(format!(
-            "PERILUNE_LOG={filter}: {e}; say a level (error, warn, info, debug, trace), or target=level"
+            "PERILUNE_LOG={filter}: {e}; give a level (error, warn, info, debug, trace) or target=level"
         ))
     })?;
     // A span logs its duration when it ends.

@@ -1,4 +1,4 @@
-//! Shows the progress of a run: one line rewritten in place on a terminal, elsewhere a plain line now and then.
+//! Shows the progress of a run: on a terminal by one line rewritten in place, elsewhere by about twenty plain lines.
 
 use crate::console_out::ConsoleOut;
 use crate::format::{clock, rate, short};
@@ -13,7 +13,7 @@ const REFRESH: Duration = Duration::from_millis(80);
 const PLAIN: Duration = Duration::from_secs(2);
 const LINES: f64 = 18.0;
 
-/// The first steps, of a new version too, which are excluded from the speed: they compile.
+/// The number of first steps, also of a new version, that are excluded from the speed because they compile.
 const WARM: u32 = 5;
 /// Half-life of a step in the speed of the live line, in seconds.
 const HALF: f64 = 10.0;
@@ -71,7 +71,7 @@ pub struct Progress {
 }
 
 impl Progress {
-    /// Creates the display of a run of so many steps.
+    /// Creates the display of a run of `total` steps.
     pub fn new(screen: Rc<ConsoleOut>, total: u64) -> Progress {
         let bar = screen.live.then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
@@ -134,7 +134,7 @@ impl Progress {
         self.readings = Some(sensors(readings));
     }
 
-    /// Shows a step whose numbers have been read, if the last update is old enough.
+    /// Shows a step whose metrics have been read, if the last update is old enough.
     pub fn update(&mut self, step: u64, loss: f64, samples: u64) {
         self.step = step;
         self.loss = Some(loss);

@@ -1,4 +1,4 @@
-//! Parses the options that decide which checkpoints are kept.
+//! Parses the options of checkpoint retention.
 
 use perilune_checkpoint::SHARD_LIMIT;
 use perilune_train::Retention;
@@ -8,13 +8,13 @@ pub struct RetentionArgs {
     /// Keep the last N checkpoints, 3 by default; 0 keeps all
     #[arg(long, value_name = "N")]
     keep: Option<usize>,
-    /// Keep every checkpoint whose step is a multiple of N, too
+    /// Also keep every checkpoint whose step is a multiple of N
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     keep_every: Option<u64>,
-    /// Keep the best by a metric of an evaluation, too, and write one when it gets better: valid/loss, valid/accuracy:max
+    /// Also keep the best checkpoint by an evaluation metric, written when it improves: valid/loss, valid/accuracy:max
     #[arg(long, value_name = "METRIC[:max]")]
     keep_best: Option<String>,
-    /// Cut files of checkpoints that would be larger into shards with an index (5GB, 512M, …)
+    /// Split larger checkpoint files into shards with an index (5GB, 512M, …)
     #[arg(long, value_name = "SIZE", value_parser = size, default_value_t = SHARD_LIMIT, hide_default_value = true)]
     shard_size: u64,
 }
@@ -27,7 +27,7 @@ impl RetentionArgs {
     }
 }
 
-/// Parses a number of bytes, in the grammar of every other amount of memory.
+/// Parses a number of bytes, with the grammar of all memory sizes.
 pub fn size(text: &str) -> Result<u64, String> {
     perilune_core::byte_size::amount(text).map(|n| n as u64)
 }

@@ -1,4 +1,4 @@
-//! Prints the events of a run: lines and a progress bar for people, objects with `--json`.
+//! Prints the events of a run as lines and a progress bar, or as objects with `--json`.
 
 use crate::console_out::{ConsoleOut, Mode};
 use crate::format::{grouped, metrics};
@@ -15,12 +15,12 @@ use std::rc::Rc;
 pub struct RunPrinter {
     out: Rc<ConsoleOut>,
     signals: Signals,
-    /// Made by the first version that trains.
+    /// Created by the first version that trains.
     progress: RefCell<Option<Progress>>,
 }
 
 impl RunPrinter {
-    /// Creates a printer, which prepares `signals` for training when that begins.
+    /// Creates a printer, which switches `signals` to training when training begins.
     pub fn new(out: Rc<ConsoleOut>, signals: Signals) -> RunPrinter {
         RunPrinter { out, signals, progress: RefCell::new(None) }
     }
@@ -44,7 +44,7 @@ impl RunPrinter {
                 out.line(&header(&out.bold(&one_line(name)), device, *parameters, samples, *seed));
             }
             Event::Resumed { step, dir, changed, states } => {
-                out.line(&format!("going on from step {} of {}", grouped(*step), dir.display()));
+                out.line(&format!("continuing from step {} of {}", grouped(*step), dir.display()));
                 if !changed.is_empty() {
                     out.line(&format!("changed since: {}", changed.join(", ")));
                 }
@@ -56,7 +56,7 @@ impl RunPrinter {
                 out.line(&format!("step {step:>5} · {split} {}", metrics(values)));
             }
             Event::ReloadWaits { step } => {
-                out.line(&format!("step {step} · an edit waits for its kernels, which are being compiled"));
+                out.line(&format!("step {step} · compiling the kernels of an edit"));
             }
             Event::Applied { step, changed, plans, ms, states } => {
                 let what = if changed.is_empty() { "no change of the text".into() } else { changed.join(", ") };
@@ -70,9 +70,9 @@ impl RunPrinter {
             }
             Event::Refused { step, back_to, error } => {
                 let what = match step - back_to.unwrap_or(*step) {
-                    0 => "the version before goes on".to_string(),
-                    1 => format!("the version before goes on from step {}: 1 step is repeated", step - 1),
-                    n => format!("the version before goes on from step {}: {n} steps are repeated", step - n),
+                    0 => "the version before continues".to_string(),
+                    1 => format!("the version before continues from step {}: 1 step is repeated", step - 1),
+                    n => format!("the version before continues from step {}: {n} steps are repeated", step - n),
                 };
                 out.warn(&format!("step {step} · {} · {what}", error.lines().next().unwrap_or_default()));
             }
@@ -97,7 +97,7 @@ impl RunPrinter {
             Event::Failed { run_dir: Some(dir), .. } => {
                 out.line(&out.dim(&format!("the record of the failed run is in {}", dir.display())));
             }
-            Event::Reproduced => out.line("the weights are those of the run"),
+            Event::Reproduced => out.line("the weights equal those of the run"),
             _ => {}
         }
     }
@@ -157,7 +157,7 @@ fn header(name: &str, device: &str, parameters: u64, samples: &[(String, u64)], 
     parts.join(" · ")
 }
 
-/// Puts the run directory at the right end of a result, dimmed.
+/// Appends the run directory to a result, right-aligned and dimmed.
 fn beside(text: &str, dir: &Path, out: &ConsoleOut) -> String {
     let pad = 79usize.saturating_sub(text.chars().count()).max(4);
     format!("{text}{}{}", " ".repeat(pad), out.dim(&dir.display().to_string()))

@@ -1,7 +1,7 @@
 //! Connects the signals of the process to a run.
 //!
 //! SIGINT, SIGTERM and SIGUSR1 (which asks for a checkpoint and a restart) stop the run; the handlers only set flags. The first
-//! signal of a training run ends it after the step, the second one ends the process at once. Before training, and in plain
+//! signal of a training run ends it after the step; the second one ends the process immediately. Before training, and in plain
 //! scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal has been closed.
 
 use crate::failure::Failure;
@@ -15,9 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 #[derive(Clone)]
 pub struct Signals {
     control: Control,
-    /// The next signal ends the process.
+    /// Whether the next signal ends the process.
     at_once: Arc<AtomicBool>,
-    /// There was a terminal at the start, and closing it ends the run.
+    /// Whether there was a terminal at the start; closing it ends the run.
     on_terminal: bool,
 }
 
@@ -36,7 +36,7 @@ fn cannot_listen(e: std::io::Error) -> Failure {
     Failure::System(format!("cannot listen for signals: {}", plain(&e)))
 }
 
-/// Returns the name of the signal that is the code of a stop.
+/// Returns the name of the signal with the code of a stop.
 pub fn name(code: usize) -> &'static str {
     match code as i32 {
         SIGTERM => "SIGTERM",
@@ -46,7 +46,7 @@ pub fn name(code: usize) -> &'static str {
     }
 }
 
-/// Returns the exit status after a stop by a signal; 75 asks for a restart.
+/// Returns the exit status after a stop by a signal; 75 requests a restart.
 pub fn exit_status(code: usize) -> u8 {
     match code as i32 {
         SIGTERM => 143,
@@ -94,7 +94,7 @@ impl Signals {
         Ok(())
     }
 
-    /// Runs a line typed at a breakpoint: its first Ctrl-C is not one for the run, a second one ends the process.
+    /// Runs a line typed at a breakpoint. Its first Ctrl-C does not stop the run; a second one ends the process.
     pub fn set_aside<T>(&self, f: impl FnOnce() -> T) -> T {
         let stop = self.control.stop_flag();
         let (at_once, seen) = (self.at_once.swap(false, Ordering::SeqCst), stop.load(Ordering::SeqCst));

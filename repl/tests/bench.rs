@@ -1,4 +1,4 @@
-//! `perilune bench`, on its smallest case, alone and against a rival that a shell script plays.
+//! Tests `perilune bench` on its smallest case, alone and against a shell script in place of PyTorch.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -27,7 +27,7 @@ fn ours_alone() {
 fn a_python_that_is_not_there_is_said() {
     let r = place().run(&args(&["--python", "no-such-python", "matmul_64"]));
     assert_eq!(r.status, Some(0), "{}", r.err);
-    assert!(r.out.contains("ours alone (cannot start no-such-python: "), "{}", r.out);
+    assert!(r.out.contains("without PyTorch (cannot start no-such-python: "), "{}", r.out);
 }
 
 #[cfg(unix)]
@@ -50,7 +50,7 @@ fn the_ratio_is_theirs_over_ours() {
     assert!(case["compile_mode"] == "m" && case["eager_bytes"] == 4096 && case["compile_bytes"] == 2048, "{case}");
 }
 
-/// Both sides have every case: a name of ours stands among the rival's, and the other way round. Goals are for cases that are there.
+/// Perilune and PyTorch have the same cases, and goals exist only for these.
 #[test]
 fn both_sides_have_the_same_cases() {
     for family in ["cpu", "cuda"] {
@@ -58,7 +58,7 @@ fn both_sides_have_the_same_cases() {
         let r = place().run(&["run", &at(&format!("{family}.lua")), "--device", "cpu", "--quiet"]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
         let text = std::fs::read_to_string(at(&format!("rival_{family}.py"))).unwrap();
-        // A case stands at the start of a line of one of the tables.
+        // A case is the first word of a line in one of the tables.
         let case = |line: &str| Some(line.strip_prefix("    \"")?.split_once("\": ")?.0.to_string());
         let mut theirs: Vec<String> = text.lines().filter_map(case).collect();
         let mut ours: Vec<String> = r.out.lines().map(str::to_string).collect();

@@ -1,4 +1,4 @@
-//! `perilune check`, `doctor`, `init` and the texts.
+//! Tests `perilune check`, `doctor`, `init`, `profile` and the generated texts.
 
 #![allow(clippy::unwrap_used)]
 
@@ -50,7 +50,7 @@ fn check_against_a_run_says_what_an_edit_would_do() {
             "from step 6: the States are those",
         ],
     );
-    // What the command line gave stays; what the file says may change.
+    // Params from the command line stay; defaults in the file may change.
     check(
         TINY.replace("lr = 0.1", "lr = 0.2").replace("seed = 3", "seed = 5"),
         &["text        tiny.lua:3", "params      lr 0.1 -> 0.2\n", "nothing is compiled"],
@@ -59,9 +59,9 @@ fn check_against_a_run_says_what_an_edit_would_do() {
         TINY.replace("pl.optim.SGD", "pl.optim.AdamW")
             .replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 2), pl.nn.Linear(2, 1)"),
         &[
-            "model.1.weight f32 {1, 4} -> f32 {2, 4}: begins anew",
-            "model.2.bias is new: begins anew",
-            "moments     0 kept, 8 begin anew, 0 dropped",
+            "model.1.weight f32 {1, 4} -> f32 {2, 4}: is initialized",
+            "model.2.bias is new: is initialized",
+            "moments     0 kept, 8 initialized, 0 dropped",
             " of them new",
             "from step 6, with `--resume --edited`",
         ],
@@ -104,7 +104,7 @@ fn profile_says_where_the_time_goes_and_writes_a_timeline() {
     assert!(ends.len() > 1 && ends.is_sorted(), "{ends:?}");
     assert!(events.iter().any(|e| e["args"]["line"].as_str().is_some_and(|l| l.starts_with("tiny.lua:"))));
     assert!(events.iter().any(|e| e["cat"] == "wait" && e["name"] == "data"));
-    // A value that is read in the middle of a step names its line.
+    // A value read in the middle of a step is reported with its line.
     p.file("sync.lua", TINY.replace("  return (error", "  local seen = error:abs():amax():item()\n  return (error"));
     let r = p.run(&["profile", "sync.lua", "--steps", "2"]);
     let table: Vec<String> = r.out.lines().map(|l| l.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
@@ -151,13 +151,13 @@ fn the_parts_of_a_profile_sum_to_the_step() {
 fn profile_says_of_memory_and_lines_what_is_the_recipes() {
     let p = tiny();
     let r = p.run(&["profile", "tiny.lua", "--steps", "2", "--device", "cpu"]);
-    // Points, weights and gradients of a few kilobytes: none of the megabytes that the ceiling is measured with.
+    // Points, weights and gradients take a few kilobytes; the megabytes of the roofline measurement are not included.
     let memory = r.out.lines().find(|l| l.starts_with("memory: ")).unwrap();
     assert!(memory.ends_with("KiB at most") && !memory.contains("MiB"), "{memory}");
-    // Batches are made where no line of the recipe runs: they have the line that made the loader.
+    // Batches are made outside of any recipe line, so they have the line that created the loader.
     assert!(r.out.lines().any(|l| l.contains("index_select") && l.ends_with("tiny.lua:7")), "{}", r.out);
     assert!(!r.out.lines().any(|l| l.ends_with(" ?")), "{}", r.out);
-    // No share of a ceiling is above what the ceiling is known to.
+    // No share of the roofline exceeds 100 % by more than the roofline's precision.
     let shares = r.out.lines().filter(|l| l.contains(" GB/s ") && l.contains("memory  "));
     for line in shares {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -293,7 +293,7 @@ fn init_makes_a_recipe_that_trains() {
     assert_eq!(r.status, Some(0), "{}", r.err);
     let events = r.events();
     assert!(events.last().unwrap()["metrics"]["valid/loss"].as_f64().unwrap() < 0.6);
-    assert_eq!(p.run(&["init", "new"]).err, "error: new is there already and is not empty\n");
+    assert_eq!(p.run(&["init", "new"]).err, "error: new already exists and is not empty\n");
 }
 
 #[test]

@@ -1,10 +1,11 @@
-//! The prompt without a terminal: how lines are read, what is let go between them, completion, and help that is true.
+//! Tests the prompt without a terminal: parsing of lines, release of memory between lines, completion and help.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::ops;
 use perilune_cpu::Cpu;
 use perilune_lua::{Console, Runtime, RuntimeOptions, console};
 use std::rc::Rc;
+use std::sync::Arc;
 
 struct Prompt {
     runtime: Runtime,
@@ -13,14 +14,14 @@ struct Prompt {
 
 fn prompt() -> Prompt {
     let print = Rc::new(|_: &str| ());
-    let options = RuntimeOptions { backend: Rc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
+    let options = RuntimeOptions { backend: Arc::new(Cpu::new(Some(2))), params: Vec::new(), strict: true, print };
     let runtime = Runtime::new(options).unwrap();
     let console = Console::new(&runtime, "prompt").unwrap();
     Prompt { runtime, console }
 }
 
 impl Prompt {
-    /// What a line shows, or its error.
+    /// Returns the output of a line, or its error.
     fn line(&self, text: &str) -> String {
         match self.console.eval(text) {
             Ok(answer) => answer.shown.join("\n"),
@@ -34,7 +35,7 @@ impl Prompt {
         }
     }
 
-    /// Words offered at the `|` of a line.
+    /// Returns the completions at the `|` of a line.
     fn words(&self, text: &str) -> Vec<String> {
         let at = text.find('|').unwrap();
         let found = self.console.complete(&text.replace('|', ""), at);
@@ -133,9 +134,9 @@ fn words_are_offered_where_they_fit() {
     p.offers("model:num|", "num_parameters");
     p.offers("model[1].|", "weight");
     p.offers("t = box['left'].|", "deep");
-    p.offers("x[0].|", "shape"); // an index is taken for a tensor
+    p.offers("x[0].|", "shape"); // an index counts as a tensor
     p.offers("pl.tensor({1}, { |", "dtype = ");
-    p.offers("(\"a\"):|", "abs"); // and so is a call
+    p.offers("(\"a\"):|", "abs"); // and so does a call
     p.offers("pl.cross_entropy(x, x, { red|", "reduction = ");
     p.offers("pl.cross_entropy(x, x, { reduction = 'sum', label_|", "label_smoothing = ");
     p.offers("x:sum(0, { kee|", "keepdim = ");
@@ -147,10 +148,10 @@ fn words_are_offered_where_they_fit() {
         assert_eq!(p.words(nothing), Vec::<String>::new(), "{nothing}");
     }
     assert!(p.console.complete("pl.load('wei", 12).file);
-    // Looking calls nothing.
+    // Completion calls no function.
     p.line("spy = setmetatable({}, { __index = function() error('called') end })");
     assert_eq!(p.words("spy.x|"), Vec::<String>::new());
-    // Any text, cut anywhere.
+    // Any text, truncated anywhere.
     let odd = "f({ x = [[größe]], '\\'', 1e-3 }):y(\"a";
     for at in (0..=odd.len()).filter(|at| odd.is_char_boundary(*at)) {
         p.console.complete(odd, at);
@@ -175,7 +176,7 @@ fn every_example_runs() {
     assert!(shown * 10 >= public.len() * 9, "only {shown} of {} ops have an example", public.len());
 }
 
-/// Signature, doc and example, of everything that a recipe may call.
+/// Help of every function of a recipe has a signature, a doc text and an example.
 #[test]
 fn every_function_of_the_library_is_explained() {
     let p = prompt();
@@ -193,7 +194,7 @@ fn every_function_of_the_library_is_explained() {
                 table.sort(out) return table.concat(out, ' ')";
     let names = p.line(list);
     assert!(names.split_whitespace().count() > 200, "{names}");
-    // These need a GPU, a recipe or a person; and what fails shall.
+    // These examples need a GPU, a recipe or a terminal, or are meant to fail.
     let idle = ["kernel_check", "breakpoint", "error", "train.memorise", "train.new", "params", "memory_budget"];
     let mut wrong = Vec::new();
     for name in names.split_whitespace().filter(|n| perilune_core::ops::by_name(n).is_none_or(|o| o.sig.is_empty())) {
@@ -255,7 +256,7 @@ fn a_summary_counts_what_layers_do() {
     assert!(text.contains("Conv2d") && text.contains("{4, 8, 4, 4}") && text.contains("1,530"), "{text}");
     assert!(p.line("pl.summary(3, x)").contains("give a module"));
     assert!(p.line("pl.summary(model)").contains("there is no input"));
-    // Numbers that are drawn later are those that would have been drawn anyway.
+    // Random numbers drawn later are unchanged.
     let draw = "pl.seed(3); model = nn.Sequential { nn.Dropout(0.5) }";
     let (a, b) = (
         p.line(&format!("{draw}; pl.randn({{2}}):tolist()[1]")),

@@ -1,5 +1,5 @@
-//! Every quick recipe, killed with SIGKILL at two hundred seeded moments, half of them in the middle of a save: each run
-//! comes to its end with the weights of one that was left alone.
+//! Kills runs of every quick recipe with SIGKILL at two hundred seeded moments, half of them during a save. Each run must
+//! finish with the weights of an uninterrupted run.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::process::{ExitStatus, Stdio};
 use std::time::Duration;
 use support::{Place, place};
 
-/// A recipe file, params that make it small, and the steps of a run.
+/// A recipe file, params that make it small, and the number of steps of a run.
 struct Case {
     file: &'static str,
     set: &'static [&'static str],
@@ -39,7 +39,7 @@ const LARGER: [Case; 3] = [
     Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 30 },
 ];
 
-/// SplitMix64: the same moments in every run of the test, as far as the machine allows.
+/// SplitMix64, so that every run of the test uses the same moments as far as timing allows.
 struct Rng(u64);
 
 impl Rng {
@@ -51,7 +51,7 @@ impl Rng {
     }
 }
 
-/// Points of a save, some of which only later saves have (`runtime/checkpoint/src/crash.rs`).
+/// The crash points of a save; some occur only in later saves (`runtime/checkpoint/src/crash.rs`).
 const POINTS: u64 = 14;
 
 fn was_killed(status: ExitStatus) -> bool {
@@ -67,7 +67,7 @@ fn has_checkpoint(p: &Place, dir: &str) -> bool {
     entries.is_ok_and(|e| e.flatten().any(|e| e.file_name().to_string_lossy().starts_with("step-")))
 }
 
-/// Runs until it is killed, in a save or anywhere, or has come to its end; whether it was killed.
+/// Runs until the process is killed, in a save or anywhere, or ends. Returns whether it was killed.
 fn run_and_kill(p: &Place, args: &[String], in_save: bool, rng: &mut Rng) -> bool {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     let mut command = p.command(&args);
@@ -149,7 +149,7 @@ fn larger_recipes_survive_being_killed() {
     LARGER.iter().enumerate().for_each(|(k, case)| survives(case, 200 + k as u64));
 }
 
-/// A recipe that is added is killed, too. (A plain script has no run to go on with.)
+/// Every recipe of the folder is in the list, except plain scripts, which cannot be resumed.
 #[test]
 fn no_recipe_is_left_out() {
     let entries = std::fs::read_dir(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../recipes")).unwrap().flatten();

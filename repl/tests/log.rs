@@ -1,4 +1,4 @@
-//! The log: nothing unless it is asked for, then spans and events of what a run does.
+//! Tests the log: empty by default, spans and events of a run if requested.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ fn a_log_names_plans_steps_data_and_checkpoints() {
     let mut c = p.command(&["run", "tiny.lua", "--quiet"]);
     let r: support::Ran = c.env("PERILUNE_LOG", "perilune_engine=trace").output().unwrap().into();
     assert!(r.err.contains("run_plan{kernels=") && !r.err.contains("checkpoint"), "{}", r.err);
-    // Nobody asked.
+    // Without a request nothing is logged.
     assert_eq!(p.run(&["run", "tiny.lua", "--quiet"]).err, "");
 }
 

@@ -1,4 +1,4 @@
-//! `perilune plot`: what it draws from run directories, whole and broken ones.
+//! Tests `perilune plot` on complete and damaged run directories.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,7 +6,7 @@ mod support;
 
 use support::{Place, place, tiny};
 
-/// A run directory made by hand: a curve that falls, with an edit, a NaN and a last line cut short.
+/// Writes a run directory by hand: a falling curve with an edit, a NaN and a truncated last line.
 fn run(p: &Place, dir: &str, factor: f64) {
     std::fs::create_dir_all(p.path(dir)).unwrap();
     let mut lines = String::new();
@@ -76,7 +76,7 @@ fn files_and_axes_are_a_choice() {
         svg.contains("<title>step 15: lr 0.1 -&gt; 0.05 (line 4)</title>") && svg.contains(">valid/loss</text>"),
         "{svg}"
     );
-    // The gap at step 20 parts the curve in two; valid/loss is one more.
+    // The gap at step 20 splits the curve into two; valid/loss is a third.
     assert_eq!(svg.matches("stroke-width=\"1.8\"").count(), 3, "{svg}");
     assert!(std::fs::read(p.path("a.png")).unwrap().starts_with(b"\x89PNG"));
     let time = p.run(&["plot", "a", "--x", "time", "--out", "t.svg"]);
@@ -112,7 +112,7 @@ fn what_cannot_be_drawn_is_said() {
     }
 }
 
-/// What a run logs is what can be drawn, by step and by time.
+/// The log of a real run can be plotted by step and by time.
 #[test]
 fn a_real_run_can_be_drawn() {
     let p = tiny();

@@ -1,6 +1,6 @@
-//! `perilune repl` as a person meets it: the real binary in a pseudo-terminal, typed at key by key, and fed through a pipe.
+//! Tests the `perilune repl` binary in a pseudo-terminal, key by key, and through a pipe.
 //!
-//! Nothing here measures time: each test waits for the text that must come.
+//! No test measures time: each waits for an expected text.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -12,23 +12,23 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use support::{Place, Ran, place, tiny};
 
-/// Long enough for a machine that is busy with something else.
+/// Long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
 const CTRL_C: &str = "\x03";
 const CTRL_D: &str = "\x04";
 const UP: &str = "\x1b[A";
 
-/// A program in a terminal of its own.
+/// A program in a pseudo-terminal.
 struct Terminal {
     child: Child,
     keys: std::fs::File,
     output: Receiver<Vec<u8>>,
-    /// What it wrote that no test has looked at yet, without escape sequences; and all of it.
+    /// Output that no test has consumed yet, without escape sequences, and all output.
     fresh: String,
     all: String,
     raw: Vec<u8>,
-    /// How much there was when the last prompt was typed at.
+    /// The length of the output when the last input was typed.
     used: usize,
 }
 
@@ -58,7 +58,7 @@ impl Terminal {
         let (send, output) = channel();
         std::thread::spawn(move || {
             let mut buffer = [0; 4096];
-            // An error is how the end looks on Linux.
+            // On Linux the end of the output is an error.
             while let Ok(n) = reader.read(&mut buffer) {
                 if n == 0 || send.send(buffer[..n].to_vec()).is_err() {
                     break;
@@ -75,7 +75,7 @@ impl Terminal {
     fn pull(&mut self, wait: Duration) -> Result<(), RecvTimeoutError> {
         let bytes = self.output.recv_timeout(wait)?;
         self.raw.extend(bytes);
-        // A character or an escape sequence may come in two pieces: only what is whole is taken.
+        // A character or an escape sequence may arrive in two reads; take only complete ones.
         let whole = std::str::from_utf8(&self.raw).map_or_else(|e| e.valid_up_to(), |_| self.raw.len());
         let plain = plain(std::str::from_utf8(&self.raw[..whole]).unwrap());
         self.fresh.push_str(&plain[self.all.len()..]);
@@ -83,7 +83,7 @@ impl Terminal {
         Ok(())
     }
 
-    /// Waits until `text` appears behind what was found before; what stood before it.
+    /// Waits for `text` after the last match, and returns the output before it.
     fn wait(&mut self, text: &str) -> String {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -99,8 +99,8 @@ impl Terminal {
         }
     }
 
-    /// Waits until a prompt that nothing was typed at is the last thing on the screen: between two prompts keys would go to
-    /// what runs, and Ctrl-C would be a signal.
+    /// Waits until the screen ends with a fresh prompt. Between two prompts keys would go to the running
+    /// code, and Ctrl-C would be a signal.
     fn ready(&mut self) {
         let end = Instant::now() + PATIENCE;
         while self.all.len() <= self.used || !self.all.ends_with("> ") {
@@ -125,16 +125,16 @@ impl Terminal {
         self.wait(answer)
     }
 
-    /// The line is on the screen; what follows comes from the program.
+    /// Waits until the line is on the screen; later output comes from the program.
     fn echo(&mut self, text: &str) {
-        // The editor redraws the line at each key; the last drawing is followed by a newline.
+        // The editor redraws the line at each key; a newline follows the last drawing.
         let last = text.lines().last().unwrap_or_default();
         if !last.is_empty() {
             self.wait(&format!("{last}\n"));
         }
     }
 
-    /// The exit status.
+    /// Waits for the end and returns the exit status.
     fn end(mut self) -> Option<i32> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -154,7 +154,7 @@ impl Drop for Terminal {
     }
 }
 
-/// Text without escape sequences and carriage returns.
+/// Removes escape sequences and carriage returns.
 fn plain(text: &str) -> String {
     let mut out = String::new();
     let mut chars = text.chars().peekable();
@@ -179,7 +179,7 @@ fn plain(text: &str) -> String {
     out
 }
 
-/// A prompt that waits for its first line.
+/// Starts a prompt and waits for its first line.
 fn prompt(p: &Place, args: &[&str]) -> Terminal {
     let mut all = vec!["repl", "--device", "cpu", "--threads", "2"];
     all.extend(args);
@@ -225,7 +225,7 @@ fn an_unfinished_line_goes_on() {
     t.begin("s = [[a\r");
     t.keys("b]]\r");
     t.line("#s", "3\n");
-    // An empty line that Ctrl-C is pressed at stays; a long one is gone.
+    // Ctrl-C keeps an empty line and discards a long one.
     t.begin(CTRL_C);
     t.begin("this is no Lua");
     t.wait("this is no Lua");
@@ -235,14 +235,14 @@ fn an_unfinished_line_goes_on() {
     assert_eq!(t.end(), Some(0));
 }
 
-/// A paste comes in one read, and is more than the first line of it.
+/// A paste arrives in one read, and all its lines run.
 #[test]
 fn what_is_pasted_runs_in_order() {
     let p = place();
     let mut t = prompt(&p, &[]);
     t.begin("a = 2\rb = 3\rfor i = 1, 2 do\r  a = a * b\rend\r'a is ' .. a\r");
     t.wait("a is 18\n");
-    // A terminal that marks a paste shows it whole, and waits for Enter.
+    // A terminal with bracketed paste shows all of it and waits for Enter.
     t.begin("\x1b[200~x = pl.tensor({1, 2})\nx + 1\n:time x\ny = x\n  :sum()\n?pl.relu\ny\n\x1b[201~");
     t.wait("?pl.relu\ny\n");
     t.keys("\r");
@@ -250,12 +250,12 @@ fn what_is_pasted_runs_in_order() {
     t.wait(" new plan");
     t.wait("example: pl.relu(");
     t.wait("tensor {} i64 cpu   3\n");
-    // What goes wrong is not followed by what builds on it.
+    // Lines after an error are not run.
     t.begin("\x1b[200~z = 1\nz = nothing_there\nz = 2\n\x1b[201~");
     t.wait("z = 2\n");
     t.keys("\r");
     t.wait("'nothing_there' is not defined");
-    t.wait("(what follows it was not run)");
+    t.wait("(the rest of the paste was not run)");
     t.line("'z is ' .. z", "z is 1\n");
 }
 
@@ -283,7 +283,7 @@ fn words_complete() {
     let p = place();
     p.file("weights.safetensors", "");
     let mut t = prompt(&p, &[]);
-    // A word that only one name fits is finished.
+    // A word with a single completion is completed.
     t.begin("pl.cross_ent\t(");
     t.wait("pl.cross_entropy(");
     t.keys(CTRL_C);
@@ -308,13 +308,13 @@ fn words_complete() {
     t.keys(CTRL_C);
     t.begin(":dev\t\r");
     t.wait("* cpu");
-    // Several are listed.
+    // Several completions are listed.
     t.begin("pl.optim.Ada\t\t");
     t.wait("AdamW");
     t.keys(CTRL_C);
 }
 
-/// A batch is made anew at each read; its fields complete all the same, and the next line draws what it would have.
+/// A batch is made again at each read. Its fields complete all the same, and the random numbers of the next line do not change.
 #[test]
 fn fields_of_a_batch_complete() {
     let p = place();
@@ -346,7 +346,7 @@ return recipe
     t.wait("32\n");
     t.begin("run.batch.labels:logsum\t(0):item() > 2\r");
     t.wait("true\n");
-    // Other tables complete as they did.
+    // Completion of other tables is unchanged.
     t.begin("run.params.st\t\r");
     t.wait("2\n");
 }
@@ -385,7 +385,7 @@ fn ctrl_c_stops_what_runs_and_keeps_the_prompt() {
         t.keys(CTRL_C);
         t.wait("interrupted");
     }
-    // Work of the device: many plans, none of which is long.
+    // Work of the device: many short plans.
     t.begin("print('go') y = pl.ones({64, 64}) while true do y = pl.eval(y:matmul(y) * 1e-2) end\r");
     t.wait("\ngo\n");
     t.keys(CTRL_C);
@@ -415,7 +415,7 @@ fn history_outlives_the_session() {
     let p = place();
     let mut t = prompt(&p, &[]);
     t.line("answer = 6 * 7", "> ");
-    t.line("  secret = 1", "> "); // begins with a blank: not kept
+    t.line("  secret = 1", "> "); // begins with a space: not recorded
     t.begin(CTRL_D);
     assert_eq!(t.end(), Some(0));
     assert!(p.read("history").contains("answer = 6 * 7") && !p.read("history").contains("secret"));
@@ -514,7 +514,7 @@ fn a_breakpoint_shows_and_sets_locals() {
     t.begin(":continue\r");
     t.wait("step 1 · loss 100.0 · off 1.000");
     t.line("seen:size()", "never evaluated");
-    // Ctrl-C ends a line there too, and leaving ends everything.
+    // Ctrl-C interrupts a line there too, and `:quit` ends the run.
     t.begin("run:step()\r");
     t.wait("loss> ");
     t.begin("print('go') while true do end\r");
@@ -526,7 +526,7 @@ fn a_breakpoint_shows_and_sets_locals() {
     assert_eq!(t.end(), Some(0));
 }
 
-/// Lines that were typed ahead are read by the prompt that is there when their turn comes.
+/// Lines typed ahead are read by whichever prompt is active when they are due.
 #[test]
 fn a_paste_goes_on_at_a_breakpoint() {
     let p = stopping();
@@ -558,7 +558,7 @@ fn without_a_terminal_a_breakpoint_is_passed_by() {
     let p = stopping();
     let ran = p.run(&["run", "stop.lua", "--device", "cpu", "--steps", "3", "--quiet"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
-    assert_eq!(ran.err.matches("is passed by: there is no terminal").count(), 1, "{}", ran.err);
+    assert_eq!(ran.err.matches("is skipped: there is no terminal").count(), 1, "{}", ran.err);
 }
 
 #[test]
@@ -572,7 +572,7 @@ fn lines_of_a_pipe_are_run_plainly() {
     assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
     assert!(ran.out.starts_with("tensor {2} f32 cpu   0 0\n1\n2\n1 kernels · "), "{}", ran.out);
     assert!(ran.out.contains("relu(x)"), "{}", ran.out);
-    // An error does not end it: the status tells of it.
+    // An error does not end the session, but changes the exit status.
     let ran = piped(&p, &[], "a = 1\n\nerror('first')\na + 1\nfor");
     assert_eq!((ran.status, ran.out.as_str()), (Some(3), "2\n"));
     assert!(ran.err.contains("stdin:3: first") && ran.err.contains("stdin:5: "), "{}", ran.err);

@@ -1,4 +1,4 @@
-//! Checkpoints and `--resume`: a run that was stopped, killed or moved on later gives the bits of one that was not.
+//! Tests checkpoints and `--resume`: a run that was stopped, killed or moved has the bits of an uninterrupted run.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use support::{Place, Ran, place};
 
-/// Everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
+/// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
 /// a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
@@ -54,16 +54,18 @@ fn weights(p: &Place, dir: &str) -> String {
     p.run_json(dir)["weights"].as_str().unwrap().to_string()
 }
 
-/// Steps and evaluations as they were logged, without the checkpoints between them.
+/// Returns the logged steps and evaluations, without the checkpoints between them.
 fn logged(p: &Place, dir: &str) -> Vec<Value> {
     let lines = p.read(&format!("{dir}/metrics.jsonl"));
     let mut events: Vec<Value> = lines.lines().map(|l| serde_json::from_str::<Value>(l).unwrap()).collect();
     events.retain(|e| e["event"] != "checkpoint");
-    // The time of day is no part of what must be the same; it goes up all the same.
+    // Times may differ, but must increase.
     let seconds: Vec<f64> = events.iter().filter_map(|e| e["seconds"].as_f64()).collect();
     assert!(seconds.is_sorted(), "{dir}: {seconds:?}");
     for e in &mut events {
         e.as_object_mut().unwrap().shift_remove("seconds");
+        // So is the seal: it covers the seconds.
+        e.as_object_mut().unwrap().shift_remove("seal");
     }
     events
 }
@@ -85,7 +87,7 @@ fn checkpoints(p: &Place, dir: &str) -> Vec<String> {
     out
 }
 
-/// Copies a run as it was when only the checkpoints up to `step` were there.
+/// Copies a run with only its checkpoints up to `step`.
 fn copy_until(p: &Place, from: &str, to: &str, step: u64) {
     let status = Command::new("cp").args(["-r", from, to]).current_dir(p.dir.path()).status().unwrap();
     assert!(status.success());
@@ -101,7 +103,7 @@ fn from_every_step_a_run_goes_on_to_the_same_bits() {
     for precision in ["f32", "bf16", "fp16", "fp8"] {
         let p = all();
         if precision == "fp8" {
-            // It is for layers whose sizes are multiples of 16.
+            // fp8 needs layers whose sizes are multiples of 16.
             let wide = RECIPE.replace("width = 8", "width = 16");
             p.file("all.lua", wide.replace("nn.Linear(p.width, 1)", "nn.Linear(p.width, 16), nn.Linear(16, 1)"));
         }
@@ -119,7 +121,7 @@ fn from_every_step_a_run_goes_on_to_the_same_bits() {
     }
 }
 
-/// Images are decoded and cropped ahead of their step; a run that goes on must see the same, and not what comes two batches later.
+/// Images are decoded and cropped ahead of their step. A resumed run must get the same ones, not those of two batches later.
 #[test]
 fn random_crops_go_on_to_the_same_bits() {
     let p = place();
@@ -156,7 +158,7 @@ fn checkpointing_changes_no_bit() {
     assert_eq!(checkpoints(&p, "one"), ["step-12"]);
 }
 
-/// `run.json` says where a checkpoint was taken: step, cursor, random numbers, schedule, scale, params, metrics, hashes.
+/// `run.json` records the position of a checkpoint: step, cursor, random numbers, schedule, scale, params, metrics, hashes.
 #[test]
 fn a_checkpoint_says_where_it_was_taken() {
     let p = all();
@@ -167,17 +169,17 @@ fn a_checkpoint_says_where_it_was_taken() {
             assert!(said[key].as_object().is_some_and(|o| !o.is_empty()), "{key}: {said}");
         }
         assert_eq!((&said["step"], &said["cursor"]["step"]), (&step.into(), &step.into()));
-        // Evaluations draw numbers of their own.
+        // Evaluations draw separate random numbers.
         assert!(said["rng"]["step"].as_u64().unwrap() >= step && said["rng"]["seed"] == 3, "{said}");
         assert!(said["scaler"]["factor"].as_f64().unwrap() >= 1.0, "{said}");
         assert_eq!(said["schedule"]["updates"], step);
         said["schedule"]["lr"][0].as_f64().unwrap()
     };
-    // A cosine from 0.05 on.
+    // A cosine that starts at 0.05.
     assert!(0.05 > lr(5) && lr(5) > lr(10) && lr(10) > 0.0, "{} {}", lr(5), lr(10));
 }
 
-/// A State that no checkpoint would hold is said, with the line that made it.
+/// A warning names each State that no checkpoint would contain, with the line that made it.
 #[test]
 fn a_state_that_is_not_saved_is_named() {
     let p = all();
@@ -193,7 +195,7 @@ fn a_state_that_is_not_saved_is_named() {
     assert!(r.err.contains("recipe.states is ") && r.status == Some(3), "{}", r.err);
 }
 
-/// Saving a checkpoint in the place of the run's only one, killed at each point of that: there is always one to go on from.
+/// A save that replaces the run's only checkpoint is killed at each crash point; a valid checkpoint always remains.
 #[test]
 fn the_only_checkpoint_survives_its_replacement() {
     let p = all();
@@ -213,7 +215,7 @@ fn the_only_checkpoint_survives_its_replacement() {
     assert_eq!(weights(&p, "r"), weights(&p, "straight"));
 }
 
-/// Killed again and again, in the middle of steps and of saves, the run still comes to its end with the same weights.
+/// A run that is killed repeatedly, during steps and saves, still finishes with the same weights.
 #[test]
 fn killed_runs_go_on() {
     let p = all();
@@ -231,7 +233,7 @@ fn killed_runs_go_on() {
         let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
         let mut out = BufReader::new(child.stdout.take().unwrap());
         let mut line = String::new();
-        // After a number of lines that differs from time to time; what the process does then is anybody's guess.
+        // Kill it after a varying number of lines, at an arbitrary point of its work.
         let mut left = 20 + 37 * kills % 61;
         while left > 0 && out.read_line(&mut line).unwrap() > 0 {
             line.clear();
@@ -298,7 +300,7 @@ fn the_newest_run_is_found_and_may_go_further() {
     assert_eq!(p.runs().len(), 2);
 }
 
-/// The last, the best by a metric and every so many stay; what is asked for by a wrong name is said.
+/// Retention keeps the last checkpoints, the best by a metric and every Nth; wrong metric names are reported.
 #[test]
 fn the_checkpoints_that_are_asked_for_stay() {
     let p = all();
@@ -310,7 +312,7 @@ fn the_checkpoints_that_are_asked_for_stay() {
         (out, r.err)
     };
     assert_eq!(kept("a", &["--checkpoint-every", "1", "--keep", "1", "--keep-every", "5"]).0, [5, 10, 12]);
-    // The best by the evaluations, wherever that is: a checkpoint is written for it.
+    // A checkpoint is written for the best evaluation, at any step.
     let (steps, said) = kept("b", &["--keep", "1", "--keep-best", "valid/loss"]);
     let values: Vec<(u64, f64)> = logged(&p, "b")
         .iter()
@@ -327,7 +329,7 @@ fn the_checkpoints_that_are_asked_for_stay() {
     // It is still the best after a resume.
     let (steps, _) = kept("c", &["--resume", "--keep", "1", "--keep-best", "valid/loss:max", "--steps", "14"]);
     assert!(steps.contains(&worst) || p.run_json("c")["best"]["step"] == 14, "{steps:?}");
-    // The recipe may say it, and the command line goes before.
+    // The recipe may set the policy, and the command line overrides it.
     let said = "recipe.keep = { last = 2, every = 5, best = \"valid/loss\" }\nrecipe.ema = 0.9";
     p.file("all.lua", RECIPE.replace("recipe.ema = 0.9", said));
     let (steps, _) = kept("d", &["--checkpoint-every", "1"]);
@@ -350,7 +352,7 @@ fn the_checkpoints_that_are_asked_for_stay() {
     assert!(!p.path("g").exists(), "nothing is made before the arguments are right");
 }
 
-/// Large files are cut, and every command reads them as it does whole ones.
+/// Large files are split into shards, and every command reads them like single files.
 #[test]
 fn shards_are_read_wherever_files_are() {
     let p = all();
@@ -374,7 +376,7 @@ fn shards_are_read_wherever_files_are() {
     let r = run(&p, "again", &["--resume"]);
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     assert_eq!(weights(&p, "again"), weights(&p, "whole"));
-    // To others, and back by `pl.load`.
+    // Exported for other programs, and read back by `pl.load`.
     let r = p.run(&["ckpt", "export", "whole", "w.safetensors", "--shard-size", "0.1KB"]);
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     assert!(r.out.starts_with("w.safetensors.index.json: ") && r.out.contains(" files, "), "{}", r.out);
@@ -407,7 +409,7 @@ print(n > 5, pcall(pl.nn.load_weights, model, "w.safetensors.index.json"))"#,
     }
 }
 
-/// Stops, edits and resumes, with other params, other States and a lost end, come back in a replay.
+/// A replay repeats stops, edits and resumes, with other params, other States and a lost end.
 #[test]
 fn a_replay_goes_through_stops_and_resumes() {
     let p = all();
@@ -417,7 +419,7 @@ fn a_replay_goes_through_stops_and_resumes() {
     };
     ok(&["--steps", "4"]);
     ok(&["--resume", "--steps", "7", "--set", "lr=0.02"]);
-    // With a param of the recipe edited: only --edited takes it.
+    // Only --edited applies an edited param default of the recipe.
     p.file("all.lua", RECIPE.replace("accumulate = 2", "accumulate = 1"));
     ok(&["--resume", "--steps", "8"]);
     assert_eq!(p.run_json("r")["params"]["accumulate"], 2);
@@ -430,16 +432,16 @@ fn a_replay_goes_through_stops_and_resumes() {
     );
     let r = run(&p, "r", &["--resume", "--steps", "12"]);
     assert_eq!(r.status, Some(4));
-    assert!(r.err.contains("`--resume --edited` goes on with what fits"), "{}", r.err);
+    assert!(r.err.contains("`--resume --edited` continues with the States that fit"), "{}", r.err);
     ok(&["--resume", "--edited", "--steps", "12"]);
-    // The last part is lost, and done again.
+    // The last part is lost and repeated.
     copy_until(&p, "r", "lost", 10);
     let r = run(&p, "lost", &["--resume", "--edited", "--steps", "13"]);
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     for (dir, again) in [("r", "r2"), ("lost", "lost2")] {
         let r = p.run(&["replay", dir, "--run-dir", again]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
-        assert!(r.out.contains("the weights are those of the run"), "{}", r.out);
+        assert!(r.out.contains("the weights equal those of the run"), "{}", r.out);
         assert_eq!(weights(&p, again), weights(&p, dir));
     }
     let ledger = p.read("r/ledger.jsonl");
@@ -467,10 +469,10 @@ fn what_does_not_fit_is_refused() {
     *bytes.last_mut().unwrap() ^= 1;
     std::fs::write(&at, bytes).unwrap();
     refused("model.safetensors: blake3: is ");
-    refused("hint: remove r/checkpoints/step-12 to go on from step 6");
+    refused("hint: remove r/checkpoints/step-12 to continue from step 6");
 }
 
-/// Files that are none: they are refused before they fill the memory, and `list` says so.
+/// Invalid files are refused before they are read into memory, and `list` reports them.
 #[test]
 fn what_is_no_file_of_a_run_is_refused() {
     let p = all();
@@ -531,7 +533,7 @@ fn ckpt_lists_inspects_compares_verifies_and_exports() {
     let r = p.run(&["ckpt", "verify", b, a]);
     assert_eq!(r.status, Some(4));
     assert!(r.err.contains("optimizer.safetensors: size: is 100 bytes"), "{}", r.err);
-    // One that is broken hides none of the others.
+    // A broken checkpoint does not hide the others.
     let r = p.run(&["ckpt", "verify", "r"]);
     assert_eq!((r.status, r.out.lines().count()), (Some(4), 1), "{}{}", r.out, r.err);
     let logged = std::fs::read_to_string(p.path("r/metrics.jsonl")).unwrap();

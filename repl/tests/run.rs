@@ -1,4 +1,4 @@
-//! `perilune run`: events, the run directory, what a person sees.
+//! Tests `perilune run`: events, the run directory, the output on a terminal.
 
 #![allow(clippy::unwrap_used)]
 
@@ -92,7 +92,8 @@ fn a_run_directory_holds_what_is_needed_to_repeat_the_run() {
     let logged: Vec<&str> = r.out.lines().filter(|l| l.contains("\"step\"") || l.contains("\"eval\"")).collect();
     let logged: Vec<&str> =
         logged.into_iter().filter(|l| !l.contains("\"start\"") && !l.contains("\"done\"")).collect();
-    assert_eq!(p.read(&format!("{dir}/metrics.jsonl")).lines().collect::<Vec<_>>(), logged);
+    let metrics = p.read(&format!("{dir}/metrics.jsonl"));
+    assert_eq!(metrics.lines().map(perilune_checkpoint::seal::unsealed).collect::<Vec<_>>(), logged);
     let tb = std::fs::read_dir(p.path(&dir).join("tb")).unwrap().next().unwrap().unwrap();
     assert!(tb.file_name().to_string_lossy().starts_with("events.out.tfevents."));
     assert!(tb.metadata().unwrap().len() > 7 * 40);
@@ -108,7 +109,7 @@ fn two_runs_in_one_second_do_not_share_a_directory() {
     assert_eq!(p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]).status, Some(0));
     let again = p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]);
     assert_eq!(again.status, Some(2));
-    assert_eq!(again.err, "error: --run-dir here: it holds a run already; choose another directory\n");
+    assert_eq!(again.err, "error: --run-dir here: it already contains a run; choose another directory\n");
 }
 
 #[test]
@@ -233,7 +234,7 @@ fn a_reader_that_leaves_stops_nothing_and_panics_nowhere() {
     assert_eq!(p.run_json("r")["status"], "done");
 }
 
-/// What a script saves, it finds again under the same path, whatever lies beside it.
+/// `pl.load` finds a saved file under the same relative path, even if the script's folder has a file of that name.
 #[test]
 fn load_finds_what_save_wrote() {
     let p = place();
@@ -281,7 +282,7 @@ fn out_of_memory_is_a_failure_that_names_the_owners_and_what_would_help() {
     assert_eq!(same, [same[0]; 3]);
     let r: support::Ran = p.command(&["run", "tiny.lua"]).env("PERILUNE_MEMORY_LIMIT", "lots").output().unwrap().into();
     assert_eq!(r.status, Some(2), "{}", r.err);
-    assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is no amount of memory"), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_MEMORY_LIMIT: \"lots\" is not an amount of memory"), "{}", r.err);
 }
 
 #[test]
@@ -290,7 +291,7 @@ fn a_memory_budget_is_kept_or_refused() {
     let r = p.run(&["run", "tiny.lua", "--memory-budget", "1KiB"]);
     assert_eq!(r.status, Some(1), "{}", r.err);
     assert!(r.err.contains("memory_budget: the step needs ") && r.err.contains("the budget is 1.0 KiB"), "{}", r.err);
-    // At the line that takes the most.
+    // The error is at the line with the largest use.
     assert!(r.err.contains("tiny.lua:5:") && r.err.contains("f32 {64, 4}"), "{}", r.err);
     let r = p.run(&["run", "tiny.lua", "--memory-budget", "much"]);
     assert_eq!(r.status, Some(2), "{}", r.err);
@@ -299,7 +300,7 @@ fn a_memory_budget_is_kept_or_refused() {
     for size in ["1GiB", "512M", "512MiB", "1.5 GB", "1000000000"] {
         assert_eq!(weights(&["run", "tiny.lua", "--json", "--memory-budget", size]), plain, "{size}");
     }
-    // As a param of a recipe, whether its default is a number or a text.
+    // A budget may be a param, with a number or a string as its default.
     for default in ["1 << 30", "2e9", "\"1GiB\""] {
         p.file("param.lua", TINY.replace("width = 4 }", &format!("width = 4, memory_budget = {default} }}")));
         for size in ["512M", "512MiB", "536870912"] {

@@ -1,4 +1,4 @@
-//! Ctrl-C and SIGTERM: the step is finished, the record is complete, the status says why.
+//! Tests signals: the step is finished, the record is complete, and the exit status names the signal.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -108,12 +108,12 @@ fn sighup_asks_for_a_look_at_the_recipe() {
     assert_eq!(wait(child).0, 130);
 }
 
-/// A terminal that goes away takes the run with it, and no step is lost.
+/// Closing the terminal ends the run without losing a step.
 #[test]
 fn the_end_of_the_terminal_leaves_a_checkpoint() {
     let p = place();
     p.file("tiny.lua", TINY);
-    // Whoever runs this may ignore SIGHUP, as nohup does, and a child inherits that; what is caught here is the default there.
+    // A child inherits an ignored SIGHUP (nohup); a signal that is caught here has its default action in the child.
     let caught = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(false));
     signal_hook::flag::register(signal_hook::consts::SIGHUP, caught).unwrap();
     let (pty, pts) = pty_process::blocking::open().unwrap();

@@ -1,4 +1,4 @@
-//! The guide's table "Switches", for scripts, recipes, the prompt and `check` alike.
+//! Tests the switches of the guide in scripts, recipes, the prompt and `check`.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -75,7 +75,7 @@ fn the_prompt_prints_plans_with_their_texts() {
     assert!(r.out.contains("as a GPU (") && r.out.contains("__global__"), "{}", r.out);
 }
 
-/// A loop whose shape changes after it has warmed up.
+/// A loop whose shape changes after its warm-up.
 const SHIFTS: &str = r#"
 local pl = require "perilune"
 local w = pl.state(pl.ones { 3 })
@@ -150,7 +150,7 @@ fn a_device_that_is_not_there_is_named_once() {
     assert!(r.err.contains("--device cuda:99: ") && !r.err.contains(": cuda: "), "{}", r.err);
 }
 
-/// A kernel with a reference, which the CPU runs.
+/// A CUDA kernel with a reference for the CPU.
 const KERNEL: &str = r#"
 local pl = require "perilune"
 local twice = pl.kernel {
@@ -174,10 +174,10 @@ fn a_plan_on_the_cpu_shows_the_recipes_kernel_where_a_gpu_would_run_it() {
     assert_eq!(r.status, Some(0), "{}", r.err);
     let (texts, plain) = r.out.rsplit_once("kernels · ").unwrap();
     assert!(texts.contains("as a GPU (") && texts.contains("__global__ void twice("), "{texts}");
-    // The launch, with the grid that the rules give.
+    // The launch, with the grid from `grid`.
     assert!(texts.contains("twice") && texts.contains("k.lua:11"), "{texts}");
     assert!(!plain.contains("twice"), "what the CPU runs is the reference: {plain}");
-    // A plan that is compiled shows it as well, gradients behind it too; and the numbers are the reference's.
+    // A compiled plan and that of a gradient show it too; the values are those of the reference.
     p.file(
         "k.lua",
         format!(
@@ -206,12 +206,12 @@ end
 "#,
     );
     let r = with(&p, &["run", "attention.lua", "--device", "cpu"], &[]);
-    // 4 x 2 heads x 64 queries x 32 x 64 keys; half of it where half of the scores are masked.
+    // 4 x 2 heads x 64 queries x 32 x 64 keys; half as many where half of the scores are masked.
     let flops: Vec<&str> = r.out.lines().filter(|l| l.contains(" scaled_dot_product_attention ")).collect();
     assert!(flops.len() == 2 && flops[0].contains("524.3 kFLOP") && flops[1].contains("1.0 MFLOP"), "{}", r.out);
 }
 
-/// A product of bytes on a GPU counts as the same product of 16-bit floats does.
+/// An fp8 product on a GPU counts as many FLOP as the same product of 16-bit floats.
 #[test]
 fn a_gpus_plan_counts_products_of_bytes() {
     let p = place();

@@ -1,7 +1,7 @@
-//! The event files of a run, read as TensorBoard reads them: by a reader of its own, which shares nothing with the writer.
+//! Reads the event files of a run like TensorBoard, with a parser that shares no code with the writer.
 //!
 //! TFRecord: length u64, masked CRC-32C of the length, the bytes, their masked CRC-32C (tensorflow/core/lib/io/record_writer.h).
-//! The checksum here goes by a table, the writer's bit by bit. Messages are parsed by wire type, whatever their fields.
+//! The checksum here uses a table, the writer's works bit by bit. Messages are parsed by wire type, without a schema.
 
 #![allow(clippy::unwrap_used)]
 
@@ -121,13 +121,13 @@ fn a_run_writes_event_files_as_tensorboard_wants_them() {
                 (n, _) => panic!("field {n} of an event"),
             }
         }
-        // The first record says which format the others have.
+        // The first record has the format version.
         assert_eq!(version.as_deref(), (k == 0).then_some(&b"brain.Event:2"[..]));
         for (tag, v) in values {
             assert!(read.insert((tag, step), v).is_none());
         }
     }
-    // What was read is what metrics.jsonl says.
+    // The scalars equal those of metrics.jsonl.
     let mut logged = 0;
     for line in p.read("r/metrics.jsonl").lines() {
         let event: Value = serde_json::from_str(line).unwrap();

@@ -1,4 +1,4 @@
-//! A run of 400 steps with twenty edits, good and bad, against one that is stopped, checkpointed and restarted at each.
+//! Compares a run of 400 steps with twenty edits, good and bad, with a run that is stopped and restarted at each edit.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -7,8 +7,8 @@ mod support;
 use serde_json::Value;
 use support::{MIGRATE, Place, Running, place, save};
 
-/// The empty loop makes a step long enough for twenty edits to find their place in 400 of them. The words in capitals are
-/// what the edits replace.
+/// The empty loop makes a step long enough for twenty edits within 400 steps. The words in capitals are
+/// replaced by the edits.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -45,7 +45,7 @@ function parts.huge(x) return x:abs() end
 return parts
 "#;
 
-/// Texts of the recipe and of the file that it requires.
+/// The texts of the recipe and of the file that it requires.
 #[derive(Clone)]
 struct Version {
     words: Vec<(&'static str, String)>,
@@ -91,13 +91,13 @@ struct Script<'a> {
     p: &'a Place,
     run: Running,
     now: Version,
-    /// What ran from which step on.
+    /// The versions that ran, with their first steps.
     history: Vec<(u64, Version)>,
     edits: u64,
 }
 
 impl Script<'_> {
-    /// Waits for the place of the next edit, and asks for a look as soon as `write` is done.
+    /// Waits for the step of the next edit, and requests a reload after `write`.
     fn write(&mut self, write: impl FnOnce(&Place)) {
         self.stop();
         write(self.p);
@@ -105,7 +105,7 @@ impl Script<'_> {
         self.run.signal("-CONT");
     }
 
-    /// Halts the run at the place of the next edit: on a busy machine it might be past the next ones meanwhile.
+    /// Halts the run at the step of the next edit; on a busy machine the run might otherwise pass the following ones.
     fn stop(&mut self) {
         self.edits += 1;
         self.run.until(12 * self.edits);
@@ -145,7 +145,7 @@ fn twenty_edits() {
     let run = Running::start(&p, &ARGS);
     let mut s = Script { p: &p, run, now: first.clone(), history: vec![(0, first)], edits: 0 };
 
-    // Nothing of the step's maths changes: nothing is compiled.
+    // The step's operations do not change, so nothing is compiled.
     for edit in [
         (|v| v.set("LR", "0.02")) as fn(&mut Version),
         |v| v.comment = "-- why not\n",
@@ -163,7 +163,7 @@ fn twenty_edits() {
     });
     s.lands(|v| v.set("LOSS", "huge"));
 
-    // It raises in its third step: the two before it count. The recorded step was the first call.
+    // It raises in its third step; its first two steps count. The first call was the recorded step.
     let before = s.now.clone();
     s.lands(|v| v.set("LATE", "if calls == 4 then error('three is too many') end"));
     let event = s.run.next("reload");
@@ -182,7 +182,7 @@ fn twenty_edits() {
         save(p, "edited.lua", &v.text());
         std::fs::remove_file(p.path("parts.lua")).unwrap()
     });
-    // Restored: it is loaded again, and differs in nothing.
+    // The restored text is loaded again without a change.
     s.stop();
     save(&p, "parts.lua", PARTS);
     s.run.signal("-CONT");
@@ -198,7 +198,7 @@ fn twenty_edits() {
     });
     assert!(event["changed"].to_string().contains("width 8 -> 12"), "{event}");
 
-    // A loss that is no number in its second step: the run goes on from the step of the edit.
+    // The loss is NaN in its second step: the run continues from the step of the edit.
     let late = s.now.text().replace("LATE", "").replace(".huge(error)", ".huge(error * (calls == 3 and 0 / 0 or 1))");
     s.write(|p| save(p, "edited.lua", &late));
     let applied = s.run.next("reload");
@@ -216,7 +216,7 @@ fn twenty_edits() {
     assert!(s.run.child.wait().unwrap().success());
     assert_eq!(done["steps"], 400);
 
-    // Stopped, checkpointed, edited and restarted each time.
+    // The reference run is stopped, checkpointed, edited and restarted each time.
     for (k, (_, version)) in s.history.iter().enumerate() {
         let end = s.history.get(k + 1).map_or(400, |next| next.0).to_string();
         version.write(&p);
@@ -229,7 +229,7 @@ fn twenty_edits() {
     }
     assert_eq!(p.run_json("s")["weights"], done["weights"]);
 
-    // Both runs once more, from what they left.
+    // Replay both runs from their run directories.
     for (from, to) in [("r", "r2"), ("s", "s2")] {
         let r = p.run(&["replay", from, "--run-dir", to]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{from}");

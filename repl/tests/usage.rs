@@ -1,4 +1,4 @@
-//! Wrong usage and wrong recipes: exit status 2 or 3, and a message that says what to do.
+//! Tests wrong usage and wrong recipes: exit status 2 or 3, and a message with a cure.
 
 #![allow(clippy::unwrap_used)]
 
@@ -44,7 +44,7 @@ fn params() {
     says(
         &["run", "tiny.lua", "--steps", "2", "--set", "steps=3"],
         2,
-        "error: --steps and --set steps=… say the same thing twice; give one of them",
+        "error: --steps and --set steps=… set the same param; give one of them",
     );
     says(
         &["run", "tiny.lua", "--set", "lr"],
@@ -58,7 +58,11 @@ fn files() {
     says(&["run", "tyni.lua"], 2, "error: there is no file tyni.lua. Did you mean tiny.lua?");
     says(&["run", "tiny"], 2, "error: there is no file tiny. Did you mean tiny.lua?");
     says(&["run", "dir"], 2, "error: dir is a directory, not a recipe; recipes in it: inner.lua");
-    says(&["run", "latin.lua"], 2, "error: latin.lua is not UTF-8 text: line 2 holds the byte 0xe9; save it as UTF-8");
+    says(
+        &["run", "latin.lua"],
+        2,
+        "error: latin.lua is not UTF-8 text: line 2 contains the byte 0xe9; save it as UTF-8",
+    );
     says(&["run", "byte.lua"], 2, "error: byte.lua is compiled Lua bytecode; recipes are loaded as text only");
     says(&["check", "table.csv"], 2, "error: table.csv is not a Lua file: a recipe's name ends in .lua");
 }
@@ -93,24 +97,24 @@ fn what_is_not_built_yet_is_refused() {
     says(
         &["run", "tiny.lua", "--resume", "--run-dir", "none"],
         2,
-        "error: --resume: there is no checkpoint in none/checkpoints; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+        "error: --resume: there is no checkpoint in none/checkpoints; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
     );
     says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],
         2,
-        "error: --device cuda:0,1: this version computes on one GPU; several come in a later one",
+        "error: --device cuda:0,1: this version supports one GPU; several are planned for a later one",
     );
     says(
         &["run", "tiny.lua", "--device", "gpu"],
         2,
-        "error: --device gpu: there is no such device; it is one of cpu, cuda, cuda:N, auto",
+        "error: --device gpu: there is no such device; use cpu, cuda, cuda:N or auto",
     );
     says(
         &["run", "tiny.lua", "--precision", "int8"],
         2,
-        "error: --precision int8: there is no such precision; it is one of f32, tf32, bf16, fp16, fp8",
+        "error: --precision int8: there is no such precision; use f32, tf32, bf16, fp16 or fp8",
     );
-    says(&["bundle"], 2, "error: `perilune bundle` is not in this version yet; it comes in a later one");
+    says(&["bundle"], 2, "error: `perilune bundle` is not implemented in this version; it is planned for a later one");
 }
 
 #[test]

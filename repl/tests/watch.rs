@@ -1,4 +1,4 @@
-//! `--watch`: a run whose recipe is edited while it trains, against one that is stopped and restarted at each edit.
+//! Tests `--watch`: compares a run whose recipe is edited during training with one that is stopped and restarted at each edit.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -9,7 +9,7 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use support::{MIGRATE, Running, place, save};
 
-/// `ACT`, `WIDTH`, `OPT`, `LR`, `STEPS` and `LOSS` are what the edits replace.
+/// Edits replace `ACT`, `WIDTH`, `OPT`, `LR`, `STEPS` and `LOSS`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -81,7 +81,7 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     let mut run = Running::start(&p, &ARGS);
     run.next("step");
 
-    // What ran from which step on, to be repeated by stopping and restarting.
+    // The versions that ran, with their first steps, to be repeated by stopping and restarting.
     let mut history: Vec<(u64, Version)> = vec![(0, FIRST)];
     let mut now = FIRST;
     let mut good = |run: &mut Running, next: Version, says: &str| {
@@ -119,12 +119,12 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     std::fs::remove_file(p.path("parts.lua")).unwrap();
     let gone = run.next("reload");
     assert!(gone["error"].as_str().unwrap().contains("there is no module \"parts\""), "{gone}");
-    // Restored: the text that runs is read again, and nothing is different from before.
+    // The restored text is loaded again without a change.
     save(&p, "parts.lua", PARTS);
     let back = run.next("reload");
     assert_eq!((&back["ok"], &back["changed"]), (&Value::Bool(true), &serde_json::json!([])));
 
-    // It throws in its third step: two steps of it count. The first call is that of the recorded step.
+    // It raises in its third step; its first two steps count. The first call was the recorded step.
     let late = Version { loss: "if calls == 4 then error('three is too many') end", ..now.clone() };
     save(&p, "edited.lua", &late.text());
     let applied = run.next("reload");
@@ -146,14 +146,14 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     assert!(run.child.wait().unwrap().success());
     assert_eq!(done["steps"], now.steps);
 
-    // The run and its edits once more: the same bits.
+    // A replay of the run and its edits gives the same bits.
     p.file("parts.lua", "error('nobody reads this')");
     let again = p.run(&["replay", "r", "--run-dir", "again"]);
     assert_eq!((again.status, again.complaints()), (Some(0), vec![]), "{}", again.out);
-    assert!(again.out.contains("the weights are those of the run"), "{}", again.out);
+    assert!(again.out.contains("the weights equal those of the run"), "{}", again.out);
     assert_eq!(p.run_json("again")["weights"], done["weights"]);
 
-    // The ledger has every version that was applied, and its files.
+    // The ledger has every applied version and its files.
     let ledger: Vec<Value> = p.read("r/ledger.jsonl").lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     assert!(ledger.iter().filter(|e| e["ok"] == false).count() >= 6);
     for (step, version) in &history[1..] {
@@ -165,7 +165,7 @@ fn edits_land_and_bad_ones_leave_the_run_going() {
     }
 }
 
-/// With edits that leave the State as it is, the run has the weights of one that was stopped, edited and resumed each time.
+/// With edits that keep the States, the run has the weights of one that was stopped, edited and resumed each time.
 #[test]
 fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
     let p = place();
@@ -203,11 +203,11 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
             args.push("--resume");
         }
         let r = p.run(&args);
-        // The loss may leap at an edit, which is said.
+        // An edit may cause a loss spike, which is reported.
         assert_eq!(r.status, Some(0), "part {k}: {}", r.err);
     }
     assert_eq!(p.run_json("s")["weights"], done["weights"]);
-    // Stops and resumes are repeated too; what is not what ran is not.
+    // Stops and resumes are repeated too; a changed recipe file is refused.
     let r = p.run(&["replay", "s", "--run-dir", "t"]);
     assert_eq!(r.status, Some(0), "{}", r.err);
     assert_eq!(p.run_json("t")["weights"], done["weights"]);
@@ -215,7 +215,7 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
     let r = p.run(&["replay", "r"]);
     assert_eq!(r.status, Some(4));
     assert!(r.err.contains("r/recipe/parts.lua: is not the file that ran"), "{}", r.err);
-    // Going on after that means the params of then.
+    // A later resume uses the params of that time.
     assert_eq!((&p.run_json("r")["params"]["lr"], &p.run_json("r")["steps"]), (&0.03.into(), &last.steps.into()));
 }
 
@@ -247,7 +247,7 @@ fn a_learning_rate_or_a_comment_compiles_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
-/// Saves within 200 ms count once: of a burst only the last is loaded.
+/// Saves within 200 ms count once: only the last of a burst is loaded.
 #[test]
 fn a_burst_of_saves_counts_once() {
     let p = place();
@@ -261,7 +261,7 @@ fn a_burst_of_saves_counts_once() {
         for part in 1..=3 {
             save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", &format!("lr = 0.1{k:02}{part}")));
         }
-        // A busy machine may hold this process up between two saves: that is no burst.
+        // On a busy machine two saves may be too far apart for a burst.
         let quick = begun.elapsed().as_millis() < 150;
         let mut reloads = 1;
         while !run.next("reload")["changed"].to_string().contains(&format!("-> 0.1{k:02}3")) {
@@ -280,8 +280,8 @@ fn a_burst_of_saves_counts_once() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// A bad edit may lie in a file that only the new version requires: saving that one is tried again, as is saving the same
-/// text again. Other files of the directory, such as a log, keep nobody waiting.
+/// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the same
+/// text again. Other files of the directory, such as a log, cause no delay.
 #[test]
 fn whatever_a_bad_version_required_is_watched() {
     let p = place();
@@ -312,7 +312,7 @@ fn whatever_a_bad_version_required_is_watched() {
     outcome("below/more.lua:1: ");
     p.file("below/more.lua", "return {}");
     outcome("\"ok\":true");
-    // A directory that is made anew, as by `git checkout`.
+    // A directory that is removed and made again, as by `git checkout`.
     std::fs::remove_dir_all(p.path("below")).unwrap();
     outcome("there is no module");
     std::fs::create_dir(p.path("below")).unwrap();
@@ -320,14 +320,14 @@ fn whatever_a_bad_version_required_is_watched() {
     outcome("\"ok\":true");
     p.file("below/more.lua", "return { 2 }");
     outcome("\"ok\":true");
-    // What was wrong may lie elsewhere: the same text, saved again.
+    // The fault may have been elsewhere, so the same text is tried when it is saved again.
     let reads = text.replace("local calls", "assert(pl.data.csv('rows.csv'))\nlocal calls");
     save(&p, "edited.lua", &reads);
     outcome("rows.csv");
     p.file("rows.csv", "1,2\n3,4\n");
     save(&p, "edited.lua", &reads);
     outcome("\"ok\":true");
-    // Through a link, too.
+    // Also through a link.
     p.file("elsewhere.lua", &reads);
     std::os::unix::fs::symlink(p.path("elsewhere.lua"), p.path("link~")).unwrap();
     std::fs::rename(p.path("link~"), p.path("edited.lua")).unwrap();
@@ -340,7 +340,7 @@ fn whatever_a_bad_version_required_is_watched() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// A version that never comes to an end of being built: a newer save ends it, and a signal does.
+/// A newer save or a signal cancels a version whose build does not end.
 #[test]
 fn an_endless_version_does_not_hold_the_run_up() {
     let p = place();
@@ -382,7 +382,7 @@ fn an_endless_version_does_not_hold_the_run_up() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// One whose second step, or evaluation, does not end: a newer save ends that, and a signal does.
+/// A newer save or a signal cancels a version whose second step or evaluation does not end.
 #[test]
 fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
     const ENDLESS: &str = "while true do pcall(function() while true do end end) end";
@@ -414,12 +414,12 @@ fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
     let saved = run.next("checkpoint");
     assert_eq!(run.next("done")["steps"], saved["step"]);
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
-    // The weights that an evaluation had put in the place of the model's are back.
+    // The model has its own weights again instead of the averages used by the evaluation.
     let again = p.run(&["replay", "r"]);
     assert_eq!(again.status, Some(0), "{}{}", again.out, again.err);
 }
 
-/// The first version of all has none before it: its evaluation is ended once, and the newer version goes on.
+/// The first version has no predecessor: its evaluation is cancelled once, and the newer version continues.
 #[test]
 fn an_endless_evaluation_of_the_first_version_gives_way() {
     let p = place();
@@ -443,7 +443,7 @@ fn an_endless_evaluation_of_the_first_version_gives_way() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// A version begins with the library as it is, whatever the one before wrote to it; one that is taken back finds what it wrote.
+/// A version starts with the original library tables; after a rollback a version finds what it wrote to them.
 #[test]
 fn a_version_finds_no_trace_of_the_one_before() {
     let p = place();
@@ -454,7 +454,7 @@ fn a_version_finds_no_trace_of_the_one_before() {
     p.file("edited.lua", first.replace("local recipe", &format!("{writes}local recipe")));
     let mut run = Running::start(&p, &ARGS);
     run.next("step");
-    // It raises in its second step, and what goes on uses what it wrote.
+    // It raises in its second step, and the version that continues uses what it wrote itself.
     let late = Version { loss: "if calls == 3 then error('late') end", ..FIRST };
     save(&p, "edited.lua", &late.text());
     assert_eq!(run.next("reload")["ok"], true);
@@ -474,7 +474,7 @@ fn a_version_finds_no_trace_of_the_one_before() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// A log that grows beside the recipe, its own output say, does not keep an edit waiting.
+/// A log file that grows in the recipe's folder does not delay an edit.
 #[test]
 fn other_files_beside_the_recipe_may_change_all_the_time() {
     let p = place();
@@ -503,7 +503,7 @@ fn other_files_beside_the_recipe_may_change_all_the_time() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// The share of the time that goes into making batches is that of the version that runs.
+/// The displayed share of time for making batches is that of the running version.
 #[test]
 fn data_is_timed_after_an_edit() {
     let p = place();

@@ -15,7 +15,7 @@ use std::process::Command;
 
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
-/// Each run with the short settings of `.ci/run`; `PICTURES` stands for a folder of images.
+/// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
 const RUNS: [(&str, &str); 8] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),
@@ -37,7 +37,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The hash of a run's weights; `None` if the processor lacks the instruction set.
+/// Returns the hash of a run's weights, or `None` if the processor lacks the instruction set.
 fn weights(isa: &str, threads: &str, args: &str) -> Option<String> {
     let place = support::place();
     let pictures = root().join("tests/golden/images/folder");
@@ -69,7 +69,7 @@ fn short_runs_end_with_the_pinned_weights() {
     let mut wrong = Vec::new();
     for isa in ISAS {
         for (k, (name, args)) in RUNS.iter().enumerate() {
-            // Every other run with another number of threads: it changes no bit.
+            // Every other run uses another number of threads, which changes no bit.
             let Some(got) = weights(isa, if k % 2 == 0 { "1" } else { "2" }, args) else {
                 skip::skipped(&format!("this processor lacks {isa}"));
                 break;

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
 fn headers(dir: &Path, out: &mut Vec<PathBuf>) {
-    // Cargo compares the times of everything in a directory, so new files are found too.
+    // For a directory, Cargo compares the times of everything in it, so new files are detected too.
     println!("cargo::rerun-if-changed={}", dir.display());
     let entries = std::fs::read_dir(dir).expect("kernels/ is readable");
     for entry in entries.flatten() {
@@ -18,10 +18,11 @@ fn headers(dir: &Path, out: &mut Vec<PathBuf>) {
 }
 
 fn main() {
-    // Read at run time: a build script that another checkout compiled into the same target folder would embed its headers.
+    // Read at run time: another checkout's build script, compiled into the same target folder, would embed its own
+    // headers.
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     let root = Path::new(&here).join("../../kernels");
-    let root = root.canonicalize().expect("kernels/ lies next to runtime/");
+    let root = root.canonicalize().expect("kernels/ is next to runtime/");
     let mut files = Vec::new();
     headers(&root, &mut files);
     files.sort();

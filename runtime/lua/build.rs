@@ -16,7 +16,7 @@ fn walk(dir: &Path, out: &mut Vec<PathBuf>) {
 }
 
 fn main() {
-    // Asked for when it runs: a script that another checkout compiled into the same target folder would embed that one's.
+    // Read at run time: a build script that another checkout compiled into the same target folder would embed its own files.
     let here = std::env::var("CARGO_MANIFEST_DIR").expect("cargo sets CARGO_MANIFEST_DIR");
     let root = Path::new(&here).join("../../stdlib");
     let root = root.canonicalize().expect("stdlib/ lies beside runtime/");

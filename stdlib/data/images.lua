@@ -19,7 +19,7 @@ local own = { scale = "random", ratio = "random", resize = "center" }
 ---Checks an option of the form { low, high }.
 local function range(op, name, value)
   if #value ~= 2 or type(value[1]) ~= "number" or type(value[2]) ~= "number" then
-    pl.error(op, ("%s is not two numbers"):format(name), ("the least and the most: %s = { 0.5, 1 }"):format(name))
+    pl.error(op, ("%s is not two numbers"):format(name), ("give the minimum and the maximum: %s = { 0.5, 1 }"):format(name))
   end
   return value[1], value[2]
 end
@@ -41,7 +41,7 @@ local function images(path, opts)
   check.word(op, "crop", o.crop, { "center", "random" })
   for _, name in ipairs { "ratio", "resize", "scale" } do
     if o[name] ~= nil and o.crop ~= own[name] then
-      pl.error(op, ("'%s' says nothing with crop = \"%s\""):format(name, o.crop), ("it belongs to crop = \"%s\""):format(own[name]))
+      pl.error(op, ("'%s' has no effect with crop = \"%s\""):format(name, o.crop), ("it belongs to crop = \"%s\""):format(own[name]))
     end
   end
   for i, name in ipairs(o.classes or {}) do
@@ -73,7 +73,7 @@ local function images(path, opts)
     }
   end
   local function file(i)
-    if i >= folder:size() then pl.error("set:path", ("there is no image %d"):format(i), ("there are %d, from 0"):format(folder:size())) end
+    if i >= folder:size() then pl.error("set:path", ("there is no image %d"):format(i), ("there are %d, counted from 0"):format(folder:size())) end
     return folder:path(i)
   end
   reader() -- validates the options now

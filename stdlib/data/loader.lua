@@ -24,7 +24,7 @@ local check = require "perilune.check"
 ---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
 
--- Batches in progress while one is used. With one only, the step would wait for every batch that takes longer than a step.
+-- The number of batches prefetched while one is used. With one, a step would wait for every batch that takes longer than a step.
 local AHEAD = 2
 local meta = { __index = Loader }
 
@@ -36,7 +36,7 @@ local function new(op, fields)
   check.whole(op, "the batch size", fields.size)
   if fields.n == 0 then pl.error(op, "there are no samples", "a split of this size is empty") end
   if fields.drop_last and fields.n < fields.size then
-    pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or leave out drop_last")
+    pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or omit drop_last")
   end
   local loader = setmetatable(fields, meta) --[[@as perilune.Loader]]
   loader.place = pl.native.place()

@@ -2,7 +2,7 @@
 --
 --   local x, lengths = data.pad({ { 5, 7, 2 }, { 9 } }, { from = 32, to = 1024 })     -- {2, 32} i64, {2} i64
 --
--- Every shape needs a plan of its own. So lengths are rounded up to buckets: from * 1, 1.5, 2, 3, 4, 6, 8 and so on, two per octave.
+-- Every shape needs its own plan. So lengths are rounded up to buckets: from * 1, 1.5, 2, 3, 4, 6, 8 and so on, two per octave.
 -- At most a third of a row is then padding. There are 11 buckets from 32 to 1024.
 
 local pl = require "perilune"
@@ -21,7 +21,7 @@ local function bucket(n, opts)
   if o.to then
     check.whole(op, "to", o.to)
     if o.to < o.from then pl.error(op, ("to is %d, below from = %d"):format(o.to, o.from)) end
-    if n > o.to then pl.error(op, ("a sequence has %d elements, and the longest length is %d"):format(n, o.to), "cut it, or raise `to`") end
+    if n > o.to then pl.error(op, ("a sequence has %d elements, and the longest length is %d"):format(n, o.to), "truncate it, or increase `to`") end
   end
   local length = o.from
   while length < n do

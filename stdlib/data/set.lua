@@ -14,7 +14,7 @@ local loader = require "perilune.data.loader"
 ---@class perilune.Source
 ---@field what string unit of its row numbers, such as "rows"
 ---@field reader fun(seed: integer?): perilune.BatchReader opens it for one loader, with the seed of the order
----@field path fun(row: integer): string returns the file of a row; raises if rows are no files
+---@field path fun(row: integer): string returns the file of a row; raises if rows are not files
 
 ---@class perilune.BatchReader `rows` are numbers in the source, `first` is the number of the first in the loader's stream
 ---@field batch fun(rows: integer[], first: integer): table<string, perilune.Tensor>
@@ -75,13 +75,13 @@ local function tensors(columns)
     if t:dim() == 0 then pl.error(op, ("column '%s' is a scalar"):format(name), "dim 0 counts the samples") end
     n = n or t:size(0)
     if t:size(0) ~= n then
-      pl.error(op, ("column '%s' has %d samples, '%s' has %d"):format(name, t:size(0), names[1], n), "all columns have the same first dim")
+      pl.error(op, ("column '%s' has %d samples, '%s' has %d"):format(name, t:size(0), names[1], n), "all columns must have the same first dim")
     end
     pl.eval(t)
     own[name] = t
   end
   local reader = { batch = function(rows) return select(own, rows) end }
-  local function path() pl.error("set:path", "its samples are no files", "those of data.images are") end
+  local function path() pl.error("set:path", "its samples are not files", "only the samples of data.images are") end
   return new({ what = "rows", reader = function() return reader end, path = path }, n --[[@as integer]], { columns = own })
 end
 
@@ -115,7 +115,7 @@ function Set:split(name, fraction, seed)
   return view(self, { index = index, n = #index })
 end
 
----Shuffles the samples, in an order of its own for each epoch.
+---Shuffles the samples, in a different order for each epoch.
 ---@param seed integer?
 ---@return perilune.Set
 function Set:shuffle(seed)

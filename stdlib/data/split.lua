@@ -33,14 +33,14 @@ local function take(op, parts, name, fraction)
   local known = parts.by_name[name] ---@type {low: integer, high: integer, fraction: number}?
   if known then
     if known.fraction ~= fraction then
-      pl.error(op, ("part '%s' was %g of the samples and is now asked to be %g"):format(name, known.fraction, fraction),
-        "one name is one part: give another name")
+      pl.error(op, ("part '%s' was %g of the samples before and is %g now"):format(name, known.fraction, fraction),
+        "a name stands for one part: use another name")
     end
     return known.low, known.high
   end
   if parts.front + parts.back + fraction > 1 + 1e-9 then
     pl.error(op, ("part '%s' of %g does not fit: %g of the samples are taken"):format(name, fraction, parts.front + parts.back),
-      "the fractions of all parts add up to at most 1")
+      "the fractions of all parts must add up to at most 1")
   end
   local function at(share) return math.floor(share * parts.n + 0.5 + 1e-9) end -- 1e-9: 0.1 and 1 - 0.9 round alike
   local low, high

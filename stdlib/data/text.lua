@@ -57,7 +57,7 @@ local function tokens(path)
   if pl.is_tensor(found) then return found:flatten() end
   local name, more = next(found)
   if name == nil or next(found, name) ~= nil then
-    pl.error("data.tokens", ("'%s' does not hold exactly one tensor"):format(path), "pick one yourself: data.sequence(pl.load(path).name)")
+    pl.error("data.tokens", ("'%s' does not contain exactly one tensor"):format(path), "select one: data.sequence(pl.load(path).name)")
   end
   return (more --[[@as perilune.Tensor]]):flatten()
 end
@@ -110,7 +110,7 @@ function Text:windows(opts)
   local T, n = check.whole(op, "length", o.length), self:size()
   check.whole(op, "batch", o.batch)
   if n < T + 1 then
-    pl.error(op, ("a window of %d tokens and the one behind it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
+    pl.error(op, ("a window of %d tokens and the token after it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
   end
   local ids, low = self.tokens, self.low
   local windows = (n - 1) // T

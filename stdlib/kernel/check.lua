@@ -16,12 +16,12 @@ local op = "kernel_check"
 ---@return boolean
 local function kernel_check(kernel, arguments, opts)
   local known = require("perilune.kernel.source").known[kernel]
-  if not known then pl.error(op, "the kernel is " .. check.show(kernel), "give what pl.kernel { source = ... } returned") end
+  if not known then pl.error(op, "the kernel is " .. check.show(kernel), "pass the result of pl.kernel { source = ... }") end
   if type(arguments) ~= "table" then pl.error(op, "the arguments are " .. check.show(arguments), "a list: { x, w, 1.5 }") end
   local o = check.options(op, opts, { rtol = 1e-5, atol = 1e-6 })
-  if not known.cpu then pl.error(op, known.name .. " has no reference", "give the kernel `cpu`, a function of tensors that computes the same") end
+  if not known.cpu then pl.error(op, known.name .. " has no reference", "add `cpu`, a function of tensors that computes the same result") end
   if pl.is_tensor(arguments[1]) and arguments[1].device == "cpu" then
-    pl.error(op, "this is the CPU, where only the reference runs", "run it with --device cuda")
+    pl.error(op, "the device is the CPU, where only the reference runs", "run it with --device cuda")
   end
   local reference = known.cpu --[[@as function]]
   local got, want = {}, {}
@@ -39,7 +39,7 @@ local function kernel_check(kernel, arguments, opts)
       local k = off:argmax():item()
       if off:max():item() > 0 then
         pl.error(known.name, ("output %d differs at flat position %d: the kernel gives %.9g, the reference %.9g"):format(i, k, a[k]:item(), b[k]:item()),
-          ("within rtol %g and atol %g it would pass"):format(o.rtol, o.atol))
+          ("the tolerances are rtol %g and atol %g"):format(o.rtol, o.atol))
       end
     end
   end

@@ -104,7 +104,7 @@ local function parse(op, text, known)
     if number then
       at = at + #number
       if text:find("^[fF]%f[%W]", at) then at = at + 1 end -- 1.0f, as in C
-      if text:find("^[%w_.]", at) then fail(("'%s' is no number"):format(text:match("^[%w_.]+", start))) end
+      if text:find("^[%w_.]", at) then fail(("'%s' is not a number"):format(text:match("^[%w_.]+", start))) end
       local value = tonumber(number)
       return function() return value end
     end

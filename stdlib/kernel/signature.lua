@@ -28,7 +28,7 @@ local function declare(self, what, text)
   for part in (text .. ","):gmatch "%s*(.-)%s*," do
     local name, dtype = part:match "^([%a_][%w_]*)%s*:%s*(%w+)$"
     name = name or part:match "^[%a_][%w_]*$"
-    if not name then pl.error(op, ("%s: '%s' is no name"):format(what, part), "names are letters, digits and _, separated by commas; a dtype may follow: x: bf16") end
+    if not name then pl.error(op, ("%s: '%s' is not a name"):format(what, part), "names are letters, digits and _, separated by commas; a dtype may follow: x: bf16") end
     if self.names[name] then pl.error(op, ("'%s' is declared twice"):format(name)) end
     if dtype then check.word(op, what .. ": dtype of " .. name, dtype, signature.dtypes) end
     self.names[name] = true

@@ -74,7 +74,7 @@ local function check_source(name, source)
       or #found > 0 and "functions there are " .. table.concat(found, ", ") or ("write `__global__ void %s(...)` there"):format(name))
   end
   for _, word in ipairs { "__cluster_dims__", "__grid_constant__" } do
-    if source:find(word, 1, true) then pl.error(name, ("its source has %s"):format(word), "kernels from source have no clusters and take no structures by value") end
+    if source:find(word, 1, true) then pl.error(name, ("its source has %s"):format(word), "kernels from source support neither clusters nor structures by value") end
   end
 end
 
@@ -90,10 +90,10 @@ function M.kernel(given)
   check_source(name, source)
   local sig = signature.new(name, given, true)
   local inputs, outputs, scalars = sig.inputs, sig.outputs, sig.scalars
-  if #inputs == 0 then pl.error(name, "inputs is empty", "a kernel has one tensor at least: its device is the kernel's") end
+  if #inputs == 0 then pl.error(name, "inputs is empty", "a kernel needs at least one tensor, which determines its device") end
   if #outputs == 0 or #outputs > most_outputs then pl.error(name, ("it has %d outputs"):format(#outputs), ("from 1 to %d"):format(most_outputs)) end
   if given.backward and #outputs > 1 then
-    pl.error(name, "it has several outputs and a backward", "this version differentiates kernels of one output: split it, or leave backward out")
+    pl.error(name, "it has several outputs and a backward", "this version differentiates kernels with one output only: split the kernel, or omit backward")
   end
   local file, line = pl.native.source_place(source)
 
@@ -112,7 +112,7 @@ function M.kernel(given)
   local function results(...)
     local shapes = given.shape and table.pack(given.shape(...))
     if shapes and shapes.n ~= #outputs then
-      pl.error(name, ("shape gave %d values for %d outputs"):format(shapes.n, #outputs), "return a list of sizes for each output", given.shape)
+      pl.error(name, ("shape returned %d values for %d outputs"):format(shapes.n, #outputs), "return a list of sizes for each output", given.shape)
     end
     local first = (...)
     local out = {}
@@ -121,7 +121,7 @@ function M.kernel(given)
       local fine = type(sizes) == "table"
       for _, n in ipairs(fine and sizes or {}) do fine = fine and whole(n, 0) end
       if not fine then
-        pl.error(name, ("shape gave %s for %s"):format(check.show(sizes), output), "return a list of sizes, as in { x:size(0), 4 }", given.shape)
+        pl.error(name, ("shape returned %s for %s"):format(check.show(sizes), output), "return a list of sizes, as in { x:size(0), 4 }", given.shape)
       end
       local dtype = sizes.dtype or sig.dtypes[output] or first.dtype
       check.word(name, "dtype of " .. output, dtype, signature.dtypes)
@@ -137,7 +137,7 @@ function M.kernel(given)
   ---Runs the reference `cpu` and checks that its results have the shapes and dtypes `want`.
   local function reference(want, ...)
     local got = table.pack((given.cpu --[[@as function]])(...))
-    if got.n ~= #outputs then pl.error(name, ("cpu gave %d values for %d outputs"):format(got.n, #outputs), "return a tensor for each", given.cpu) end
+    if got.n ~= #outputs then pl.error(name, ("cpu returned %d values for %d outputs"):format(got.n, #outputs), "return a tensor for each output", given.cpu) end
     for i, y in ipairs(got) do
       local fine = pl.is_tensor(y) and y.dtype == want[i].dtype and #y.shape == #want[i]
       for k, n in ipairs(fine and y.shape or {}) do fine = fine and n == want[i][k] end
@@ -148,7 +148,7 @@ function M.kernel(given)
           meta.dtype = y.dtype
           is = text(meta)
         end
-        pl.error(name, ("cpu gave %s for %s, which is declared as %s"):format(is, outputs[i], text(want[i])), "the reference computes what the kernel does", given.cpu)
+        pl.error(name, ("cpu returned %s for %s, which is declared as %s"):format(is, outputs[i], text(want[i])), "the reference must have the outputs of the kernel", given.cpu)
       end
     end
     return table.unpack(got, 1, got.n)
@@ -160,7 +160,7 @@ function M.kernel(given)
     local block = extents(name, "block", value(given.block or 256, ...), 1)
     local threads = block[1] * block[2] * block[3]
     if threads > most_threads then
-      pl.error(name, ("block has %d threads"):format(threads), ("a block has %d at most"):format(most_threads))
+      pl.error(name, ("block has %d threads"):format(threads), ("a block has at most %d"):format(most_threads))
     end
     local elements = 1
     for _, n in ipairs(made_of[1]) do elements = elements * n --[[@as integer]] end
@@ -168,19 +168,19 @@ function M.kernel(given)
     local grid = extents(name, "grid", given.grid == nil and (elements + threads - 1) // threads or value(given.grid, ...), 0)
     for axis, most in ipairs(most_blocks) do
       if grid[axis] > most then
-        pl.error(name, ("grid is {%d, %d, %d}"):format(grid[1], grid[2], grid[3]), ("its extent %d may be %d at most"):format(axis, most))
+        pl.error(name, ("grid is {%d, %d, %d}"):format(grid[1], grid[2], grid[3]), ("its extent %d may be at most %d"):format(axis, most))
       end
     end
     local shared = value(given.shared or 0, ...)
-    if not whole(shared, 0) then pl.error(name, "shared is " .. check.show(shared), "it is a number of bytes") end
+    if not whole(shared, 0) then pl.error(name, "shared is " .. check.show(shared), "it must be a number of bytes") end
     local numbers = given.args and table.pack(given.args(...)) or { n = 0 }
     for i = 1, numbers.n do
       if not whole(numbers[i], math.mininteger) then
-        pl.error(name, ("args gave %s"):format(check.show(numbers[i])), "args are whole numbers, which the plan knows; others are scalars", given.args)
+        pl.error(name, ("args returned %s"):format(check.show(numbers[i])), "args must be whole numbers, which are part of the plan; pass other numbers as scalars", given.args)
       end
       numbers[i] = math.tointeger(numbers[i])
     end
-    if numbers.n > most_numbers then pl.error(name, ("args gave %d numbers"):format(numbers.n), ("%d at most"):format(most_numbers), given.args) end
+    if numbers.n > most_numbers then pl.error(name, ("args returned %d numbers"):format(numbers.n), ("at most %d"):format(most_numbers), given.args) end
     return {
       name = name, text = source, file = file, line = line, inputs = list, scalars = #scalars, outputs = made_of, grid = grid, block = block,
       shared = math.tointeger(shared), args = { table.unpack(numbers, 1, numbers.n) },
@@ -194,7 +194,7 @@ function M.kernel(given)
     if not (pl.is_tensor(first) and first.device == "cpu") then return run(...) end
     local call = launch(...)
     if not given.cpu then
-      pl.error(name, "its CUDA source runs on a GPU, and this is the CPU", "give it `cpu`, a function of tensors that computes the same, or run with --device cuda")
+      pl.error(name, "its CUDA source needs a GPU, but the device is the CPU", "add `cpu`, a function of tensors that computes the same result, or run with --device cuda")
     end
     local got = { reference(call.outputs, ...) }
     pl.native.source_on_paper(call, got)
@@ -203,7 +203,7 @@ function M.kernel(given)
 
   ---Raises for a gradient of a kernel without `backward`, on every device.
   local function refuse()
-    pl.error(name, "a gradient is asked for, and it has no backward", ("give it one: backward = function(grad, %s) ... end"):format(sig.usage:match "%((.*)%)"))
+    pl.error(name, "it has no backward, so it cannot be differentiated", ("add one: backward = function(grad, %s) ... end"):format(sig.usage:match "%((.*)%)"))
   end
 
   local kernel

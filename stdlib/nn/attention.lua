@@ -105,7 +105,7 @@ local function forward(self, x_BTC, given)
     pl.error("nn.MultiHeadAttention", ("x has shape {%s}"):format(table.concat(x_BTC.shape, ", ")), ("it must be (B, T, %d)"):format(self.width))
   end
   if call.documents and call.memory then
-    pl.error("nn.MultiHeadAttention", "`documents` number the positions of x, and say nothing of those of `memory`", "a mask (T, S) can say who sees what")
+    pl.error("nn.MultiHeadAttention", "`documents` apply to the positions of x, not to those of `memory`", "use a mask (T, S)")
   end
   local q, k, v = project(self, x_BTC, call.memory)
   if self.rope then

@@ -39,7 +39,7 @@ local function conv(kind, dims, forward, in_dim, out_dim, kernel, opts, transpos
   if padding == "same" then
     for _, stride in ipairs(conv_opts.stride) do
       if stride ~= 1 then
-        pl.error(op, ("padding is 'same' and stride is %d"):format(stride), "\"same\" keeps the size, with a stride of 1 only: give padding in numbers")
+        pl.error(op, ("padding is 'same' and stride is %d"):format(stride), "\"same\" requires stride 1: give padding as numbers")
       end
     end
   end

@@ -21,7 +21,7 @@ local rows = { x = 0, w = 1, grad = 2 }
 local formats = { x = "e4m3", w = "e4m3", grad = "e5m2" }
 local largest = { e4m3 = 448, e5m2 = 57344 }
 
----Computes max |x|, or 0 if that is not finite, so that one bad batch does not spoil the scales of the next ones.
+---Computes max |x|, or 0 if that is not finite, so that one bad batch does not corrupt the scales of the next ones.
 local function amax(x)
   local m = x:abs()
   if m:dim() > 1 then m = m:amax(-1) end -- by rows first, which fuses with the producer of x
@@ -82,7 +82,7 @@ local product = pl.custom {
   end,
   backward = function(grad, _, w, bias, call)
     if pl.native.mode().grad then
-      pl.error("nn.Linear", "gradients of gradients do not pass through fp8", "make the layer without fp8 where create_graph is wanted")
+      pl.error("nn.Linear", "fp8 has no second derivatives", "make the layer without fp8 to use create_graph")
     end
     local g, x = bytes(call.layer, "grad", grad), call.x
     if call.learns then remember(call.layer, { grad = amax(grad) }) end
@@ -123,7 +123,7 @@ local function enable(layer, given)
   local op = "nn.Linear"
   if not fits(layer) then
     pl.error(op, ("fp8 needs sizes that are multiples of %d, not %d -> %d"):format(MULTIPLE, layer.in_dim, layer.out_dim),
-      "leave fp8 out for this layer, or make it wider")
+      "omit fp8 for this layer, or make it wider")
   end
   local o = check.options(op .. " fp8", given ~= true and given --[[@as table]] or nil, { history = 16, margin = 0 })
   check.whole(op .. " fp8", "history", o.history)
@@ -157,7 +157,7 @@ local function use_fp8(model, opts)
   return count
 end
 
----Collects the `amax` States of a model: they are no weights, and files of other programs do not contain them.
+---Collects the `amax` States of a model: they are not weights, and files of other programs do not contain them.
 ---@return table<perilune.State, boolean>
 local function histories(model)
   local out = {}

@@ -158,7 +158,7 @@ local function module(t)
   end
   local old = getmetatable(t)
   if old ~= nil and old ~= meta then
-    pl.error("nn.module", "the table has a metatable already", "a module is a plain table; keep what you add in its fields")
+    pl.error("nn.module", "the table already has a metatable", "a module must be a table without a metatable; store additions in its fields")
   end
   return setmetatable(t, meta)
 end

@@ -59,7 +59,7 @@ local function MoE(width, experts, opts)
   local o = check.options(op, opts, { top = 2, kind = "swiglu", approximate = "none" }, { hidden = "number" })
   check.word(op, "kind", o.kind, { "gelu", "swiglu" })
   check.whole(op, "top", o.top)
-  if o.top > experts then pl.error(op, ("top is %d of %d experts"):format(o.top, experts), "a token can go to each expert once") end
+  if o.top > experts then pl.error(op, ("top is %d of %d experts"):format(o.top, experts), "a token uses each expert at most once") end
   local hidden = check.whole(op, "hidden", o.hidden or 4 * width)
   local function weights(rows, columns)
     local bound = 1 / math.sqrt(rows)

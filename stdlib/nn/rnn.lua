@@ -1,7 +1,7 @@
 -- nn/rnn.lua: defines recurrent layers: RNN, LSTM and GRU with PyTorch's names, shapes and gate order.
 --
 -- One GEMM projects the inputs of all positions; a Lua loop then records one cell for each position, so every sequence length
--- needs a plan of its own. As in PyTorch, x is (T, B, in) unless `batch_first = true`.
+-- needs its own plan. As in PyTorch, x is (T, B, in) unless `batch_first = true`.
 -- LSTM: Hochreiter and Schmidhuber (1997), gates i f g o. GRU: Cho et al. (2014), gates r z n.
 
 local pl = require "perilune"

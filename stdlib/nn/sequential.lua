@@ -33,7 +33,7 @@ local function Sequential(list, opts)
   local self = { kind = "Sequential", forward = forward, checkpoint = n }
   for k, part in pairs(list) do
     if math.type(k) ~= "integer" or not check.is(part, "function") then
-      local hint = type(part) == "function" and nil or "a part is a module, such as nn.ReLU() with its brackets, or a function of a tensor"
+      local hint = type(part) == "function" and nil or "a part must be a module, such as nn.ReLU() with its parentheses, or a function of a tensor"
       pl.error("nn.Sequential", ("part %s is %s"):format(tostring(k), check.show(part)), hint)
     end
     self[k] = part

@@ -90,7 +90,7 @@ local function load_weights(model, path, rules, opts)
   local op = "nn.load_weights"
   local o = check.options(op, opts, { ignore = {} }, { prefix = "string" })
   local file, taken = pl.load(path), {}
-  if pl.is_tensor(file) then pl.error(op, path .. " holds one tensor without a name", "weights by name lie in .safetensors or .npz") end
+  if pl.is_tensor(file) then pl.error(op, path .. " contains one tensor without a name", "named weights are in .safetensors or .npz files") end
   local names = tree.names(file)
   local function get(name, of)
     local short = o.prefix and name:sub(1, #o.prefix) == o.prefix and name:sub(#o.prefix + 1) or nil
@@ -111,7 +111,7 @@ local function load_weights(model, path, rules, opts)
   for _, name in ipairs(names) do
     local ignored = taken[name]
     for _, pattern in ipairs(o.ignore) do ignored = ignored or name:find(pattern) ~= nil end
-    if not ignored then pl.error(op, ("nothing in the model is called '%s', which is in %s"):format(name, path), "the file belongs to another model, or name it in `ignore`") end
+    if not ignored then pl.error(op, ("the model has no '%s', which is in %s"):format(name, path), "the file belongs to another model, or name it in `ignore`") end
   end
   pl.no_grad(function()
     for _, v in ipairs(values) do v.state:assign(v.value) end
@@ -134,7 +134,7 @@ local function save_weights(model, path, rules, opts)
     local parts = #p.names == 1 and { x } or { x:split(p.rule.sizes, 0) }
     for k, part in ipairs(parts) do
       if p.rule.transpose and part:dim() == 2 then part = part:transpose(0, 1) end
-      if out[p.names[k]] then pl.error(op, ("two weights would be called '%s'"):format(p.names[k]), "each rule gives other names") end
+      if out[p.names[k]] then pl.error(op, ("two weights have the name '%s'"):format(p.names[k]), "every rule must give distinct names") end
       out[p.names[k]] = part:contiguous()
     end
   end

@@ -68,8 +68,8 @@ local function read_groups(op, target)
     local entries = {}
     if want == nil or check.is(want, "function") and not (getmetatable(want) and want.forward) then
       if not target.model then
-        pl.error(op, ("group %d chooses by a function, but there is no model to choose from"):format(i),
-          "name it beside the groups: { model = model, { params = function(path, state) ... end }, {} }")
+        pl.error(op, ("group %d selects by a function, but no model is given"):format(i),
+          "add it to the groups: { model = model, { params = function(path, state) ... end }, {} }")
       end
       local rest = {}
       for _, entry in ipairs(left) do
@@ -115,7 +115,7 @@ end
 
 local function check_clip(op, name, most)
   if most ~= nil and not (most > 0) then
-    pl.error(op, ("%s is %s, but must be above 0"):format(name, check.show(most)), "leave it out to take gradients as they are")
+    pl.error(op, ("%s is %s, but must be above 0"):format(name, check.show(most)), "omit it to use the gradients unclipped")
   end
 end
 
@@ -157,7 +157,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
     check_bounds(op, options)
     local params = {}
     for j, entry in ipairs(group.entries) do
-      if seen[entry.state] then pl.error(op, ("parameter '%s' is there twice"):format(entry.path), "put each into one group") end
+      if seen[entry.state] then pl.error(op, ("parameter '%s' is listed twice"):format(entry.path), "put each parameter into one group") end
       seen[entry.state] = true
       local rule, rule_options, own_lr = choose(options, entry)
       local slots = {}
@@ -260,7 +260,7 @@ function Optimizer:step(opts)
   -- Attribute the ops to the line that made the optimizer: the default loop has no line of the recipe on the stack.
   local before = pl.native.at(self.place)
   if scaler then
-    if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "give what optim.LossScaler() returned") end
+    if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "pass the result of optim.LossScaler()") end
     scale = (scale or 1) / scaler.factor:detach()
   end
   local params, grads = with_gradients(self.groups)

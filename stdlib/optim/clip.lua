@@ -69,7 +69,7 @@ function clip.entries(op, params)
       out[i] = { path = p.path, state = p.state }
     else
       pl.error(op, ("parameter %d is %s"):format(i, check.show(p)),
-        "a parameter is a State, as in pl.state(pl.zeros({8})); a module is given as it is, not in a list")
+        "a parameter is a State, as in pl.state(pl.zeros({8})); pass a module itself, not in a list")
     end
   end
   return out

@@ -3,7 +3,7 @@
 --   local opt = optim.AdamW(model, { lr = optim.cosine { peak = 1e-3, warmup = 100, steps = 2000 }, clip_norm = 1 })
 --   loss:backward(); opt:step()
 --
--- The first argument is a module, a list of States, or a list of groups with options of their own:
+-- The first argument is a module, a list of States, or a list of groups, each with its own options:
 --   optim.AdamW({ model = model, { params = function(path, w) return #w.shape < 2 end, weight_decay = 0 }, {} }, { lr = 1e-3 })
 
 local check = require "perilune.check"

@@ -53,9 +53,9 @@ end
 local function LossScaler(opts)
   local op = "optim.LossScaler"
   local o = check.options(op, opts, { init = 65536, growth = 2, backoff = 0.5, growth_interval = 2000 })
-  if not (o.init > 0 and o.init < math.huge) then pl.error(op, "init is " .. check.show(o.init), "it is a positive number, best a power of two") end
-  if not (o.growth >= 1) then pl.error(op, "growth is " .. check.show(o.growth), "it is 1 (the factor never grows) or more") end
-  if not (o.backoff > 0 and o.backoff < 1) then pl.error(op, "backoff is " .. check.show(o.backoff), "it is between 0 and 1") end
+  if not (o.init > 0 and o.init < math.huge) then pl.error(op, "init is " .. check.show(o.init), "it must be a positive number, preferably a power of two") end
+  if not (o.growth >= 1) then pl.error(op, "growth is " .. check.show(o.growth), "it must be at least 1; with 1 the factor never grows") end
+  if not (o.backoff > 0 and o.backoff < 1) then pl.error(op, "backoff is " .. check.show(o.backoff), "it must be between 0 and 1") end
   check.whole(op, "growth_interval", o.growth_interval)
   local function number(x) return pl.state(pl.full({}, x), { trainable = false }) end
   return setmetatable({ factor = number(o.init), good = number(0), updates = number(0),

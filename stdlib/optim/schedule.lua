@@ -124,7 +124,7 @@ function schedule.piecewise(points)
       pl.error(op, ("point %d is %s"):format(i, check.show(point)), "a point is { step, rate }")
     end
     if i > 1 and point[1] <= points[i - 1][1] then
-      pl.error(op, ("point %d starts at step %g, not behind step %g"):format(i, point[1], points[i - 1][1]), "sort the points by their step")
+      pl.error(op, ("point %d starts at step %g, not after step %g"):format(i, point[1], points[i - 1][1]), "sort the points by their step")
     end
   end
   return new("piecewise", { points = points, linear = points.linear or false }, function(self, step)
@@ -145,7 +145,7 @@ function schedule.at(op, rate, step)
   if type(rate) == "number" then return rate end
   local value = rate(step)
   if type(value) ~= "number" or value ~= value or math.abs(value) == math.huge then
-    pl.error(op, ("the schedule gave %s at step %d"):format(check.show(value), step), "a schedule returns a finite number")
+    pl.error(op, ("the schedule returned %s at step %d"):format(check.show(value), step), "a schedule must return a finite number")
   end
   return value
 end

@@ -1,4 +1,4 @@
--- train/format.lua: formats losses and metrics for a person.
+-- train/format.lua: formats losses and metrics as text.
 
 local pl = require "perilune"
 local tree = require "perilune.tree"

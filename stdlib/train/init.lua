@@ -23,7 +23,7 @@ local function build_data(recipe, params)
   local data = parts.part(recipe, "data", true)(params)
   if type(data) ~= "table" or not parts.is_loader(data.train) then
     local got = type(data) == "table" and "data.train as " .. check.show(data.train) or check.show(data)
-    parts.fault(recipe, "data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders, which :batch(n) or :windows{} make")
+    parts.fault(recipe, "data", "it returned " .. got, "return { train = set:batch(64), valid = ... } with loaders from :batch(n) or :windows{}")
   end
   return data
 end
@@ -35,7 +35,7 @@ local function build_model(recipe, params, data, precision)
     parts.fault(recipe, "model", "it returned " .. got, "return a module: nn.Sequential { ... } or nn.module(t)")
   end
   if precision == "fp8" then
-    if not require("perilune.nn.module").is_module(model) then parts.fault(recipe, "model", "it returned a table that is no module", "precision = \"fp8\" needs one: nn.module(t)") end
+    if not require("perilune.nn.module").is_module(model) then parts.fault(recipe, "model", "it returned a table that is not a module", "precision = \"fp8\" needs one: nn.module(t)") end
     require("perilune.nn.fp8").use_fp8(model)
   end
   return model
@@ -66,7 +66,7 @@ end
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
-  if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "give the table that pl.recipe returned") end
+  if type(recipe) ~= "table" then pl.error(op, "the recipe is " .. check.show(recipe), "pass the table that pl.recipe returned") end
   parts.check_names(recipe)
   params = params or recipe.params or {}
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
@@ -96,7 +96,7 @@ function train.new(recipe, params, opts)
 end
 
 ---Overfits the first training batch, as a test of model and loss.
----Trains on batch 0 until its loss is at most `threshold`. A model that cannot is wrong in a way that more data will not correct.
+---Trains on batch 0 until its loss is at most `threshold`. A model that fails has an error that more data does not correct.
 ---@param recipe perilune.Recipe
 ---@param params table?
 ---@param opts {steps?: integer, threshold?: number, seed?: integer}? at most 300 steps, to a loss of 0.05 by default

@@ -38,7 +38,7 @@ function options.schedule(run)
   run.accumulate = check.whole("recipe", "accumulate", params.accumulate or recipe.accumulate or 1)
   local steps = params.steps or recipe.steps
   if not steps and params.epochs then steps = math.ceil(params.epochs * run.data.train:batches() / run.accumulate) end
-  if not steps then pl.error("recipe", "neither params.steps nor params.epochs says how long to train", "add `steps = 1000` to recipe.params") end
+  if not steps then pl.error("recipe", "neither params.steps nor params.epochs sets the length of the run", "add `steps = 1000` to recipe.params") end
   run.steps = check.whole("recipe", "steps", steps, 0)
   run.eval_every = params.eval_every or recipe.eval_every
   run.on_nan, run.on_spike = params.on_nan or recipe.on_nan or "stop", params.on_spike or recipe.on_spike or "warn"

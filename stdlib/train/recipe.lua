@@ -55,13 +55,13 @@ function recipe.check_names(given)
     local near = type(name) == "string" and not known[name] and pl.native.near(name, names)
     if near and given[near] == nil then
       local value = given[name]
-      pl.error("recipe", ("it has a part '%s' that nothing uses"):format(name), ("did you mean recipe.%s?"):format(near),
+      pl.error("recipe", ("it has an unknown field '%s'"):format(name), ("did you mean recipe.%s?"):format(near),
         type(value) == "function" and value or nil)
     end
   end
 end
 
----Returns a function of the recipe; raises if it is missing although `needed`, or is no function.
+---Returns a function of the recipe. Raises if it is `needed` and missing, or if it is not a function.
 ---@param given perilune.Recipe
 ---@param name string
 ---@param needed boolean?

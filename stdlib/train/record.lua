@@ -5,7 +5,7 @@ local step = require "perilune.train.step"
 
 local record = {}
 
----Makes the training batches of the step at the run's position, and reports the time that took to `perilune profile`.
+---Makes the training batches of the step at the run's position, and reports the time to `perilune profile`.
 ---@param run perilune.Run
 ---@return any[][] batches micro-batches as { batch, number of samples }
 function record.next_batches(run)
@@ -15,7 +15,7 @@ function record.next_batches(run)
   return batches
 end
 
----Makes every assignment of the step conditional on a finite loss and gradient norm, as `on_nan` and `on_spike` ask.
+---Makes every assignment of the step conditional on a finite loss and gradient norm, according to `on_nan` and `on_spike`.
 ---The condition is evaluated on the device and reads nothing back. The gradient norm counts if the optimizer computes one;
 ---with fp16 the loss scaler checks the gradients.
 local function guard(run, loss)
@@ -49,7 +49,7 @@ function record.guarded_step(run, get_batches)
   return values, samples
 end
 
----Returns the counters that recording a step advances and that are no States: updates of the optimizer and of the moving average.
+---Returns the counters that recording a step advances and that are not States: updates of the optimizer and of the moving average.
 ---@param run perilune.Run
 ---@return integer? updates
 ---@return integer? ema_updates

@@ -1,6 +1,6 @@
 -- train/run.lua: drives a recipe one step at a time: the class perilune.Run.
 --
--- Evaluation, checkpoint state and dry runs are methods in files of their own; see the end of this file.
+-- Evaluation, checkpoint state and dry runs are methods in separate files; see the end of this file.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -71,7 +71,7 @@ end
 
 local step_meta = { __tostring = function(result) return ("step %d · %s"):format(result.step, format.metrics(result.loss:item(), result.metrics)) end }
 
----Warns of States that the step assigns and no checkpoint would hold. Checks the first two steps: a State may be created
+---Warns of States that the step assigns and no checkpoint would contain. Checks the first two steps: a State may be created
 ---when it is first needed.
 local function check_states(run)
   local looked = run.looked or 0

@@ -21,7 +21,7 @@ function Run:states()
   return out
 end
 
----Returns the position of the run as plain numbers: what a checkpoint stores besides the States.
+---Returns the position of the run as plain numbers, which a checkpoint stores besides the States.
 ---@return table cursor for `seek`
 function Run:cursor()
   local at = self.data.train:position(self.count * self.accumulate)

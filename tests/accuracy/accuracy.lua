@@ -1,6 +1,6 @@
--- tests/accuracy/accuracy.lua: our side of accuracy.py, which runs it: each case in inputs.safetensors by our ops, with gradients.
+-- tests/accuracy/accuracy.lua: computes the cases of inputs.safetensors with Perilune's ops, with gradients. accuracy.py runs it.
 --
--- A case's name says what is done, in parts: the op, options as "key:number", shapes, dtype. The name of a tensor follows.
+-- The name of a case has parts: the op, options as "key:number", shapes, dtype. The name of a tensor follows.
 
 local pl = require "perilune"
 
@@ -40,7 +40,7 @@ local function solve(name)
   return y, wanted, { pl.grad(x.grad and (y * x.grad):sum() or y, from) }
 end
 
--- One step for each op and dtype, so that what a GPU lacks is compiled on all cores at once.
+-- One step for each op and dtype, so that missing GPU kernels are compiled on all cores in parallel.
 local groups, kinds = {}, {}
 for _, name in ipairs(order) do
   local kind = name:match "^[%w_]+" .. name:match "/(%w+)/%d+$"

@@ -1,4 +1,4 @@
-"""Are our results as near to the truth as PyTorch's? Attention, norms, softmax, cross-entropy and GELU, with gradients.
+"""Compares errors against f64 with PyTorch's: attention, norms, softmax, cross-entropy and GELU, with gradients.
 
     python3 tests/accuracy/accuracy.py [--device cuda] [--perilune target/release/perilune] [--only softmax]… [--dtype f32]… [--keep DIR]
 
@@ -34,12 +34,12 @@ LIMIT = 2.0
 
 
 # ---- cases: an op, its inputs, its options -------------------------------------------------------------------------
-# A case's name is all that accuracy.lua gets beside the inputs: op, what is said to the op, and the dtype.
+# accuracy.lua gets the name of a case besides the inputs: op, options and dtype.
 
 
 class Case:
     def __init__(self, op, label, inputs, options=(), ids=()):
-        """`inputs` name -> shape, those that gradients are asked for first; `ids` name -> integers, which stay."""
+        """`inputs` name -> shape, differentiated ones first; `ids` name -> integers, kept as they are."""
         self.op, self.label, self.shapes, self.options, self.ids = op, label, inputs, dict(options), dict(ids)
 
     def name(self, dtype):
@@ -47,7 +47,7 @@ class Case:
         return f"{self.op}/{said}{self.label}/{dtype}"
 
     def draws(self):
-        """How many inputs it is tried with, whose errors count together: the largest of few is a matter of luck."""
+        """The number of random inputs, whose errors are pooled: the maximum of few errors is noisy."""
         return 3 if self.small else 1
 
 
@@ -56,7 +56,7 @@ def attention(b, h, g, t, s, d, small=True, **options):
     shapes = {"q": (b, h, t, d), "k": (b, g, s, d), "v": (b, g, s, d), "grad": (b, h, t, d)}
     ids = {}
     if options.pop("documents", False):
-        # Documents of 1 to t/3 positions, another cut for each row of the batch.
+        # Documents of 1 to t/3 positions, split differently in each row of the batch.
         rows = []
         for _ in range(b):
             lengths = torch.randint(1, max(2, t // 3), (t,))
@@ -111,7 +111,7 @@ def cases():
 
 
 def inputs(case, dtype):
-    """Of a trained network's kind: activations of about 1, weights about 1, small biases; logits spread over some units."""
+    """Values like those of a trained network: activations and weights of about 1, small biases, logits of a few units."""
     made = {}
     for name, shape in case.shapes.items():
         x = torch.randn(shape)
@@ -129,7 +129,7 @@ def inputs(case, dtype):
 
 
 def seen(case, q, k, ids):
-    """Which keys a query sees, or None for what PyTorch says by is_causal."""
+    """The mask of the keys of each query, or None where is_causal suffices."""
     t, s = q.shape[-2], k.shape[-2]
     i, j = torch.arange(t, device=q.device)[:, None], torch.arange(s, device=q.device)
     causal, window = "causal" in case.options or "window" in case.options, case.options.get("window")
@@ -145,7 +145,7 @@ def seen(case, q, k, ids):
 
 
 def value(case, x, ids, exact):
-    """The op's result. `exact`: in f64, spelled out where PyTorch would choose a kernel."""
+    """The op's result. `exact`: in f64, by elementary ops where PyTorch would use a fused kernel."""
     if case.op == "attention":
         q, k, v = x["q"], x["k"], x["v"]
         if exact:
@@ -216,7 +216,7 @@ def read(path):
 
 
 def errors(got, want, dtype):
-    """(maximum, root mean square) of |got - want|, each in units of what the dtype's own rounding lets one expect."""
+    """(maximum, root mean square) of |got - want|, each in units of the error expected from rounding to the dtype."""
     if got.shape != want.shape:
         return math.inf, math.inf
     info = torch.finfo(DTYPES[dtype])
@@ -258,7 +258,7 @@ def main():
             if args.only and not any(o in case.name(dtype) for o in args.only):
                 continue
             for draw in range(case.draws()):
-                # tf32 draws aside, so that the inputs of the others are what they were without it.
+                # tf32 draws from a separate stream, so that the inputs of the others do not change.
                 with torch.random.fork_rng(devices=[], enabled=dtype == "tf32"):
                     name, given = f"{case.name(dtype)}/{draw}", inputs(case, kind)
                 work.append((case, dtype, name, given))
@@ -287,7 +287,7 @@ def main():
     print(f"compared with f64 and PyTorch after {time.time() - start:.1f} s", flush=True)
     wrong, worst = [], {}
     for (op, dtype, key, name), pairs in found.items():
-        # Of ours and of PyTorch's: the largest error of all draws, and the root mean square of all.
+        # For Perilune and for PyTorch: the largest error of all draws, and the root mean square of all.
         a, b = ((max(p[i][0] for p in pairs), math.sqrt(sum(p[i][1] ** 2 for p in pairs) / len(pairs))) for i in (0, 1))
         r = max(ratio(x, y) for x, y in zip(a, b))
         line = f"{name} {key}: max {a[0]:.3g} PyTorch {b[0]:.3g}, rms {a[1]:.3g} PyTorch {b[1]:.3g}, ratio {r:.2f}"

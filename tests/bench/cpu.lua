@@ -1,6 +1,6 @@
--- tests/bench/cpu.lua: our side of the cases of `perilune bench --device cpu`
+-- tests/bench/cpu.lua: defines the cases of `perilune bench --device cpu` for Perilune
 --
--- Sizes are those of the rival's table in rival_cpu.py; the two must say the same.
+-- Sizes must equal those of rival_cpu.py.
 
 local pl = require "perilune"
 local harness = require "harness"
@@ -61,7 +61,7 @@ cases.matmul_1x1024x1024 = matmul(1, 1024, 1024)
 cases.matmul_1024x1024x1 = matmul(1024, 1024, 1)
 cases.matmul_5x1024x1024 = matmul(5, 1024, 1024)
 
--- 2048 tokens over 8 experts, of which the largest gets three times what the smallest does.
+-- 2048 tokens over 8 experts; the largest group has three times as many tokens as the smallest.
 function cases.grouped_matmul()
   local x, w = pl.eval(pl.randn { 2048, 512 }, pl.randn { 8, 512, 512 })
   local ends = pl.tensor { 128, 439, 640, 1024, 1298, 1463, 1810, 2048 }

@@ -1,6 +1,6 @@
--- tests/bench/cuda.lua: our side of the cases of `perilune bench --device cuda`
+-- tests/bench/cuda.lua: defines the cases of `perilune bench --device cuda` for Perilune
 --
--- Sizes are those of the rival's table in rival_cuda.py; the two must say the same.
+-- Sizes must equal those of rival_cuda.py.
 
 local pl = require "perilune"
 local harness = require "harness"
@@ -78,7 +78,7 @@ cases.matmul_2048 = matmul(2048, 2048, 2048, "bf16")
 cases.matmul_llama_up = matmul(16384, 2048, 8192, "bf16")
 cases.matmul_f32_4096 = matmul(4096, 4096, 4096, "f32")
 
--- 16384 tokens over 8 experts, of which the largest gets three times what the smallest does. With gradients: both of them.
+-- 16384 tokens over 8 experts; the largest group has three times as many tokens as the smallest. "grad" computes both gradients.
 local function grouped(grad)
   return function()
     local x, w, g = bf16 { 16384, 2048 }, bf16 { 8, 2048, 2048 }, bf16 { 16384, 2048 }
@@ -139,7 +139,7 @@ function cases.mlp()
   end)
 end
 
--- With `residual` in bf16 blocks add to numbers of 16 bits, as llm.c's do; autocast leaves them in f32.
+-- With `residual` in bf16 the residual stream has 16 bits, as in llm.c; autocast keeps it in f32.
 local function gpt2(batch, layers, heads, C, residual)
   return function()
     local V, T = 50304, 1024
@@ -163,7 +163,7 @@ local function gpt2(batch, layers, heads, C, residual)
 end
 cases.gpt2_b4 = gpt2(4, 12, 12, 768)
 cases.gpt2_b32 = gpt2(32, 12, 12, 768)
--- The same step where no more than this may be taken: what does not fit is recomputed.
+-- The same step with a memory budget: activations that do not fit are recomputed.
 function cases.gpt2_b32_12gib()
   pl.memory_budget("12GiB")
   return gpt2(32, 12, 12, 768)()

@@ -1,5 +1,5 @@
 -- tests/bench/harness.lua: times one case of cpu.lua or cuda.lua and prints the median microseconds of a run, the seconds
--- that the first one took, and the most bytes that the process ever had in the device's memory. `perilune bench` reads that line.
+-- of the first one, and the peak bytes of device memory. `perilune bench` reads that line.
 --
 -- A case is a function that makes its inputs and returns `once(fn)`. On a GPU runs are queued in rounds and each round ends with a
 -- read, so that the host runs ahead within a round, as it does in training; on the CPU a round is one run.
@@ -12,8 +12,8 @@ local function free(...)
   for i = 1, select("#", ...) do select(i, ...):free() end
 end
 
----A function that does the work of `fn` once and gives its results' memory back, as Python's reference counts do at once;
----asked for the last of a round, it returns a tensor to wait for.
+---Returns a function that runs `fn` once and frees its results immediately, as reference counts do in Python.
+---For the last run of a round it returns a tensor to wait for.
 function harness.once(fn)
   return function(last)
     local out = { pl.step(fn) }
@@ -29,7 +29,7 @@ local function wait(x)
   free(value, x)
 end
 
----Runs the case that the param `case` names, or prints the names of all if it is "list". `round`: runs between two reads.
+---Runs the case named by the param `case`, or prints all names if it is "list". `round`: runs between two reads.
 function harness.run(cases, order, round)
   local p = pl.params { case = "list", seconds = 1.0 }
   if p.case == "list" then
@@ -55,7 +55,7 @@ function harness.run(cases, order, round)
   print(("%.3f %.6f %d"):format(times[(#times + 1) // 2], first, pl.memory().peak))
 end
 
----A table that remembers the order in which cases were written down.
+---Makes a table that keeps the order in which cases were defined.
 function harness.cases()
   local cases, order = {}, {}
   local meta = {}

@@ -1,4 +1,4 @@
-"""GPT-2 steps of llm.c beside ours, in turns on one GPU: the one rival that is no Python program.
+"""Measures GPT-2 steps of llm.c and of Perilune alternately on one GPU.
 
     python3 tests/bench/llmc.py TRAIN_GPT2CU [--perilune target/release/perilune] [gpt2_b4 gpt2_b32 …]
 
@@ -26,7 +26,7 @@ import tempfile
 # name -> (depth, batch, steps to time)
 CASES = {"gpt2_b4": (12, 4, 60), "gpt2_b32": (12, 32, 24), "gpt2_b64": (12, 64, 16), "gpt2_350m_b32": (24, 32, 12),
          "gpt2_1558m_b8": (48, 8, 20)}
-# The same with blocks that add to numbers of 16 bits, as llm.c's always do.
+# The same with a residual stream in bf16, as in llm.c.
 CASES |= {name + "_bf16_residual": CASES[name] for name in ("gpt2_b4", "gpt2_b32", "gpt2_1558m_b8")}
 WARM_UP = 5
 
@@ -40,7 +40,7 @@ def tokens(path, n=4_000_000):
 
 
 def libraries():
-    """Where CUDA's libraries lie if they came with PyTorch."""
+    """The folder of CUDA's libraries if they were installed with PyTorch."""
     roots = [os.path.join(p, "nvidia") for p in sys.path if os.path.isdir(os.path.join(p, "nvidia"))]
     found = {os.path.dirname(lib) for root in roots for lib in glob.glob(root + "/**/lib*.so.[0-9]*", recursive=True)}
     return ":".join([*sorted(found), os.environ.get("LD_LIBRARY_PATH", "")])

@@ -22,7 +22,7 @@ ROWS = ROOT / "docs" / "benchmarks"
 PAGE = ROOT / "docs" / "benchmarks.md"
 COLUMNS = ["date", "commit", "machine", "case", "ours", "rival", "rival_name", "unit", "ratio", "script"]
 
-# unit -> how the page writes it, and whether more is better
+# unit -> its text on the page, and whether more is better
 UNITS = {"us": ("µs", False), "ms": ("ms", False), "s": ("s", False), "GiB": ("GiB", False), "MB": ("MB", False), "loss": ("loss", False),
          "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "accuracy": ("accuracy", True)}
 
@@ -38,7 +38,7 @@ rows, with their history, are in [docs/benchmarks/](benchmarks/README.md); older
 
     perilune bench --device cpu --python PYTHON          PYTHON has PyTorch; the two sides take turns, round by round
     perilune bench --device cuda --python PYTHON         PYTHON has PyTorch with CUDA
-    perilune bench --device cuda softmax gpt2_b32        some cases; --list names all, --no-rival runs ours alone, --json is for programs
+    perilune bench --device cuda softmax gpt2_b32        some cases; --list names all, --no-rival measures Perilune only, --json is for programs
     python3 tests/bench/llmc.py TRAIN_GPT2CU             GPT-2 steps beside llm.c's program, on a GPU
     python3 kernels/lab/attention_lab.py time f32 tf32   the attention kernels beside cuDNN and PyTorch, on a GPU
     cargo run --release -p perilune-lua --example record the cost of recording an op and of a plan lookup
@@ -154,7 +154,7 @@ def against(row, named):
 
 
 def table(rows, unit, about):
-    """A line for each case of one unit, with the best rival; the others stand in a last column."""
+    """A line for each case of one unit, with the best rival; the others are in the last column."""
     cases = {}
     for row in rows:
         of_case = cases.setdefault(row["case"], {"ours": row, "rivals": []})

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""PyTorch's side of `perilune bench`, which starts this and asks for one case after the other.
+"""Measures the PyTorch cases of `perilune bench`, which starts this process and requests one case after the other.
 
     python3 rival.py cpu|cuda THREADS
 
@@ -73,7 +73,7 @@ def main():
         for kind, mode in [("eager", None)] + [("compile", m) for m in cases.modes(name) if ask["compile"]]:
             try:
                 median, first, peak = one(torch, cases, name, ask["seconds"], mode)
-                # Of compiling, the first way's: a later one finds what that has left in inductor's cache.
+                # The compile time is that of the first way; later ones find its results in inductor's cache.
                 out.setdefault("first" if kind == "eager" else "compile_first", first)
                 if median < out.get(kind, float("inf")):
                     out[kind] = median
@@ -81,7 +81,7 @@ def main():
                         out["compile_mode"] = mode
                     if peak is not None:
                         out[f"{kind}_bytes"] = peak
-            except Exception as e:  # the others shall still run
+            except Exception as e:  # the other cases still run
                 out["error"] = f"{mode or kind}: {type(e).__name__}: {e}".splitlines()[0]
         if cases.goal(name):
             out["goal"] = cases.goal(name)

@@ -1,4 +1,4 @@
-"""The rival's side of the cases in cpu.lua: the same sizes in PyTorch, on the CPU, f32, eager."""
+"""Defines the cases of cpu.lua in PyTorch: the same sizes, on the CPU, f32, eager."""
 
 import torch
 import torch.nn.functional as F
@@ -31,7 +31,7 @@ def matmul(m, k, n):
 
 
 def grouped():
-    """A product a group: grouped_mm takes bf16 only."""
+    """One product per group: grouped_mm supports bf16 only."""
     x, w = torch.randn(2048, 512), torch.randn(8, 512, 512)
     ends = [128, 439, 640, 1024, 1298, 1463, 1810, 2048]
     return lambda: torch.cat([x[a:b] @ w[e] for e, (a, b) in enumerate(zip([0] + ends, ends))])

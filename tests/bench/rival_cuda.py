@@ -1,4 +1,4 @@
-"""The rival's side of the cases in cuda.lua: the same sizes in PyTorch on one GPU, eager and by torch.compile."""
+"""Defines the cases of cuda.lua in PyTorch: the same sizes on one GPU, eager and by torch.compile."""
 
 import torch
 import torch.nn.functional as F
@@ -227,7 +227,7 @@ class Bottleneck(torch.nn.Module):
 
 
 def resnet50(wrap):
-    """v1.5, channels last, which is the layout that cuDNN's 16-bit kernels want."""
+    """v1.5, channels last, which is the layout of cuDNN's 16-bit kernels."""
     parts, inside = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)], 64
     for i, blocks in enumerate((3, 4, 6, 3)):
         for k in range(blocks):
@@ -305,7 +305,7 @@ STEPS = {
     "mlp": mlp,
     "gpt2_b4": gpt2(4),
     "gpt2_b32": gpt2(32),
-    "gpt2_b32_12gib": gpt2(32),  # a budget is ours alone
+    "gpt2_b32_12gib": gpt2(32),  # only Perilune has a memory budget
     "gpt2_b64": gpt2(64),
     "gpt2_350m_b32": gpt2(32, 24, 16, 1024),
     "gpt2_1558m_b8": gpt2(8, 48, 25, 1600),
@@ -315,11 +315,11 @@ STEPS = {
     "llama_1b": llama_1b,
     "resnet50": resnet50,
 }
-# Theirs / ours that issue 3 asks for, where it asks for a ratio to PyTorch in the same run.
+# Goals for the ratio theirs / ours in the same run.
 GOALS = {n: 1.0 for n in ("gpt2_b32", "gpt2_b64", "gpt2_350m_b32", "gpt2_1558m_b8", "llama_1b")} | {"resnet50": 0.9}
-# Steps in which launches count.
+# Steps whose time depends on launches.
 LAUNCHES = {"mlp", "gpt2_b4"}
-# Cases that torch.compile has nothing to add to.
+# Cases without a gain from torch.compile.
 NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "grouped", "attention"))}
 
 
@@ -332,7 +332,7 @@ def goal(name):
 
 
 def modes(name):
-    """Ways to compile a case; "reduce-overhead" replays CUDA graphs, which pays where launches take long beside the kernels."""
+    """Ways to compile a case; "reduce-overhead" replays CUDA graphs, which pays where launches are slow compared to the kernels."""
     if name in NO_COMPILE:
         return []
     return ["default", "reduce-overhead"] if name in LAUNCHES else ["default"]
@@ -343,7 +343,7 @@ def wait():
 
 
 def clean():
-    """Gives back what no case holds, and counts the peak anew; the bytes of tensors that are still there."""
+    """Frees unused memory and resets the peak; returns the bytes of tensors that are still allocated."""
     getattr(torch._C, "_cuda_clearCublasWorkspaces", lambda: None)()
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats()
@@ -351,7 +351,7 @@ def clean():
 
 
 def peak():
-    """The most bytes that PyTorch's tensors and workspaces had since clean()."""
+    """The peak bytes of PyTorch's tensors and workspaces since clean()."""
     return torch.cuda.max_memory_allocated()
 
 

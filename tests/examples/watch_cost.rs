@@ -1,5 +1,5 @@
-//! Measures what the watch over NaN costs a step on the CPU: blocks of steps with and without it in turn, in one process, by
-//! the CPU time of the one thread. Linux only; from the folder `tests`:
+//! Measures the cost of NaN detection in a step on the CPU. Blocks of steps with and without it alternate in one process, timed by
+//! the CPU time of the only thread. Linux only; from the folder `tests`:
 //!
 //! `cargo run --release --example watch_cost [RECIPE.lua [PAIRS]]`
 #![allow(clippy::unwrap_used)]
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const BLOCK: u64 = 10;
 
-/// Nanoseconds that this thread has run.
+/// Returns the CPU time of this thread in nanoseconds.
 fn cpu_ns() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
     text.split_whitespace().next().unwrap().parse().unwrap()
@@ -18,7 +18,7 @@ fn cpu_ns() -> f64 {
 
 fn block(run: &Run, on_nan: &str) -> f64 {
     run.set_policies(Some(on_nan), None).unwrap();
-    // The plans of both kinds of step are there, and caches know this one.
+    // The plans of both kinds of step exist, and the caches are warm.
     run.read(&run.step().unwrap()).unwrap();
     let start = cpu_ns();
     for _ in 0..BLOCK {
@@ -45,7 +45,7 @@ fn main() {
     }
     let (mut with, mut without, mut equal) = (Vec::new(), Vec::new(), Vec::new());
     for k in 0..pairs {
-        // The order within a pair changes, so that neither always follows the other.
+        // The order within a pair alternates, so that neither kind always comes second.
         let (a, b) = if k % 2 == 0 {
             let a = block(&run, "stop");
             (a, block(&run, "warn"))

@@ -11,7 +11,7 @@ local table_of = pl.load "golden/fp8/table.npz"
 local function every_bf16()
   local code = pl.arange(65536)
   local mantissa, exponent, negative = code % 128, (code // 128) % 256, code:ge(32768)
-  local powers = {} -- exact, as no device's pow has to be
+  local powers = {} -- exact, which `pow` of a device need not be
   for e = 0, 255 do powers[e + 1] = 2.0 ^ (e - 134) end
   local normal = (mantissa + 128):to("f64") * pl.tensor(powers, { dtype = "f64" }):index_select(0, exponent)
   local small = mantissa:to("f64") * 2.0 ^ -133
@@ -63,7 +63,7 @@ describe("numbers of 8 bits", function()
 
   it("say what is wrong", function()
     local q, x = pl.quantize_fp8(pl.ones { 4, 16 }), pl.ones { 4, 16 }
-    expect(function() pl.matmul_fp8(x, q) end):to_raise "a is f32; numbers of 8 bits lie in u8 tensors"
+    expect(function() pl.matmul_fp8(x, q) end):to_raise "a is f32; 8-bit floats are stored in u8 tensors"
     expect(function() pl.matmul_fp8(q, pl.quantize_fp8(pl.ones { 4, 8 })) end):to_raise "do not chain"
     expect(function() pl.matmul_fp8(q, q, pl.ones { 4 }) end):to_raise "scale_a has shape {4}; it must be one number"
     expect(function() pl.matmul_fp8(q, q, 1, 1, nil, { dtype = "f64" }) end):to_raise "the result cannot be f64"
@@ -169,7 +169,7 @@ describe("nn.Linear in fp8", function()
     expect(function() layer(pl.ones { 2, 8 }) end):to_raise "its last dim must be 16"
     expect(function() layer(pl.ones({ 2, 16 }, { dtype = "f64" })) end):to_raise "x is f64"
     local x = pl.state(pl.randn { 4, 16 })
-    expect(function() pl.grad(layer(x):sum(), { x }, { create_graph = true }) end):to_raise "gradients of gradients do not pass through fp8"
+    expect(function() pl.grad(layer(x):sum(), { x }, { create_graph = true }) end):to_raise "fp8 has no second derivatives"
   end)
 
   it("is chosen for a model, but not where it is ruled out", function()

@@ -76,14 +76,14 @@ describe("pl.kernel", function()
     raises("exq(x)", "there is no function 'exq' at column 1", "did you mean exp?")
     raises("pow(x)", "pow takes 2 arguments, not 1")
     raises("x ? y", "expected ':'")
-    raises("2x", "'2x' is no number")
+    raises("2x", "'2x' is not a number")
     raises("", "the expression ends too early at column 1")
   end)
 
   it("says what is wrong with a declaration or a call", function()
     expect(function() pl.kernel { inputs = "x", exp = "x" } end):to_raise "expr"
     expect(function() pl.kernel { inputs = "x" } end):to_raise "expr"
-    expect(function() pl.kernel { inputs = "x, 2", expr = "x" } end):to_raise "'2' is no name"
+    expect(function() pl.kernel { inputs = "x, 2", expr = "x" } end):to_raise "'2' is not a name"
     expect(function() pl.kernel { inputs = "x, x", expr = "x" } end):to_raise "'x' is declared twice"
     expect(function() pl.kernel { inputs = "x: f23", expr = "x" } end):to_raise "f32"
     local f = pl.kernel { name = "f", inputs = "x: f32", scalars = "k", expr = "x * k" }
@@ -172,7 +172,7 @@ describe("pl.kernel from CUDA source", function()
     local want = 0.92 ^ 6
     expect(s):to_be_near({ want, 2 * want, 3 * want }, 1e-5)
     local refused = square { backward = false }
-    expect(function() refused(s):sum():backward() end):to_raise "square: a gradient is asked for, and it has no backward"
+    expect(function() refused(s):sum():backward() end):to_raise "square: it has no backward, so it cannot be differentiated"
     local both = scale_rows()
     expect(function() both(pl.state(a), w, 1.0):sum():backward() end):to_raise "it has no backward"
     if a.device ~= "cpu" then expect(pl.plan(f(s * 2))):to_contain "square" end
@@ -201,8 +201,8 @@ describe("pl.kernel from CUDA source", function()
     raises({}, {}, "it takes 1 arguments, not 0", "square(x)")
     raises({}, { 1.0 }, "x is 1.0", "it must be a tensor")
     raises({}, { a:to "f64" }, "x is f64, but declared as f32")
-    raises({ shape = function() return { 2.5 } end }, { a }, "shape gave a table for y")
-    raises({ shape = function() end }, { a }, "shape gave 0 values for 1 outputs")
+    raises({ shape = function() return { 2.5 } end }, { a }, "shape returned a table for y")
+    raises({ shape = function() end }, { a }, "shape returned 0 values for 1 outputs")
     -- On the CPU the reference runs, but a launch that no GPU accepts is an error there too.
     raises({ block = 2048 }, { a }, "block has 2048 threads", "1024 at most")
     raises({ block = 2.5 }, { a }, "block is 2.5")
@@ -210,12 +210,12 @@ describe("pl.kernel from CUDA source", function()
     raises({ grid = function() return "foo" end }, { a }, "grid is 'foo'")
     raises({ grid = function() return { 1, 70000 } end }, { a }, "65535 at most")
     raises({ shared = -1 }, { a }, "shared is -1")
-    raises({ args = function() return 1.5 end }, { a }, "args gave 1.5")
+    raises({ args = function() return 1.5 end }, { a }, "args returned 1.5")
     raises({ cpu = false, block = 2048 }, { a }, "block has 2048 threads")
     if a.device == "cpu" then
-      raises({ cpu = false }, { a }, "its CUDA source runs on a GPU, and this is the CPU", "give it `cpu`")
-      raises({ cpu = function(b) return b:sum() end }, { a }, "cpu gave {} f32 for y, which is declared as {6, 700} f32")
-      raises({ cpu = function() end }, { a }, "cpu gave 0 values for 1 outputs")
+      raises({ cpu = false }, { a }, "its CUDA source needs a GPU, but the device is the CPU", "add `cpu`")
+      raises({ cpu = function(b) return b:sum() end }, { a }, "cpu returned {} f32 for y, which is declared as {6, 700} f32")
+      raises({ cpu = function() end }, { a }, "cpu returned 0 values for 1 outputs")
     else
       raises({ shared = 1 << 20 }, { a }, "a block has at most")
       raises({ source = (square_source:gsub("x%[i%] %* x", "z[i] * x")) }, { a }, "its CUDA source does not compile", 'identifier "z" is undefined')

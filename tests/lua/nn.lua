@@ -511,7 +511,7 @@ describe("weights under other names", function()
     other[2][2] = "layer.#.shfit"
     expect(function() nn.load_weights(model(5), path, other) end):to_raise "did you mean 'layer.0.shift'?"
     local small = nn.module { table_ = model(4).table_, forward = print }
-    expect(function() nn.load_weights(small, path, rules(4)) end):to_raise "nothing in the model is called 'layer.0.a.weight'"
+    expect(function() nn.load_weights(small, path, rules(4)) end):to_raise "the model has no 'layer.0.a.weight'"
     nn.load_weights(small, path, rules(4), { ignore = { "^layer%." } })
   end)
 

@@ -257,6 +257,6 @@ describe("options of optimizers", function()
     local w = pl.state(pl.ones { 1 })
     local opt = optim.SGD({ w }, { lr = function(step) return 1 / step end })
     w:sum():backward()
-    expect(function() opt:step() end):to_raise "the schedule gave inf at step 0"
+    expect(function() opt:step() end):to_raise "the schedule returned inf at step 0"
   end)
 end)

@@ -30,7 +30,7 @@ describe("the sandbox", function()
     f, why = load("return +", "=chunk")
     expect(f):to_be(nil)
     expect(why):to_contain "chunk:1"
-    expect(load("return 1", "=x", "b") ~= nil):to_be_true() -- the mode is ours to choose: text
+    expect(load("return 1", "=x", "b") ~= nil):to_be_true() -- Perilune forces text mode
     expect(string.dump):to_be(nil)
   end)
 

@@ -275,7 +275,7 @@ describe("einsum", function()
     expect(function() return pl.einsum("ii", { b }) end):to_raise "'i' is 3 and 4 in one operand"
     expect(function() return pl.einsum("...i,...i", { a, b }) end):to_raise "'i' is 3 in one operand and 4 in another"
     expect(function() return pl.einsum("...i,...i", { a, pl.zeros { 5, 3 } }) end):to_raise "a dim of '...' is 3 in one operand and 5 in another"
-    expect(function() return pl.einsum("..i", { a }) end):to_raise "'.' is no letter"
+    expect(function() return pl.einsum("..i", { a }) end):to_raise "'.' is not a letter"
     expect(function() return pl.einsum("i->j", { pl.zeros { 3 } }) end):to_raise "'j' on the right"
   end)
 end)

@@ -1,4 +1,4 @@
--- Attention by head size, type, mask, window, groups and documents, forward and backward.
+-- Computes attention by head size, dtype, mask, window, groups and documents, forward and backward.
 local pl = require "perilune"
 
 local function case(dtype, q, k, options)

@@ -1,4 +1,4 @@
--- Reads and writes at indices, joins, pads and unfolds.
+-- Gathers, scatters, concatenates, pads and unfolds.
 local pl = require "perilune"
 
 for _, dtype in ipairs { "f32", "bf16", "f64", "i64", "u8" } do

@@ -1,4 +1,4 @@
--- Fused elementwise work: broadcasts, casts, strides, random numbers, many outputs.
+-- Computes fused elementwise expressions: broadcasts, casts, strides, random numbers, many outputs.
 local pl = require "perilune"
 
 local cases = { { "f32", 3, 5 }, { "f32", 64, 1000 }, { "bf16", 1000, 17 }, { "f16", 64, 128 }, { "f64", 64, 33 } }

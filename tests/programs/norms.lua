@@ -1,4 +1,4 @@
--- Norms, softmax and losses, forward and backward, over short and long rows.
+-- Computes norms, softmax and losses, forward and backward, over short and long rows.
 local pl = require "perilune"
 
 local function both(y, wrt)

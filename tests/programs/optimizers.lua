@@ -1,4 +1,4 @@
--- One update of each optimizer over leaves of many sizes.
+-- Takes one step of each optimizer over parameters of many sizes.
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
 

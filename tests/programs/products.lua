@@ -1,4 +1,4 @@
--- Products of matrices, linear layers, convolutions and pools, forward and backward.
+-- Computes matrix products, linear layers, convolutions and pooling, forward and backward.
 local pl = require "perilune"
 
 local function both(y, wrt)

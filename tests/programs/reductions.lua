@@ -1,4 +1,4 @@
--- Reductions along rows, columns and all of a tensor, scans and sorts, in several types.
+-- Reduces tensors along rows, along columns and completely, scans and sorts, in several dtypes.
 local pl = require "perilune"
 
 local cases = {

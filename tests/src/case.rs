@@ -1,4 +1,4 @@
-//! Samples filled with numbers: the calls that are run here, and by PyTorch for reference.
+//! Fills samples with numbers to make test cases: calls that run here, and in PyTorch for reference.
 
 use crate::rng::Pcg;
 use crate::sample::{self, Expr, Kind, Sample};
@@ -8,12 +8,12 @@ use perilune_core::ops::{self, Class, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
 use serde_json::{Map, Value as Json, json};
 
-/// Which numbers the float tensors of a sample hold.
+/// The numbers in the float tensors of a sample.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Variant {
     /// f64 of full precision.
     Full,
-    /// f64 that are exact in every float dtype: one reference serves them all.
+    /// f64 that are exact in every float dtype, so that one reference serves all dtypes.
     Grid,
     /// Small integers (or bools) of that dtype in place of floats.
     As(DType),
@@ -58,14 +58,14 @@ impl Data {
         Data { dtype, ..self.clone() }
     }
 
-    /// Its first element, of rank 0.
+    /// Returns the first element, as a tensor of rank 0.
     #[must_use]
     fn first(&self) -> Data {
         Data { dims: Vec::new(), values: self.values[..1].to_vec(), ..self.clone() }
     }
 
     fn json(&self) -> Json {
-        // JSON has no words for these.
+        // JSON cannot represent these.
         let values: Vec<Json> =
             self.values.iter().map(|v| if v.is_finite() { json!(v) } else { json!(v.to_string()) }).collect();
         json!({"dtype": self.dtype.name(), "shape": self.dims, "values": values, "float": self.kind.is_float()})
@@ -84,7 +84,7 @@ pub enum Arg {
 #[derive(Clone, Debug)]
 pub struct Case {
     pub op: &'static Op,
-    /// Names the case in the reference.
+    /// Returns the name of the case in the reference.
     pub key: String,
     pub variant: Variant,
     pub names: Vec<&'static str>,
@@ -134,7 +134,7 @@ impl Case {
         c
     }
 
-    /// What the reference script reads.
+    /// Returns the JSON that the reference script reads.
     pub fn json(&self) -> Json {
         let mut args = Map::new();
         for (name, a) in self.names.iter().zip(&self.args) {
@@ -153,13 +153,13 @@ impl Case {
             };
             args.insert((*name).to_string(), v);
         }
-        // Which converts integers to floats: linear does not.
+        // Only ops that convert integers to floats; linear does not.
         let composite = matches!(self.op.class, Class::Fused(_)) && self.op.name != "linear";
         json!({"key": self.key, "op": self.op.name, "variant": self.variant.name(), "composite": composite, "args": args})
     }
 }
 
-/// Samples added to those of the registry: one element, no elements, options no sample shows.
+/// Samples in addition to those of the registry: one element, no elements, options that no sample uses.
 pub const EXTRA: &[(&str, &str)] = &[
     ("add", "f(1), f(1)"),
     ("add", "f(2,1,3), f(4,1)"),
@@ -254,19 +254,19 @@ pub const EXTRA: &[(&str, &str)] = &[
     ("adamw_update", "f(1), f(1), f(1), p(1), lr=0.1, step=1"),
 ];
 
-/// The samples of an op, its own and those added here.
+/// Returns the samples of an op: those of the registry and the additional ones.
 pub fn samples(op: &'static Op) -> Vec<Sample> {
     let extra = EXTRA.iter().filter(|e| e.0 == op.name).map(|e| e.1);
     let texts = op.samples.iter().copied().chain(extra);
     texts.map(|t| sample::parse(op, t).unwrap_or_else(|e| panic!("{}({t}): {e}", op.name))).collect()
 }
 
-/// Whether the values of an op depend on the random counters.
+/// Returns whether the values of an op depend on the random counters.
 pub fn is_random(op: &Op) -> bool {
     matches!(op.name, "rand" | "uniform" | "randn" | "randint" | "bernoulli" | "rand_like" | "randn_like" | "dropout")
 }
 
-/// The cases of an op: its samples in every variant that means something for them.
+/// Returns the cases of an op: its samples in every applicable variant.
 pub fn cases(op: &'static Op) -> Vec<Case> {
     let mut out = Vec::new();
     for s in samples(op) {
@@ -297,7 +297,7 @@ fn kinds(s: &Sample) -> Vec<Kind> {
     s.args.iter().flatten().flat_map(flat).collect()
 }
 
-/// A sample with numbers in it.
+/// Fills a sample with numbers.
 pub fn fill(s: &Sample, variant: Variant, has_floats: bool) -> Case {
     let mut args = Vec::new();
     // A permutation runs along `dim` of the first tensor.
@@ -362,7 +362,7 @@ fn tensor(
             let mut seen = std::collections::HashSet::new();
             for _ in 0..n {
                 let mut v = float(rng, kind, variant);
-                // Different elements, so that orders and maxima are not a matter of taste.
+                // Distinct elements, so that sort orders and maxima are unique.
                 for _ in 0..if dtype.is_float() { 20 } else { 0 } {
                     if seen.insert(v.to_bits()) {
                         break;
@@ -388,7 +388,7 @@ fn float(rng: &mut Pcg, kind: Kind, variant: Variant) -> f64 {
             Kind::Positive => rng.uniform(0.5, 3.0),
             _ => rng.normal(),
         };
-        // Kinks lie at 0: stay off, so that finite differences see one side.
+        // Stay away from kinks at 0, so that finite differences sample one side only.
         if v.abs() > 0.02 {
             break v;
         }
@@ -407,7 +407,7 @@ fn float(rng: &mut Pcg, kind: Kind, variant: Variant) -> f64 {
     }
 }
 
-/// `v` to 8 significant bits: what bf16 has, and every other float dtype too. Done here, so that test data does not hang
+/// Rounds `v` to 8 significant bits, which every float dtype including bf16 represents exactly. Implemented here, so that test data does not depend
 /// on the runtime's own rounding.
 fn grid(v: f64) -> f64 {
     let step = 2f64.powi(v.abs().log2().floor() as i32 - 7);
@@ -432,7 +432,7 @@ fn permutations(rng: &mut Pcg, dims: &[usize], dim: usize, of: usize) -> Vec<f64
     values
 }
 
-/// Two-operand ops on every pair of dtypes, one of them of rank 0 too, and with numbers.
+/// Cases of binary ops on every pair of dtypes, also with one operand of rank 0 or a number.
 pub fn promotion_cases() -> Vec<Case> {
     let mut out = Vec::new();
     for name in ["add", "sub", "mul", "div", "maximum", "eq", "lt", "floor_div", "remainder", "pow", "where"] {
@@ -465,7 +465,7 @@ pub fn promotion_cases() -> Vec<Case> {
     out
 }
 
-/// Elementwise primitives where floats end: zeros of both signs, infinities, NaN, the largest and smallest; and where i32
+/// Cases of elementwise primitives at the limits of floats: zeros of both signs, infinities, NaN, the largest and smallest; and where i32
 /// wraps around.
 pub fn special_cases() -> Vec<Case> {
     let mut out = Vec::new();
@@ -545,7 +545,7 @@ fn few(dtype: DType, second: bool) -> Data {
     Data { kind: Kind::Normal, dtype, dims: vec![5], values: values.to_vec() }
 }
 
-/// Everything that has a reference.
+/// Returns all cases that have a reference.
 pub fn all() -> Vec<Case> {
     let mut out = Vec::new();
     for op in ops::all() {

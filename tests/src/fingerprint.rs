@@ -1,4 +1,4 @@
-//! Writes plans and launches as numbers: see `perilune_cpu::fingerprint`, which does so for the CPU's compiled kernels.
+//! Serializes plans and launches as numbers for hashing, as `perilune_cpu::fingerprint` does for the CPU's compiled kernels.
 //!
 //! Variants are written by the codes below, so that renaming one changes nothing.
 
@@ -6,7 +6,7 @@ use perilune_cpu::fingerprint::Words;
 use perilune_cuda::launch::{Arg, Launch, TmaDesc, Word};
 use perilune_plan::ir::{Code, Kernel, Level, Operand, Program, Region, Root, Storage};
 
-/// The hash of numbers as 16 hexadecimal digits.
+/// Hashes numbers to 16 hexadecimal digits.
 pub fn hash(words: &[u64]) -> String {
     let bytes: Vec<u8> = words.iter().flat_map(|w| w.to_le_bytes()).collect();
     text_hash(&bytes)
@@ -16,10 +16,10 @@ pub fn text_hash(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex()[..16].to_string()
 }
 
-/// A whole program: values and where they are stored, kernels in order, results.
+/// Serializes a program: values with their storage, kernels in order, results.
 pub fn program(p: &Program) -> Vec<u64> {
     let mut w = Words::default();
-    // Values are numbered in the order of the table, whoever reads them first.
+    // Values are numbered in the order of the table, not of their first use.
     (0..p.values.len()).for_each(|v| w.value(v as u32));
     for v in &p.values {
         w.shape(&v.shape);
@@ -52,7 +52,7 @@ pub fn program(p: &Program) -> Vec<u64> {
     w.list
 }
 
-/// One kernel of a plan. The op of a library call is not written: its name stands beside the hash.
+/// Serializes one kernel of a plan. The op of a library call is omitted, because its name is next to the hash.
 pub fn kernel(k: &Kernel, w: &mut Words) {
     match k {
         Kernel::Region(r) => {
@@ -125,7 +125,7 @@ fn region(r: &Region, w: &mut Words) {
     }
 }
 
-/// How a function is launched.
+/// Serializes the launch of a function.
 pub fn launch(l: &Launch, w: &mut Words) {
     w.list.extend(l.grid.iter().chain(&l.block).chain([&l.shared_bytes]).map(|n| u64::from(*n)));
     w.put(l.args.len());

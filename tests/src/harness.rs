@@ -1,4 +1,4 @@
-//! Runs cases: on an engine, in a chosen layout, fused or not, with panics caught.
+//! Runs cases on an engine in a chosen layout, fused or unfused, and catches panics.
 
 use crate::case::{Arg, Case, Data};
 use perilune_core::graph::NodeId;
@@ -9,17 +9,17 @@ use perilune_cuda::Cuda;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// How the elements of an input lie in its buffer. The values seen are the same in each.
+/// The memory layout of an input. The logical values are the same in each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Layout {
     Contiguous,
     /// Dims in reverse order in memory.
     Transposed,
-    /// Every second row, and an offset, of a larger tensor full of poison.
+    /// Every second row, at an offset, of a larger tensor filled with poison values.
     Sliced,
-    /// Backwards in memory along the first and last dim.
+    /// Reversed in memory along the first and last dim.
     Flipped,
 }
 
@@ -27,30 +27,30 @@ impl Layout {
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::Transposed, Layout::Sliced, Layout::Flipped];
 }
 
-/// Whether `PERILUNE_DEVICE` names a GPU.
+/// Returns whether `PERILUNE_DEVICE` names a GPU.
 pub fn on_gpu() -> bool {
     std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")
 }
 
 /// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
-pub fn device(threads: usize) -> Rc<dyn Backend> {
+pub fn device(threads: usize) -> Arc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
-        Ok(name) if name != "cpu" => Rc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
+        Ok(name) if name != "cpu" => Arc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
         _ => {
             Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
-            Rc::new(Cpu::new(Some(threads)))
+            Arc::new(Cpu::new(Some(threads)))
         }
     }
 }
 
-/// An engine on [`device`].
+/// Creates an engine on [`device`].
 pub fn engine(threads: usize) -> Engine {
     let mut e = Engine::new(device(threads));
     e.switches.fusion = true;
     e
 }
 
-/// Puts a tensor on the engine in the given layout.
+/// Uploads a tensor to the engine in the given layout.
 pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
     let rank = d.dims.len();
     match layout {
@@ -135,7 +135,7 @@ fn offset(at: &[usize], dims: &[usize]) -> usize {
     at.iter().zip(dims).fold(0, |o, (i, d)| o * d + i)
 }
 
-/// The arguments of a case as nodes, all tensors in `layout`; the tensors' nodes in order.
+/// Converts the arguments of a case to nodes, with all tensors in `layout`. Also returns the tensors' nodes in order.
 pub fn args(e: &mut Engine, case: &Case, layout: Layout) -> (Args, Vec<NodeId>) {
     let (mut values, mut nodes) = (Vec::new(), Vec::new());
     for a in &case.args {
@@ -156,16 +156,16 @@ pub fn args(e: &mut Engine, case: &Case, layout: Layout) -> (Args, Vec<NodeId>) 
     (Args::new(case.op, values), nodes)
 }
 
-/// What became of a call.
+/// The outcome of a call.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Outcome {
     Values(Vec<HostTensor>),
-    /// A clean refusal.
+    /// An error, without a panic.
     Refused(String),
     Panicked(String),
 }
 
-/// Runs a case from a clean engine and leaves it clean; random counters start at `seed`.
+/// Runs a case on an engine with an empty recording, and empties it again. Random counters start at `seed`.
 pub fn run(e: &mut Engine, case: &Case, layout: Layout) -> Outcome {
     run_with(e, |e| {
         let (a, _) = args(e, case, layout);
@@ -173,7 +173,7 @@ pub fn run(e: &mut Engine, case: &Case, layout: Layout) -> Outcome {
     })
 }
 
-/// Records with `f` on a clean engine, reads the nodes it gives, and clears the engine.
+/// Records with `f` on an empty engine, reads the nodes that it returns, and clears the engine.
 pub fn run_with(e: &mut Engine, f: impl FnOnce(&mut Engine) -> Result<Vec<NodeId>, String>) -> Outcome {
     e.recorder.seed(7);
     let done = catch_unwind(AssertUnwindSafe(|| {
@@ -192,7 +192,7 @@ pub fn run_with(e: &mut Engine, f: impl FnOnce(&mut Engine) -> Result<Vec<NodeId
         Err(panic) => {
             let text = panic.downcast_ref::<String>().cloned();
             let text = text.or(panic.downcast_ref::<&str>().map(|s| (*s).to_string())).unwrap_or_default();
-            // Its locks and scratch may be in any state.
+            // After a panic its locks and scratch may be in any state.
             let (threads, fusion) = (1, e.switches.fusion);
             *e = engine(threads);
             e.switches.fusion = fusion;
@@ -207,7 +207,7 @@ pub fn read_all(e: &mut Engine, ids: &[NodeId]) -> Result<Vec<HostTensor>, Strin
     ids.iter().map(|id| e.read_node(*id).map_err(|f| f.error.to_string())).collect()
 }
 
-/// Whether two lists of tensors have the same bits; all NaNs count as one.
+/// Returns whether two lists of tensors have the same bits; all NaNs are equal.
 pub fn same_bits(a: &[HostTensor], b: &[HostTensor]) -> bool {
     a.len() == b.len()
         && a.iter().zip(b).all(|(x, y)| {
@@ -222,7 +222,7 @@ pub fn same_bits(a: &[HostTensor], b: &[HostTensor]) -> bool {
         })
 }
 
-/// The first difference of two lists of tensors, for people.
+/// Describes the first difference of two lists of tensors.
 pub fn difference(a: &[HostTensor], b: &[HostTensor]) -> String {
     for (k, (x, y)) in a.iter().zip(b).enumerate() {
         if x.dtype != y.dtype || x.shape != y.shape {
@@ -238,14 +238,14 @@ pub fn difference(a: &[HostTensor], b: &[HostTensor]) -> String {
     format!("{} and {} outputs", a.len(), b.len())
 }
 
-/// A host tensor of normal numbers.
+/// Makes a host tensor of normal random numbers.
 pub fn randn(rng: &mut crate::rng::Pcg, dtype: DType, dims: &[usize]) -> HostTensor {
     let n: usize = dims.iter().product();
     let values: Vec<f64> = (0..n).map(|_| rng.normal()).collect();
     HostTensor::from_f64(dtype, Shape::of(dims), &values)
 }
 
-/// The case with every tensor constant along its first dim, so that it can be seen through a broadcast.
+/// Makes every tensor of a case constant along its first dim, so that it can be replaced by a broadcast.
 #[must_use]
 pub fn constant_rows(case: &Case) -> Case {
     let mut c = case.clone();
@@ -261,7 +261,7 @@ pub fn constant_rows(case: &Case) -> Case {
     c
 }
 
-/// Runs a case of [`constant_rows`] with its tensors expanded from one row each.
+/// Runs a case of [`constant_rows`] with each tensor expanded from one row.
 pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
     run_with(e, |e| {
         let mut expand = |d: &Data| {
@@ -287,12 +287,12 @@ pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
     })
 }
 
-/// Calls an op by name as Lua does: positional arguments, then options; the rest takes its default.
+/// Calls an op by name as Lua does: positional arguments, then options, and defaults for the rest.
 pub fn call(e: &mut Engine, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Result<NodeId, String> {
     call_all(e, name, positional, options).map(|out| out[0])
 }
 
-/// As [`call`], with all outputs.
+/// Like [`call`], but returns all outputs.
 pub fn call_all(
     e: &mut Engine,
     name: &str,
@@ -311,7 +311,7 @@ pub fn call_all(
     e.call(op, &Args::new(op, values)).map(|out| out.to_vec()).map_err(|f| f.error.to_string())
 }
 
-/// A tensor, an integer, a float, a list of integers as arguments.
+/// Makes arguments from a tensor, an integer, a float, a list of integers.
 pub fn t(x: NodeId) -> Value {
     Value::Tensor(x)
 }

@@ -1,13 +1,13 @@
-//! Helpers of the test-suite: samples, cases, references, random graphs. The tests themselves stand in `tests/tests`.
+//! Collects helpers of the test suite: samples, cases, references, random graphs. The tests are in `tests/tests`.
 //!
 //! - [`sample`] parses the samples that ops carry, [`case`] fills them with numbers;
 //! - [`harness`] runs a case on an engine in a chosen dtype and layout;
-//! - [`reference`](mod@reference) reads what PyTorch said (`golden/ops`), and compares;
-//! - [`machine`] compiles plans for GPUs that are not there;
-//! - [`recording`] collects the programs of a run that computes nothing, [`fingerprint`] and [`ptx`] make hashes of them;
+//! - [`reference`](mod@reference) reads PyTorch's results (`golden/ops`) and compares with them;
+//! - [`machine`] compiles plans for GPUs without having them;
+//! - [`recording`] collects the programs of a run that computes nothing, and [`fingerprint`] and [`ptx`] hash them;
 //! - [`random`] makes random graphs;
 //! - [`skip`] reports tests that this machine cannot run;
-//! - [`scripts`] runs Lua files and compares what they say with golden texts.
+//! - [`scripts`] runs Lua files and compares their output with golden texts.
 #![allow(clippy::unwrap_used)]
 
 pub mod case;

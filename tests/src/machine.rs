@@ -1,4 +1,4 @@
-//! Plans become machine code on a machine without a GPU: every kernel but the libraries' compiles, and spills no register.
+//! Compiles plans to machine code without a GPU, and checks that no generated kernel spills registers.
 
 use perilune_cuda::launch::{Function, Props};
 use perilune_cuda::nvrtc::{self, Compiler};
@@ -7,15 +7,15 @@ use perilune_plan::ir::Program;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex};
 
-/// GPUs that every plan must compile for: compute capability, multiprocessors, shared memory of a block.
+/// The GPUs for which every plan must compile: compute capability, multiprocessors, shared memory of a block.
 pub const GPUS: [Props; 3] = [
     Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 },
     Props::H200,
     Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
 ];
 
-/// The kernels a GPU would run for the plan, other than cuBLASLt's, become machine code without a spilled register. A text that
-/// several plans have is compiled once. `PERILUNE_DUMP` names a folder for the texts of those that spill.
+/// Compiles all kernels of the plan except cuBLASLt's, and fails if one spills registers. A text that
+/// several plans share is compiled once. `PERILUNE_DUMP` names a folder for the texts of kernels that spill.
 pub fn compiles(name: &str, p: &Program) {
     let mut bad = Vec::new();
     static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
@@ -28,7 +28,7 @@ pub fn compiles(name: &str, p: &Program) {
         let launches = works.flatten().flat_map(|w| w.launches);
         let new = |f: &Arc<Function>| SEEN.lock().unwrap().insert((props.arch.0, f.text.clone()));
         let fresh: Vec<Arc<Function>> = launches.map(|l| l.function).filter(new).collect();
-        // Texts of one kind are one program.
+        // Texts of one kind are compiled as one program.
         for contract in [false, true] {
             let list: Vec<&Function> =
                 fresh.iter().map(|f| &**f).filter(|f| f.text.starts_with(nvrtc::CONTRACT) == contract).collect();

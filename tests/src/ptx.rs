@@ -1,12 +1,12 @@
-//! Reduces PTX to what it computes: symbols become numbers, comments and line tables go.
+//! Normalizes PTX: symbols become numbers, comments and line tables are removed.
 //!
 //! A symbol is a function, parameter, variable, label or a register that inline assembly declares. Each is replaced by the
-//! number of its first appearance in its kernel, so a rename in CUDA C++ changes nothing, and neither does the order in
-//! which functions are emitted: what a kernel refers to is appended where it is first referred to.
+//! number of its first appearance in its kernel. So neither a rename in CUDA C++ nor the order in
+//! which functions are emitted changes the result: a referenced function is appended at its first reference.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-/// The kernels of a PTX text by name, each with what it refers to.
+/// Returns the kernels of a PTX text by name, each with the functions and variables that it references.
 pub fn kernels(ptx: &str) -> BTreeMap<String, String> {
     let items: Vec<Item> = items(tokens(ptx));
     let by_name: HashMap<&str, usize> = items.iter().enumerate().map(|(k, i)| (i.name.as_str(), k)).collect();
@@ -18,7 +18,7 @@ pub fn kernels(ptx: &str) -> BTreeMap<String, String> {
 struct Item {
     name: String,
     tokens: Vec<String>,
-    /// Symbols it declares, its own name among them.
+    /// The symbols that it declares, including its own name.
     symbols: HashSet<String>,
 }
 
@@ -29,7 +29,7 @@ fn reduced(items: &[Item], by_name: &HashMap<&str, usize>, entry: usize) -> Stri
         for token in &items[k].tokens {
             let global = by_name.get(token.as_str());
             if items[k].symbols.contains(token) || global.is_some() {
-                // A label of one function is not that of another.
+                // Labels are local to a function.
                 let key = if global.is_some() { token.clone() } else { format!("{k} {token}") };
                 let next = numbers.len();
                 out.push_str(&format!("@{} ", numbers.entry(key).or_insert(next)));
@@ -49,7 +49,7 @@ fn reduced(items: &[Item], by_name: &HashMap<&str, usize>, entry: usize) -> Stri
     out
 }
 
-/// Words, numbers, strings and single characters; without comments and line tables.
+/// Splits a text into words, numbers, strings and single characters, without comments and line tables.
 fn tokens(ptx: &str) -> Vec<String> {
     let mut out = Vec::new();
     for line in ptx.lines() {
@@ -78,7 +78,7 @@ fn is_symbol(token: &str) -> bool {
     token.starts_with(|c: char| c.is_ascii_alphabetic() || matches!(c, '_' | '$'))
 }
 
-/// Cuts a module into functions and variables.
+/// Splits a module into functions and variables.
 fn items(tokens: Vec<String>) -> Vec<Item> {
     let (mut out, mut now, mut depth) = (Vec::new(), Vec::new(), 0usize);
     let mut tokens = tokens.into_iter().peekable();
@@ -101,7 +101,7 @@ fn item(tokens: Vec<String>) -> Item {
     let symbols = declared(&tokens);
     let function = tokens.iter().position(|t| t == ".entry" || t == ".func");
     let name = match function {
-        // A result in parentheses may come first.
+        // A result in parentheses may precede the name.
         Some(k) if tokens.get(k + 1).is_some_and(|t| t == "(") => {
             tokens[k..].iter().skip_while(|t| *t != ")").nth(1).cloned()
         }
@@ -112,7 +112,7 @@ fn item(tokens: Vec<String>) -> Item {
     Item { symbols: symbols.into_iter().chain([name.clone()]).collect(), name, tokens }
 }
 
-/// The symbols that declarations and labels introduce.
+/// Returns the symbols that declarations and labels introduce.
 fn declared(tokens: &[String]) -> HashSet<String> {
     let mut out = HashSet::new();
     let mut declares = false;

@@ -1,6 +1,6 @@
-//! Random graphs: every kind of op the planner treats differently, in shapes around its thresholds.
+//! Generates random graphs with every kind of op that the planner treats differently, in shapes around its thresholds.
 //!
-//! A graph is a function of its seed and of how many ops it has, so a failing one can be cut down by asking for fewer.
+//! A graph is a function of its seed and its number of ops, so a failing graph can be reduced by lowering that number.
 
 use crate::harness::{call, call_all, float, int, ints, randn, t};
 use crate::rng::Pcg;
@@ -9,26 +9,26 @@ use perilune_core::ops::Value;
 use perilune_core::{DType, HostTensor, Shape, grad};
 use perilune_engine::{Engine, Handle, StateId};
 
-/// Which graph.
+/// The seed of the graph.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
     pub seed: u64,
     /// Ops after the leaves.
     pub ops: usize,
-    /// Only that one of its roots.
+    /// Evaluates only this root.
     pub root: Option<usize>,
-    /// Shapes that are worth several threads.
+    /// Whether shapes are large enough for several threads.
     pub big: bool,
 }
 
-/// How the roots are evaluated.
+/// The way in which the roots are evaluated.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mode {
     /// In one plan, with the assignments.
     Together,
-    /// One after the other, each in a plan of its own.
+    /// One after the other, each in a separate plan.
     Apart,
-    /// In one plan whose backward pass computes random spans of the recording again.
+    /// In one plan whose backward pass recomputes random spans of the recording.
     Recomputed,
 }
 
@@ -54,7 +54,7 @@ const BASES: &[&[usize]] = &[
     &[6, 20, 9],
     &[600, 7],
 ];
-/// Beyond the chunks of reductions and the longest row of a tile.
+/// Larger than the chunks of reductions and the longest row of a tile.
 const LONG: &[&[usize]] = &[&[4100], &[9001], &[2, 8200], &[16500], &[3, 4097], &[300, 70], &[1030, 5], &[4, 300, 6]];
 const BIG: &[&[usize]] = &[&[300, 1031], &[40, 9000], &[150_001], &[7, 300, 64], &[3, 70_000], &[5000, 40]];
 
@@ -70,7 +70,7 @@ struct Maker<'a> {
     assigned: Vec<(StateId, NodeId)>,
 }
 
-/// Runs the graph of `recipe`: its roots, then its States, as they are at the end.
+/// Runs the graph of `recipe` and returns its roots, then the final values of its States.
 pub fn run(e: &mut Engine, recipe: Recipe, mode: Mode) -> Vec<HostTensor> {
     let (handles, states) = build(e, recipe, mode, &mut String::new());
     let mut out: Vec<HostTensor> =
@@ -163,10 +163,10 @@ fn spans(out: &mut Vec<(NodeId, NodeId)>, rng: &mut Pcg, from: u32, to: u32, dep
     }
 }
 
-/// The graph as text: what a failing seed prints. Only what the roots and assignments need is shown.
+/// Formats the nodes that the roots and assignments need, to be printed for a failing seed.
 pub fn show(recipe: Recipe) -> String {
     // Recording is cheap: do it again on a device that runs nothing.
-    let mut e = Engine::new(std::rc::Rc::new(perilune_plan::Null));
+    let mut e = Engine::new(std::sync::Arc::new(perilune_plan::Null));
     let mut text = String::new();
     let made =
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| build(&mut e, recipe, Mode::Together, &mut text)));
@@ -220,7 +220,7 @@ impl Maker<'_> {
         self.shape(x).rank()
     }
 
-    /// A shape that broadcasts with `dims`.
+    /// Picks a shape that broadcasts with `dims`.
     fn broadcastable(&mut self, dims: &[usize]) -> Vec<usize> {
         let skip = if self.rng.one_in(2) { 0 } else { self.rng.below(dims.len() + 1) };
         dims[skip..].iter().map(|d| if self.rng.one_in(3) { 1 } else { *d }).collect()
@@ -255,14 +255,14 @@ impl Maker<'_> {
         self.e.from_host(&host).unwrap()
     }
 
-    /// A node, mostly a recent one.
+    /// Picks a node, mostly a recent one.
     fn any(&mut self) -> NodeId {
         let n = self.pool.len();
         let back = if self.rng.one_in(3) { self.rng.below(n) } else { self.rng.below(n.min(4)) };
         self.pool[n - 1 - back]
     }
 
-    /// A float node.
+    /// Picks a float node.
     fn real(&mut self) -> NodeId {
         for _ in 0..8 {
             let x = self.any();
@@ -274,7 +274,7 @@ impl Maker<'_> {
         self.e.recorder.graph.cast(x, DType::F32).unwrap()
     }
 
-    /// A node that broadcasts with `x` to something not too large.
+    /// Picks a node that broadcasts with `x` to a shape of limited size.
     fn partner(&mut self, x: NodeId) -> NodeId {
         for _ in 0..6 {
             let y = self.any();
@@ -301,7 +301,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Values kept near 1, so that infinities do not swallow everything.
+    /// Keeps values near 1, so that infinities do not dominate.
     fn tame(&mut self, x: NodeId) -> NodeId {
         if self.rng.one_in(2) { call(self.e, "tanh", &[t(x)], &[]).unwrap_or(x) } else { x }
     }
@@ -469,7 +469,7 @@ impl Maker<'_> {
         call(self.e, name, &[t(x), ints(&dims)], &keep)
     }
 
-    /// Softmax, norms, losses: regions of a reduction between maps.
+    /// Adds softmax, norms or losses: regions with a reduction between maps.
     fn rows(&mut self) -> Result<NodeId, String> {
         let x = self.real();
         let Some(d) = self.dim(x) else { return Err("a scalar".into()) };
@@ -602,7 +602,7 @@ impl Maker<'_> {
         Ok(self.tame(y))
     }
 
-    /// Rows of a matrix in random groups, times a matrix each; or both sides' rows, group by group.
+    /// Adds a grouped product: random groups of rows, each times its matrix, or products of the rows of both sides by group.
     fn grouped(&mut self, x: NodeId, rows: usize, k: usize) -> Result<NodeId, String> {
         let (groups, n, dtype) = (1 + self.rng.below(3), 1 + self.rng.below(5), self.dtype(x));
         let mut ends: Vec<i64> = (0..groups).map(|_| self.rng.range(0, rows as i64 + 1)).collect();
@@ -654,7 +654,7 @@ impl Maker<'_> {
         }
     }
 
-    /// Gradients of the sum of a node for all float leaves.
+    /// Adds gradients of the sum of a node by all float leaves.
     fn gradients(&mut self) {
         let y = self.real();
         let Ok(total) = call(self.e, "sum", &[t(y)], &[]) else { return };

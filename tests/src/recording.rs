@@ -5,24 +5,22 @@ use perilune_core::error::Result;
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Null};
-use std::cell::RefCell;
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 /// Plans like `planner`; all memory reads as zeros.
 pub struct Recording {
     planner: Box<dyn Backend>,
-    programs: RefCell<Vec<Arc<Program>>>,
+    programs: Mutex<Vec<Arc<Program>>>,
 }
 
 impl Recording {
-    pub fn new(planner: Box<dyn Backend>) -> Rc<Recording> {
-        Rc::new(Recording { planner, programs: RefCell::default() })
+    pub fn new(planner: Box<dyn Backend>) -> Arc<Recording> {
+        Arc::new(Recording { planner, programs: Mutex::default() })
     }
 
     /// The programs compiled since the last call, in order.
     pub fn take(&self) -> Vec<Arc<Program>> {
-        self.programs.take()
+        std::mem::take(&mut *self.programs.lock().unwrap())
     }
 }
 
@@ -68,7 +66,7 @@ impl Backend for Recording {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        self.programs.borrow_mut().push(program.clone());
+        self.programs.lock().unwrap().push(program.clone());
         Null.compile(program)
     }
 }

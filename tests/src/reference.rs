@@ -1,4 +1,4 @@
-//! What PyTorch said, and how near is near enough.
+//! Reads PyTorch's results and defines the tolerances for comparisons.
 
 use crate::case::Case;
 use perilune_core::ops::{Class, Op};
@@ -6,7 +6,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use safetensors::{Dtype, SafeTensors};
 use std::collections::{HashMap, HashSet};
 
-/// `golden/ops/reference.safetensors`, read.
+/// The contents of `golden/ops/reference.safetensors`.
 pub struct Reference {
     tensors: HashMap<String, HostTensor>,
     dtypes: HashMap<String, HashMap<String, Vec<String>>>,
@@ -14,15 +14,15 @@ pub struct Reference {
     missing: HashSet<String>,
 }
 
-/// What is known about a case.
+/// The reference of a case.
 pub enum Known<'a> {
     /// Values and dtypes.
     Exact(Vec<&'a HostTensor>),
-    /// PyTorch refuses these dtypes; the values are those of wider ones.
+    /// PyTorch does not support these dtypes; the values are those of wider ones.
     Values(Vec<&'a HostTensor>),
-    /// PyTorch refuses the call in any dtype.
+    /// PyTorch does not support the call in any dtype.
     Refused,
-    /// The reference was made before this sample was.
+    /// The reference is older than this sample.
     Nothing,
 }
 
@@ -68,22 +68,22 @@ impl Reference {
         }
     }
 
-    /// The dtypes PyTorch gives a `grid` case whose floats are `dtype`, if it takes it.
+    /// Returns PyTorch's result dtypes of a `grid` case whose floats are `dtype`, if PyTorch supports it.
     pub fn dtypes(&self, case: &Case, dtype: DType) -> Option<Vec<DType>> {
         let names = self.dtypes.get(&case.key)?.get(dtype.name())?;
         names.iter().map(|n| DType::parse(n)).collect()
     }
 }
 
-/// How far a result may be from its reference: `ulps` of the result's dtype at the reference, plus `scaled` of them at
-/// the largest reference of the tensor (what cancels inside a sum).
+/// The tolerance of a result: `ulps` units in the last place of the result's dtype at the reference, plus `scaled` of them at
+/// the largest reference of the tensor (for cancellation inside a sum).
 #[derive(Clone, Copy, Debug)]
 pub struct Tolerance {
     pub ulps: f64,
     pub scaled: f64,
 }
 
-/// Units in the last place: the relative spacing of a dtype.
+/// Returns the unit in the last place, the relative spacing of a dtype.
 fn epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => f64::EPSILON,
@@ -94,7 +94,7 @@ fn epsilon(dtype: DType) -> f64 {
     }
 }
 
-/// The tolerance for `op` computed in `dtype`: its own, or that of its class.
+/// Returns the tolerance for `op` computed in `dtype`: its own, or that of its class.
 pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
     let half = dtype.is_half();
     if let Some(t) = op.tolerance {
@@ -106,7 +106,7 @@ pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
         };
     }
     match op.class {
-        // One step of arithmetic, rounded once; the scalar functions are good to 2 units in f64, 1 in f32.
+        // One operation, rounded once; the scalar functions are accurate to 2 units in f64 and 1 in f32.
         Class::Map(_) | Class::Cast | Class::View(_) => Tolerance { ulps: if half { 1.0 } else { 4.0 }, scaled: 0.0 },
         // Sums in f32 (or f64), rounded once.
         Class::Reduce(_) | Class::Library if half => Tolerance { ulps: 1.0, scaled: 0.25 },
@@ -116,7 +116,7 @@ pub fn tolerance(op: &Op, dtype: DType) -> Tolerance {
     }
 }
 
-/// Compares a result with its reference; the first disagreement as text.
+/// Compares a result with its reference, and returns the first difference as text.
 pub fn compare(got: &HostTensor, want: &HostTensor, t: Tolerance) -> Result<(), String> {
     if got.shape != want.shape {
         return Err(format!("shape {} instead of {}", got.shape, want.shape));
@@ -135,7 +135,7 @@ pub fn compare(got: &HostTensor, want: &HostTensor, t: Tolerance) -> Result<(), 
         if x == y || x.is_nan() && y.is_nan() {
             continue;
         }
-        // What overflows the dtype becomes infinite.
+        // Values that overflow the dtype become infinite.
         if x.is_infinite() && got.dtype == DType::F16 && y.abs() > 65504.0 && x.signum() == y.signum() {
             continue;
         }
@@ -152,9 +152,9 @@ pub fn compare(got: &HostTensor, want: &HostTensor, t: Tolerance) -> Result<(), 
     Ok(())
 }
 
-/// Whether results of sums taken in different orders agree.
+/// Returns whether results of sums in different orders agree.
 pub fn near(a: &[HostTensor], b: &[HostTensor]) -> bool {
-    // cuBLASLt's orders of f64 sums were seen more than 8 units apart, where a sum cancels down to less than what was added.
+    // Different orders of f64 sums in cuBLASLt differed by more than 8 units where the summands cancel.
     let scaled = |x: &HostTensor| if x.dtype == DType::F64 { 64.0 } else { 8.0 };
     let alike = |x: &HostTensor, y: &HostTensor| compare(x, y, Tolerance { ulps: 4.0, scaled: scaled(x) }).is_ok();
     a.len() == b.len() && a.iter().zip(b).all(|(x, y)| x.dtype == y.dtype && alike(x, y))

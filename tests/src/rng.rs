@@ -1,4 +1,4 @@
-//! A small seeded generator for test data: PCG-XSH-RR 64/32 (O'Neill, pcg-random.org), never the runtime's own Philox.
+//! Generates pseudo-random test data by PCG-XSH-RR 64/32 (O'Neill, pcg-random.org), independent of the runtime's Philox.
 
 /// A stream of pseudo-random numbers, the same on every machine.
 #[derive(Clone, Debug)]
@@ -14,7 +14,7 @@ impl Pcg {
         rng
     }
 
-    /// A stream named by words: the same words give the same numbers whatever else changes.
+    /// Creates a stream named by words. The same words give the same numbers, independent of other streams.
     pub fn named(words: &[&str]) -> Pcg {
         let mut h = 0xcbf2_9ce4_8422_2325u64;
         for w in words {

@@ -1,4 +1,4 @@
-//! The language in which ops write down sample calls.
+//! Parses the notation of sample calls in the op registry.
 //!
 //! `"f(2,3), [0,2], keepdim=true"`: arguments in the order of the signature, options by name.
 //!
@@ -14,7 +14,7 @@ use perilune_core::DType;
 use perilune_core::graph::Number;
 use perilune_core::ops::{Op, Param, Ty, Value, parse_signature};
 
-/// What a sample tensor holds.
+/// The values of a sample tensor.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Kind {
     Normal,
@@ -26,7 +26,7 @@ pub enum Kind {
     Ends(i64),
     /// In [0, hi), always u8.
     Byte(i64),
-    /// A permutation's beginning along the call's `dim`.
+    /// The first elements of a permutation along the call's `dim`.
     Perm,
     Bool,
 }
@@ -48,7 +48,7 @@ pub enum Expr {
     Nil,
 }
 
-/// A sample call: one expression for each parameter of the signature, `None` where its default stands.
+/// A sample call: one expression for each parameter of the signature, `None` for a default.
 #[derive(Clone, Debug)]
 pub struct Sample {
     pub op: &'static Op,
@@ -57,7 +57,7 @@ pub struct Sample {
     pub args: Vec<Option<Expr>>,
 }
 
-/// Reads a sample of `op`.
+/// Parses a sample of `op`.
 pub fn parse(op: &'static Op, text: &str) -> Result<Sample, String> {
     let params = parse_signature(op.sig)?;
     let mut args: Vec<Option<Expr>> = vec![None; params.len()];
@@ -120,7 +120,7 @@ impl Parser<'_> {
         String::from_utf8_lossy(&self.text[start..self.at]).into_owned()
     }
 
-    /// The name before a `=`, if an option comes next.
+    /// Returns the name before a `=`, if an option comes next.
     fn option_name(&mut self) -> Option<String> {
         let start = self.at;
         let word = self.word();
@@ -232,7 +232,7 @@ impl Parser<'_> {
     }
 }
 
-/// A non-tensor argument as a value of the parameter's type.
+/// Converts a non-tensor argument to a value of the parameter's type.
 pub fn value(param: &Param, e: &Expr) -> Result<Value, String> {
     let wrong = || format!("{e:?} does not fit {}: {:?}", param.name, param.ty);
     Ok(match (&param.ty, e) {

@@ -1,20 +1,20 @@
-//! Lua files run on the CPU (or what `PERILUNE_DEVICE` names), and golden texts.
+//! Runs Lua files on the CPU (or the device named by `PERILUNE_DEVICE`), and compares golden texts.
 //!
 //! Tests run in the folder `tests/`; paths in messages are relative to the folder of the file that is run, so golden texts
-//! hold no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
+//! contain no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
 
 use perilune_lua::{Failed, Loaded, Recipe, Runtime, RuntimeOptions};
 use std::cell::RefCell;
 use std::path::Path;
 use std::rc::Rc;
 
-/// A runtime with that many threads whose prints are kept.
+/// A runtime that collects printed output.
 pub struct Script {
     pub runtime: Runtime,
     pub printed: Rc<RefCell<Vec<String>>>,
 }
 
-/// A new runtime; `params` are what `--set` would give.
+/// Creates a runtime; `params` are those of `--set`.
 pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed> {
     let printed: Rc<RefCell<Vec<String>>> = Rc::default();
     let sink = printed.clone();
@@ -28,12 +28,12 @@ pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed>
 }
 
 impl Script {
-    /// What was printed so far.
+    /// Returns the output so far.
     pub fn output(&self) -> String {
         self.printed.borrow().iter().map(|line| format!("{line}\n")).collect()
     }
 
-    /// The recipe in a file; a failure if it is a script.
+    /// Loads the recipe in a file; fails if it is a script.
     pub fn recipe(&self, path: &Path) -> Result<Recipe, Failed> {
         match self.runtime.load(path)? {
             Loaded::Recipe(recipe) => Ok(recipe),
@@ -56,12 +56,12 @@ pub fn train(recipe: &Recipe, steps: u64) -> Result<(), Failed> {
     run.finish()
 }
 
-/// Whether golden files are to be rewritten.
+/// Returns whether golden files are to be rewritten.
 pub fn blessing() -> bool {
     std::env::var_os("PERILUNE_BLESS").is_some_and(|v| v == "1")
 }
 
-/// Compares with a golden file, or writes it; `Err` shows both texts.
+/// Compares with a golden file, or rewrites it. The error shows both texts.
 pub fn golden(path: &Path, text: &str) -> Result<(), String> {
     if blessing() {
         return std::fs::write(path, text).map_err(|e| format!("{}: {e}", path.display()));
@@ -74,7 +74,7 @@ pub fn golden(path: &Path, text: &str) -> Result<(), String> {
     Err(format!("{} differs (PERILUNE_BLESS=1 rewrites it)\n--- golden\n{want}\n--- now\n{text}", path.display()))
 }
 
-/// The files of a folder with that extension, sorted.
+/// Lists the files of a folder with that extension, sorted.
 pub fn files(dir: &Path, extension: &str) -> Vec<std::path::PathBuf> {
     let mut out: Vec<_> = std::fs::read_dir(dir)
         .unwrap_or_else(|e| panic!("{}: {e}", dir.display()))

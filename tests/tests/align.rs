@@ -1,5 +1,5 @@
-//! Products whose rows are no multiple of 16 bytes: on a device that wants them so they are done over grown operands, and say the
-//! same.
+//! Tests products whose rows are not multiples of 16 bytes: a device that requires this computes them over padded operands, with
+//! equal results.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::Layout;
@@ -13,7 +13,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The CPU, as if its products wanted rows of 16 bytes.
+/// The CPU with products that require rows of 16 bytes.
 struct Aligned(Cpu);
 
 impl Backend for Aligned {
@@ -59,14 +59,14 @@ impl Backend for Aligned {
 }
 
 /// Numbers of each product, and how many products were padded.
-fn run(backend: Rc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
+fn run(backend: Arc<dyn Backend>, call: &str) -> (Vec<f64>, usize) {
     let text = format!(
         r#"
 local pl = require "perilune"
 local function rand(seed, shape) pl.seed(seed) return pl.randn(shape) end
 local function show(y)
   local plan = tostring(pl.plan(y))
-  local _, n = plan:gsub("place", "")
+  local _, n = plan:gsub("strided_pad", "")
   print(n)
   for _, part in ipairs {{ y:to("f32"):sum(0), y:to("f32"):sum(-1) }} do print(table.concat(part:flatten():tolist(), " ")) end
 end
@@ -118,25 +118,25 @@ fn odd_products_are_done_over_whole_rows_and_say_the_same() {
     let (x, w) = (of("{801, 803}", 1), of("{803, 805}", 2));
     let wt = of("{805, 803}", 3);
     let cases = [
-        // All three dims; the weight as a linear layer keeps it; a left side that is turned; a batch.
+        // All three dims; the transposed weight of a linear layer; a transposed left side; a batch.
         (format!("show({x}:matmul({w}))"), true),
         (format!("show({x}:matmul({wt}:t()))"), true),
         (format!("show({x}:t():matmul({}))", of("{801, 805}", 4)), true),
         (format!("show(pl.linear({x}, {wt}, {}))", of("{805}", 5)), true),
         (format!("show({}:matmul({}))", of("{2, 641, 643}", 6), of("{2, 643, 645}", 7)), true),
         ("show(rand(8, {801, 804}):to('f16'):matmul(rand(9, {804, 807}):to('f16')))".to_string(), true),
-        // Rows are whole already; products are too small, or too narrow for the copy to pay; f32 has no such kernels.
+        // Not padded: aligned rows; products too small or too narrow to amortize the copy; f32, which has no such kernels.
         (format!("show({}:matmul({}))", of("{801, 808}", 1), of("{808, 800}", 2)), false),
         (format!("show({}:matmul({}))", of("{65, 67}", 1), of("{67, 71}", 2)), false),
         (format!("show(pl.eval({}):matmul({}))", of("{100001, 67}", 1), of("{67, 80}", 2)), false),
         ("show(rand(1, {801, 803}):matmul(rand(2, {803, 805})))".to_string(), false),
     ];
     for (call, pads) in cases {
-        let (plain, none) = run(Rc::new(Cpu::new(Some(2))), &call);
-        let device: Rc<dyn Backend> = if perilune_tests::harness::on_gpu() {
+        let (plain, none) = run(Arc::new(Cpu::new(Some(2))), &call);
+        let device: Arc<dyn Backend> = if perilune_tests::harness::on_gpu() {
             perilune_tests::harness::device(2)
         } else {
-            Rc::new(Aligned(Cpu::new(Some(2))))
+            Arc::new(Aligned(Cpu::new(Some(2))))
         };
         let (grown, some) = run(device, &call);
         assert_eq!((none, some > 0), (0, pads), "{call}");
@@ -146,12 +146,12 @@ fn odd_products_are_done_over_whole_rows_and_say_the_same() {
     }
 }
 
-/// What lies between two such products is computed in rows that are filled up, on a device that can: see that nothing of the zeros,
-/// or of what lies there before, comes through, and that the same comes again.
+/// Values between two such products are computed in padded rows, on a device that supports it: the padding and its old contents
+/// must not affect results, and repeated runs must be equal.
 #[test]
 fn what_lies_between_odd_products_says_the_same() {
     let cases = [
-        // Rows in registers, in a warp and in a block; in shared memory; as `exp` there; over several launches.
+        // Rows in registers of a warp and of a block; in shared memory; `exp` in shared memory; over several launches.
         "head(1024, 1003)",
         "head(1024, 5001)",
         "head(1024, 20001)",
@@ -168,20 +168,20 @@ fn what_lies_between_odd_products_says_the_same() {
         "between(2048, 301, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(2048, 1003, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(1024, 5001, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
-        // A sum of columns beside rows; what does not grow.
+        // A column sum beside rows; values that are not padded.
         "between(2048, 1003, 'bf16', function(y, w, b) return (y + b:to('bf16')):relu() end)",
         "between(1024, 5001, 'bf16', function(y, w) local z = (y * w:to('bf16')):softmax(-1); return z + z:sum(0):to('bf16') end)",
         "between(2, 64, 'bf16', function(y) return y end)",
     ];
-    // A CPU fills nothing up, and takes long for so much.
+    // A CPU pads no rows, and is slow for these sizes.
     let (few, threads) = if perilune_tests::harness::on_gpu() { (cases.len(), None) } else { (1, Some(2)) };
     for call in cases.into_iter().take(few) {
-        let (plain, _) = run(Rc::new(Cpu::new(threads)), call);
-        let device = || -> Rc<dyn Backend> {
+        let (plain, _) = run(Arc::new(Cpu::new(threads)), call);
+        let device = || -> Arc<dyn Backend> {
             if perilune_tests::harness::on_gpu() {
                 perilune_tests::harness::device(2)
             } else {
-                Rc::new(Aligned(Cpu::new(Some(2))))
+                Arc::new(Aligned(Cpu::new(Some(2))))
             }
         };
         let (grown, _) = run(device(), call);

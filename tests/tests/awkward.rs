@@ -1,7 +1,7 @@
 //! Calls every function of the library and every tensor method with awkward arguments: an error or a value, never a panic.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::cell::RefCell;
@@ -107,15 +107,15 @@ end
 "#;
 
 /// Interrupts a call that takes long: a loop to 2^62 has no end.
-fn watch(calls: &AtomicU64, done: &AtomicBool) {
+fn watch(calls: &AtomicU64, done: &AtomicBool, interrupt: &Interrupt) {
     let mut seen = 0;
     while !done.load(Ordering::SeqCst) {
         std::thread::sleep(Duration::from_millis(500));
         let now = calls.load(Ordering::SeqCst);
         if now == seen {
-            interrupt::ask();
+            interrupt.request();
             std::thread::sleep(Duration::from_millis(100));
-            interrupt::clear();
+            interrupt.clear();
         }
         seen = now;
     }
@@ -142,8 +142,8 @@ fn awkward_arguments_are_errors() {
     runtime.limit_lua_memory(256 << 20).unwrap();
     let done = Arc::new(AtomicBool::new(false));
     let watcher = std::thread::spawn({
-        let done = done.clone();
-        move || watch(&calls, &done)
+        let (done, interrupt) = (done.clone(), runtime.host().interrupt.clone());
+        move || watch(&calls, &done, &interrupt)
     });
     let folder = tempfile::tempdir().unwrap();
     runtime.set_place(folder.path());

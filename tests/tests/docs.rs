@@ -1,14 +1,15 @@
-//! The Markdown pages tell the truth: every ```lua block of README.md and docs/guide.md is run.
+//! Runs the snippets of the Markdown pages and resolves their links.
 //!
-//! A block that returns a recipe is trained for three steps. A ```text block right behind it is what it prints; behind a
-//! ```lua error block it is the first line of the message. Blocks run by themselves, beside the recipes. A ```repl block is
-//! a session of the prompt with the digits recipe: what stands behind `> ` is typed, what follows is the answer, and `…` in it
-//! stands for anything.
+//! Every ```lua block of README.md and docs/guide.md is run alone, in the folder of the recipes. A block that returns a recipe
+//! is trained for three steps. A ```text block right after it is its expected output; after a ```lua error block it is the
+//! first line of the message. A ```repl block is a session of the prompt with the digits recipe: input follows `> `, the other
+//! lines are the answer, and `…` in an answer matches any text. Relative links of all pages must name an existing file, and
+//! their anchors an existing heading.
 #![allow(clippy::unwrap_used)]
 
 use perilune_lua::{Console, Loaded};
 use perilune_tests::scripts::{script, train};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 const PRELUDE: &str =
     "local pl = require \"perilune\"; local nn, optim, data, metrics = pl.nn, pl.optim, pl.data, pl.metrics; ";
@@ -19,7 +20,7 @@ struct Block {
     text: String,
 }
 
-/// Fenced blocks in order; indented ones are prose here.
+/// Returns the fenced blocks in order. Indented blocks count as prose.
 fn blocks(page: &str) -> Vec<Block> {
     let mut out = Vec::new();
     let mut open: Option<Block> = None;
@@ -65,7 +66,7 @@ fn run(name: &str, block: &Block, expected: Option<&str>) -> Result<(), String> 
     }
 }
 
-/// Whether `…` in `want` can be filled so that it becomes `text`.
+/// Returns whether `text` matches `want`, where `…` matches any text.
 fn fits(text: &str, want: &str) -> bool {
     let mut parts = want.split('…');
     let Some(mut rest) = parts.next().and_then(|head| text.strip_prefix(head)) else { return false };
@@ -78,7 +79,7 @@ fn fits(text: &str, want: &str) -> bool {
     rest.is_empty() || last.is_some_and(|l| l.is_empty() || rest.ends_with(l))
 }
 
-/// Types a session's lines at a prompt; the first answer that differs is the error.
+/// Enters a session's lines at a prompt and returns the first answer that differs as an error.
 fn session(block: &Block) -> Result<(), String> {
     let s = script(2, &[]).unwrap();
     let recipe = s.recipe(Path::new("../recipes/digits.lua")).map_err(|e| e.to_string())?;
@@ -114,7 +115,7 @@ fn check(path: &str, name: &str, least: usize) {
     for (k, block) in all.iter().enumerate().filter(|(_, b)| b.info.starts_with("lua")) {
         n += 1;
         assert!(["lua", "lua error"].contains(&block.info.as_str()), "{path}:{}: ```{}", block.line, block.info);
-        // The answer follows at once: its fence stands right below the other's end.
+        // The fence of the output is on the line after the end of the snippet.
         let end = block.line + block.text.lines().count() + 1;
         let expected = all.get(k + 1).filter(|b| b.info == "text" && b.line == end + 1).map(|b| b.text.as_str());
         if let Err(e) = run(name, block, expected) {
@@ -140,10 +141,161 @@ fn snippets_of_the_guide_run() {
     check("../docs/guide.md", "guide", 12);
 }
 
-/// The page begins with the two commands that everything depends on.
+/// The first two commands build and run Perilune, and run its tests.
 #[test]
 fn the_readme_opens_with_the_two_commands() {
     let page = std::fs::read_to_string("../README.md").unwrap();
     let code: Vec<&str> = page.lines().filter(|l| l.starts_with("    ")).take(2).map(str::trim).collect();
     assert_eq!(code, ["cargo run --release -- run recipes/digits.lua", "cargo test --workspace"]);
+}
+
+/// Returns the lines of a page that are not code, with inline code spans blanked, each with its line number from 1.
+fn prose(page: &str) -> Vec<(usize, String)> {
+    let mut out = Vec::new();
+    // A fence ends the block that an equal or longer fence began; indented code follows an empty line.
+    let mut fence: Option<usize> = None;
+    let (mut after_blank, mut indented) = (true, false);
+    for (k, line) in page.lines().enumerate() {
+        let ticks = line.trim_start().chars().take_while(|&c| c == '`').count();
+        match fence {
+            Some(open) if ticks >= open && line.trim().chars().all(|c| c == '`') => fence = None,
+            Some(_) => {}
+            None if ticks >= 3 => fence = Some(ticks),
+            None => {
+                indented = line.starts_with("    ") && (after_blank || indented);
+                if !indented {
+                    out.push((k + 1, without_code_spans(line)));
+                }
+            }
+        }
+        after_blank = line.trim().is_empty();
+    }
+    out
+}
+
+/// Replaces each code span of a line (`a`, ``a``) by spaces.
+fn without_code_spans(line: &str) -> String {
+    let (mut out, mut rest) = (String::new(), line);
+    while let Some(at) = rest.find('`') {
+        let ticks = rest[at..].chars().take_while(|&c| c == '`').count();
+        let (fence, body) = (&rest[at..at + ticks], &rest[at + ticks..]);
+        out.push_str(&rest[..at]);
+        match body.find(fence) {
+            Some(end) => {
+                out.push_str(&" ".repeat(end + 2 * ticks));
+                rest = &body[end + ticks..];
+            }
+            // Backticks without a partner are plain characters.
+            None => {
+                out.push_str(fence);
+                rest = body;
+            }
+        }
+    }
+    out + rest
+}
+
+/// Returns the targets of the links of a page, `[text](target)`, each with its line number.
+fn links(page: &str) -> Vec<(usize, String)> {
+    let mut out = Vec::new();
+    for (number, line) in prose(page) {
+        for part in line.split("](").skip(1) {
+            let target = part.split(')').next().unwrap_or_default();
+            out.push((number, target.split_whitespace().next().unwrap_or_default().to_string()));
+        }
+    }
+    out
+}
+
+/// Returns the anchors of a page's headings as GitHub makes them: lower case, punctuation dropped, spaces as hyphens, and
+/// `-1`, `-2` … for repeated headings.
+fn anchors(page: &str) -> Vec<String> {
+    let code_lines: Vec<&str> = page.lines().collect();
+    let mut out: Vec<String> = Vec::new();
+    for (number, line) in prose(page) {
+        let level = line.chars().take_while(|&c| c == '#').count();
+        if !(1..=6).contains(&level) || !line[level..].starts_with(' ') {
+            continue;
+        }
+        // The text of code spans counts here, so the heading is read from the page.
+        let heading = code_lines[number - 1][level..].trim();
+        let base: String = heading
+            .to_lowercase()
+            .chars()
+            .filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'))
+            .map(|c| if c == ' ' { '-' } else { c })
+            .collect();
+        let mut anchor = base.clone();
+        let mut repeats = 0;
+        while out.contains(&anchor) {
+            repeats += 1;
+            anchor = format!("{base}-{repeats}");
+        }
+        out.push(anchor);
+    }
+    out
+}
+
+/// Returns an error for each relative link of the page at `path` whose file or heading does not exist.
+fn broken_links(path: &Path, page: &str) -> Vec<String> {
+    let mut wrong = Vec::new();
+    for (line, target) in links(page) {
+        if target.contains("://") || target.starts_with("mailto:") {
+            continue;
+        }
+        let (file, anchor) =
+            target.split_once('#').map_or((target.as_str(), None), |(file, anchor)| (file, Some(anchor)));
+        let at = if file.is_empty() { path.to_path_buf() } else { path.with_file_name(file) };
+        if !file.is_empty() && (file.starts_with('/') || !at.exists()) {
+            wrong.push(format!("{}:{line}: no file {target}", path.display()));
+        } else if let Some(anchor) = anchor {
+            let text =
+                if file.is_empty() { page.to_string() } else { std::fs::read_to_string(&at).unwrap_or_default() };
+            if !anchors(&text).iter().any(|a| a == anchor) {
+                wrong.push(format!("{}:{line}: no heading for {target}", path.display()));
+            }
+        }
+    }
+    wrong
+}
+
+/// Appends the Markdown files of `folder` and of the folders in it.
+fn collect_pages(folder: &Path, out: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        if entry.file_type().unwrap().is_dir() {
+            collect_pages(&entry.path(), out);
+        } else if entry.path().extension().is_some_and(|e| e == "md") {
+            out.push(entry.path());
+        }
+    }
+}
+
+#[test]
+fn links_lead_to_files_and_headings() {
+    let mut pages: Vec<PathBuf> =
+        ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"].map(|p| Path::new("..").join(p)).to_vec();
+    for folder in ["docs", "kernels", "recipes", "repl", "runtime", "stdlib", "tests"] {
+        collect_pages(&Path::new("..").join(folder), &mut pages);
+    }
+    let (mut wrong, mut count) = (Vec::new(), 0);
+    for path in &pages {
+        let page = std::fs::read_to_string(path).unwrap();
+        count += links(&page).len();
+        wrong.extend(broken_links(path, &page));
+    }
+    assert!(count >= 200, "only {count} links in {} pages", pages.len());
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn broken_links_are_found() {
+    let page = "# A page, `with code`\n\n\
+        [file](guide.md) [web](https://example.org/x) [self](#a-page-with-code) [again](#again-1)\n\
+        `[code](missing.md)` [gone](missing.md) [up](../docs/guide.md#tensors) [no](guide.md#no-such-heading) [none](#none)\n\n    \
+        t[1](x)\n\n```lua\nt[2](x)\n# Not a heading\n```\n\n## Again\n\n## Again\n";
+    let wrong = broken_links(Path::new("../docs/page.md"), page);
+    let places = ["no file missing.md", "no heading for guide.md#no-such-heading", "no heading for #none"];
+    assert_eq!(wrong, places.map(|p| format!("../docs/page.md:4: {p}")));
+    assert_eq!(anchors(page), ["a-page-with-code", "again", "again-1"]);
 }

@@ -1,7 +1,7 @@
-//! What a step means: assignments, handles across steps, gradients, randomness, memory; and every behaviour that could
-//! surprise somebody who knows PyTorch.
+//! Tests the semantics of a step: assignments, handles across steps, gradients, randomness, memory, and behaviours that could
+//! surprise users of PyTorch.
 //!
-//! Each test carries a grade: `good` is how one would wish it, `documented` a choice that has to be known.
+//! Each test has a grade: `good` for behaviour that needs no explanation, `documented` for a choice that users need to know.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::graph::NodeId;
@@ -23,7 +23,7 @@ impl Bench {
         self.e.from_host(&HostTensor::from_f32(Shape::of(&[values.len()]), values)).unwrap()
     }
 
-    /// A trainable State in memory, outside any step.
+    /// Makes a trainable State in memory, outside any step.
     fn state(&mut self, values: &[f32]) -> StateId {
         let x = self.host(values);
         let s = self.e.new_state(x, true).unwrap();
@@ -64,7 +64,7 @@ impl Bench {
 
 // ---- assignments -----------------------------------------------------------------------------------------------------
 
-/// good: a read means what the State was at that line, whenever it is evaluated.
+/// good: a read has the value of the State at that line, whenever it is evaluated.
 #[test]
 fn reads_mean_the_value_at_their_line() {
     let mut b = Bench::new();
@@ -76,7 +76,7 @@ fn reads_mean_the_value_at_their_line() {
     b.e.assign(w, five).unwrap();
     let new = b.get(w);
     let after = b.mul(new, 10.0);
-    // Recorded after the assignment, from a node read before it.
+    // Recorded after the assignment, from a read before it.
     let late = b.add(old, 0.5);
     let h = b.end(&[before, after, late, old, new]);
     assert_eq!(b.read(h[0]), [10.0, 20.0]);
@@ -109,7 +109,7 @@ fn states_swap_and_rotate() {
     assert_eq!(b.value(s[2]), [2.0, 20.0]);
 }
 
-/// good: a swap with arithmetic on the way, where each new value needs the other's old one.
+/// good: a swap with arithmetic, where each new value depends on the other's old one.
 #[test]
 fn states_exchange_through_arithmetic() {
     let mut b = Bench::new();
@@ -126,7 +126,7 @@ fn states_exchange_through_arithmetic() {
     assert_eq!(b.value(q), [-27.0, -18.0, -9.0]);
 }
 
-/// good: assigning another State copies its value; the two stay apart.
+/// good: assigning another State copies its value; the two stay independent.
 #[test]
 fn assigning_a_state_copies_it() {
     let mut b = Bench::new();
@@ -151,7 +151,7 @@ fn assigning_a_state_copies_it() {
     assert_eq!((b.value(p), b.value(q)), (vec![14.0], vec![7.0]));
 }
 
-/// good: several assignments to one State in a step act one after the other.
+/// good: several assignments to one State in a step take effect in order.
 #[test]
 fn assignments_add_up_and_the_last_stands() {
     let mut b = Bench::new();
@@ -170,7 +170,7 @@ fn assignments_add_up_and_the_last_stands() {
     assert_eq!(b.value(w), [27.0]);
 }
 
-/// good: the old value is there for kernels of every kind that run after the update is computed.
+/// good: kernels of every kind that run after the update is computed read the old value.
 #[test]
 fn old_values_survive_in_place_updates() {
     let mut b = Bench::new();
@@ -200,7 +200,7 @@ fn old_values_survive_in_place_updates() {
     assert_eq!(b.value(w)[2 * n + 9], 2.0 * at(2, 9));
 }
 
-/// good: what a step returned is not overwritten by later steps, even if it was the State itself.
+/// good: later steps do not overwrite the results of a step, even if a result is the State itself.
 #[test]
 fn returned_values_are_kept_apart_from_states() {
     let mut b = Bench::new();
@@ -233,7 +233,7 @@ fn an_aborted_step_changes_nothing() {
     let y = b.add(x, 41.0);
     b.e.assign(w, y).unwrap();
     let now = b.get(w);
-    // Even if the new value was looked at on the way.
+    // Even if the new value was read in between.
     assert_eq!(b.e.read_node(now).unwrap().to_f64(), [42.0]);
     let init = b.host(&[9.0]);
     let fresh = b.e.new_state(init, true).unwrap();
@@ -249,7 +249,7 @@ fn an_aborted_step_changes_nothing() {
     b.end(&[]);
 }
 
-/// good: a plan made for one line names the line it runs for, even if it failed nowhere before.
+/// good: an error in a cached plan names the line of the current call, not of the call that compiled it.
 #[test]
 fn a_cached_plan_names_the_line_of_now() {
     let mut b = Bench::new();
@@ -266,7 +266,7 @@ fn a_cached_plan_names_the_line_of_now() {
     assert_eq!(pick(34, 7), (Err(Some("recipe.lua:34".to_string())), 1));
 }
 
-/// good: so does one whose kernels fail.
+/// good: the same for errors in kernels.
 #[test]
 fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let mut b = Bench::new();
@@ -285,7 +285,7 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let text = fault.error.to_string();
     assert!(text.contains("index_select") && text.contains('7') && text.contains('2'), "{text}");
     assert_eq!(fault.loc.map(|s| b.e.recorder.source_map.show(s)).as_deref(), Some("recipe.lua:12"));
-    // A GPU looks at its indices behind the step (docs/adr/067-bad-index-is-reported.md), which has then written its States.
+    // A GPU reports bad indices after the step (docs/adr/067-bad-index-is-reported.md), which has written its States by then.
     let left = if harness::on_gpu() { [1.0, 0.0] } else { [1.0, 2.0] };
     assert_eq!(b.value(w), left);
     assert_eq!(b.value(v), if harness::on_gpu() { [6.0, 7.0] } else { [5.0, 6.0] });
@@ -297,7 +297,7 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     assert_eq!(b.value(w), [left[0] + 1.0, left[1] + 1.0]);
 }
 
-/// documented: values assigned take the State's dtype and shape; a State never changes either.
+/// documented: assigned values are converted to the State's dtype and must have its shape; a State never changes either.
 #[test]
 fn assigning_converts_and_broadcasts() {
     let mut b = Bench::new();
@@ -313,7 +313,7 @@ fn assigning_converts_and_broadcasts() {
     assert_eq!((now.dtype, now.to_f64()), (DType::F32, vec![4.0; 3]));
 }
 
-/// good: looking at a value in mid-step neither writes States nor writes them twice.
+/// good: reading a value in the middle of a step does not write States, and does not write them twice.
 #[test]
 fn reading_in_mid_step_commits_nothing() {
     let mut b = Bench::new();
@@ -335,7 +335,7 @@ fn reading_in_mid_step_commits_nothing() {
 
 // ---- handles ---------------------------------------------------------------------------------------------------------
 
-/// good: a tensor that was never evaluated cannot be used later, and the error says which line and what to do.
+/// good: a tensor that was never evaluated cannot be used later, and the error has its line and a cure.
 #[test]
 fn stale_handles_name_their_line_and_the_cure() {
     let mut b = Bench::new();
@@ -350,7 +350,7 @@ fn stale_handles_name_their_line_and_the_cure() {
     for part in ["recipe.lua:88", "a step that has ended", "return it from the step", "pl.keep(x)"] {
         assert!(error.contains(part), "no '{part}' in: {error}");
     }
-    // A leaf has a value, so it lives on.
+    // A leaf has a value, so it stays valid.
     assert_eq!(b.read(kept), [1.0]);
 }
 
@@ -380,7 +380,7 @@ fn handles_carry_values_over_and_free_them() {
     assert_eq!(b.e.stats().held_bytes, 0);
 }
 
-/// good: an op may return its very input; dropping one of the two handles keeps the other.
+/// good: an op may return its input itself; dropping one of the two handles keeps the other.
 #[test]
 fn two_handles_of_one_carried_value_are_counted_apart() {
     let mut b = Bench::new();
@@ -397,7 +397,7 @@ fn two_handles_of_one_carried_value_are_counted_apart() {
     assert_eq!(b.read(second), [6.0]);
 }
 
-/// good: a plain script needs no steps; what it holds survives a flush.
+/// good: a plain script needs no steps; values with handles survive a flush.
 #[test]
 fn flushing_keeps_what_is_held() {
     let mut b = Bench::new();
@@ -422,7 +422,7 @@ fn a_step_inside_a_step_is_refused() {
 
 // ---- gradients -------------------------------------------------------------------------------------------------------
 
-/// good: gradients of several passes add up within a step and are gone after it.
+/// good: gradients of several passes add up within a step and are cleared after it.
 #[test]
 fn gradients_accumulate_within_a_step() {
     let mut b = Bench::new();
@@ -440,7 +440,7 @@ fn gradients_accumulate_within_a_step() {
     assert!(b.e.state_grad(w).unwrap().is_none());
 }
 
-/// good: in a plain loop, gradients live from `backward` to the optimizer, across flushes.
+/// good: in a plain loop, gradients last from `backward` to the optimizer, across flushes.
 #[test]
 fn gradients_survive_a_flush_outside_steps() {
     let mut b = Bench::new();
@@ -458,7 +458,7 @@ fn gradients_survive_a_flush_outside_steps() {
     assert!(b.e.state_grad(w).unwrap().is_none());
 }
 
-/// good: what a State was assigned from is no part of later gradients.
+/// good: the history of an assigned value is not part of later gradients.
 #[test]
 fn assignments_cut_gradients() {
     let mut b = Bench::new();
@@ -477,7 +477,7 @@ fn assignments_cut_gradients() {
     assert_eq!(b.read(h[0]), [20.0]);
 }
 
-/// good: reads before and after an assignment are the same weight to `backward`.
+/// good: `backward` treats reads before and after an assignment as the same weight.
 #[test]
 fn reads_on_both_sides_of_an_assignment_reach_the_state() {
     let mut b = Bench::new();
@@ -495,7 +495,7 @@ fn reads_on_both_sides_of_an_assignment_reach_the_state() {
     assert_eq!(b.read(h[0]), [7.0]);
 }
 
-/// good: a loss that reaches no weight says so instead of training nothing.
+/// good: a loss that depends on no weight is an error.
 #[test]
 fn backward_without_a_trainable_state_is_an_error() {
     let mut b = Bench::new();
@@ -556,7 +556,7 @@ fn draws(e: &mut Engine, together: bool) -> Vec<HostTensor> {
     out
 }
 
-/// good: numbers depend on seed, step and place in the recording alone.
+/// good: random numbers depend only on the seed, the step and the position in the recording.
 #[test]
 fn random_numbers_do_not_depend_on_how_they_are_run() {
     let mut e = harness::engine(1);
@@ -590,7 +590,7 @@ fn dropout_drops_the_same_elements_backward() {
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-/// good: memory is flat, with losses returned and dropped, one tensor carried all the way, and gradients each step.
+/// good: memory stays constant with losses returned and dropped, one tensor kept throughout, and gradients in each step.
 #[test]
 fn memory_is_flat_over_ten_thousand_steps() {
     let mut b = Bench::new();
@@ -634,7 +634,7 @@ fn memory_is_flat_over_ten_thousand_steps() {
     assert_eq!(b.read(carried), [0.25; 16]);
 }
 
-/// good: States whose handles are gone give their memory back.
+/// good: States without handles are freed.
 #[test]
 fn dropped_states_are_freed() {
     let mut b = Bench::new();
@@ -658,7 +658,7 @@ fn result(name: &str, args: &[(DType, &[usize], &[f64])]) -> HostTensor {
     e.read_node(y).unwrap()
 }
 
-/// good: a tensor of rank 0 gives way to one with dims, unless its category is higher: a loss in f32 does not widen bf16.
+/// good: a tensor of rank 0 takes the dtype of one with dims, unless its category is higher: a loss in f32 does not widen bf16.
 #[test]
 fn rank_zero_tensors_give_way() {
     let both = |scalar, wide| {
@@ -735,7 +735,7 @@ fn chains_of_halves_round_at_every_step() {
     assert_eq!(e.read_node(y).unwrap().to_f64(), [0.0]);
 }
 
-/// good: restoring a State takes only what fits it.
+/// good: restoring a State accepts only its dtype and shape.
 #[test]
 fn states_are_restored_from_memory() {
     let mut b = Bench::new();

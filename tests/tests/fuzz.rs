@@ -1,4 +1,4 @@
-//! Random graphs: fused against unfused, together against apart, one thread against several, bit for bit.
+//! Fuzzes the planner with random graphs: fused and unfused, joint and separate evaluation, one thread and several give equal bits.
 //!
 //! `PERILUNE_FUZZ_SEED=123` runs one graph, `PERILUNE_FUZZ_COUNT=100000` that many.
 #![allow(clippy::unwrap_used)]
@@ -9,7 +9,7 @@ use perilune_tests::harness;
 use perilune_tests::random::{self, Mode, Recipe};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// The engines a graph runs on.
+/// The engines on which a graph runs.
 struct Bench {
     one: Engine,
     more: Vec<Engine>,
@@ -20,7 +20,7 @@ impl Bench {
         Bench { one: harness::engine(1), more: vec![harness::engine(2), harness::engine(3)] }
     }
 
-    /// What is wrong with the graph, if anything.
+    /// Returns the first difference between the engines, if any.
     fn fault(&mut self, recipe: Recipe) -> Option<String> {
         let done = catch_unwind(AssertUnwindSafe(|| {
             self.one.switches.fusion = true;
@@ -67,7 +67,7 @@ impl Bench {
         }
     }
 
-    /// The smallest graph of that seed that still fails, with one root if one is enough.
+    /// Finds the smallest graph of that seed that still fails, with one root if possible.
     fn shrink(&mut self, mut recipe: Recipe) -> (Recipe, String) {
         let mut fault = self.fault(recipe).unwrap_or_else(|| "only sometimes".into());
         for ops in 0..recipe.ops {
@@ -107,7 +107,7 @@ fn fuzz(first: u64, count: u64, big: bool) {
     assert!(faults.is_empty(), "{}", faults.join("\n"));
 }
 
-/// What is compared must not be all NaN, zeros or single kernels.
+/// The compared values must not be all NaN or zeros, nor the plans single kernels.
 #[test]
 fn graphs_are_worth_running() {
     let mut e = harness::engine(1);

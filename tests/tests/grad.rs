@@ -1,4 +1,4 @@
-//! Gradients of every op of the registry by central finite differences in f64, of the smooth ones twice.
+//! Checks gradients of every op of the registry by central finite differences in f64, second derivatives for smooth ops.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::graph::NodeId;
@@ -9,10 +9,10 @@ use perilune_tests::case::{self, Case, Variant};
 use perilune_tests::harness::{self, Layout};
 use perilune_tests::rng::Pcg;
 
-/// Step of the differences: two of them, so that the error is of fourth order.
+/// The step of the differences. Two differences are combined, so that the error is of fourth order.
 const STEP: f64 = 2e-4;
 
-/// Why an op's gradient is not what finite differences say.
+/// Returns the reason if an op's gradient differs from finite differences on purpose.
 fn stops(op: &Op) -> Option<&'static str> {
     match op.name {
         "detach" => Some("that is its purpose"),
@@ -21,8 +21,8 @@ fn stops(op: &Op) -> Option<&'static str> {
     }
 }
 
-/// Records the case and a scalar of it: the weighted sum of its float outputs (`order` 0) or, weighted, of the gradients
-/// of that (`order` 1). Also the leaves: float inputs and others.
+/// Records the case and a scalar: the weighted sum of its float outputs (`order` 0) or of the gradients
+/// of that sum (`order` 1). Also returns the leaves: float inputs and others.
 struct Scalar {
     value: NodeId,
     floats: Vec<NodeId>,
@@ -47,7 +47,7 @@ fn record(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Scalar>, S
     Ok(Some(Scalar { value, floats, others }))
 }
 
-/// The sum of all elements of `xs`, each times a random weight that is exact in every float dtype.
+/// Sums all elements of `xs`, each times a random weight that is exact in every float dtype.
 fn weigh(e: &mut Engine, xs: &[NodeId], rng: &mut Pcg) -> Option<NodeId> {
     let mut total: Option<NodeId> = None;
     for &x in xs {
@@ -72,7 +72,7 @@ fn gradients(e: &mut Engine, y: NodeId, wrt: &[NodeId], create_graph: bool) -> R
     grad::grad(&mut e.recorder.graph, y, one, wrt, create_graph).map_err(|m| m.to_string())
 }
 
-/// The value of the scalar.
+/// Computes the value of the scalar.
 fn value(e: &mut Engine, case: &Case, order: usize) -> f64 {
     let s = record(e, case, order).unwrap().unwrap();
     let v = e.read_node(s.value).unwrap_or_else(|f| panic!("{}: {}", case.key, f.error)).get_f64(0);
@@ -80,7 +80,7 @@ fn value(e: &mut Engine, case: &Case, order: usize) -> f64 {
     v
 }
 
-/// The gradients of the scalar for each float input; zeros where there is none.
+/// Computes the gradients of the scalar by each float input; zeros for independent inputs.
 fn analytic(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Vec<HostTensor>>, String> {
     let Some(s) = record(e, case, order)? else {
         e.flush().unwrap();
@@ -110,7 +110,7 @@ fn analytic(e: &mut Engine, case: &Case, order: usize) -> Result<Option<Vec<Host
     Ok(Some(out))
 }
 
-/// The derivative of the scalar along `direction` of float input `at`, by differences.
+/// Computes the derivative of the scalar along `direction` of float input `at`, by differences.
 fn numeric(e: &mut Engine, case: &Case, order: usize, at: usize, direction: &[f64]) -> f64 {
     let mut moved = |h: f64| {
         let mut c = case.clone();
@@ -164,7 +164,7 @@ fn check(e: &mut Engine, case: &Case, order: usize) -> Result<usize, String> {
     Ok(n)
 }
 
-/// Engines beside each other. On a GPU the host spends its time on compiling kernels.
+/// The number of engines in parallel. On a GPU most of the time is compilation on the host.
 fn threads() -> usize {
     if harness::on_gpu() { std::thread::available_parallelism().map_or(2, |n| n.get().min(8)) } else { 2 }
 }
@@ -218,7 +218,7 @@ fn gradients_of_gradients_match_finite_differences() {
     assert!(n > 700, "only {n} checks");
 }
 
-/// Zeros among the factors, where dividing by them says nothing: each product's gradient, and of `prod` that of the gradient.
+/// Zeros among the factors, where division is undefined: the gradients of products, and second derivatives of `prod`.
 #[test]
 fn products_with_zeros_have_gradients() {
     let mut e = harness::engine(1);
@@ -227,7 +227,7 @@ fn products_with_zeros_have_gradients() {
         for zeros in [&[][..], &[0], &[2], &[5], &[1, 4], &[2, 3], &[0, 2, 5], &[0, 1, 2, 3, 4, 5]] {
             let mut values = factors.to_vec();
             zeros.iter().for_each(|z| values[*z] = 0.0);
-            // The second row has none.
+            // The second row has no zeros.
             values.extend(factors);
             let mut case =
                 case::cases(op).into_iter().find(|c| c.variant == Variant::Full && c.key.contains("1")).unwrap();
@@ -243,7 +243,7 @@ fn products_with_zeros_have_gradients() {
     }
 }
 
-/// Where a root is flat: norms and deviations that are 0 have the gradient 0, not NaN, and so have their gradients.
+/// Norms and standard deviations of 0 have the gradient 0, not NaN, and so have their gradients.
 #[test]
 fn norms_of_zeros_have_gradient_zero() {
     for (name, options) in [
@@ -254,7 +254,7 @@ fn norms_of_zeros_have_gradient_zero() {
         ("norm", vec![("p", harness::float(3.0))]),
     ] {
         let mut e = harness::engine(1);
-        // A row of zeros, which is one of equal values too, beside one that is not.
+        // A row of zeros, which has equal values too, and one of different values.
         let x = HostTensor::from_f64(DType::F32, Shape::of(&[2, 3]), &[0.0, 0.0, 0.0, 1.0, -2.0, 0.5]);
         let x = e.from_host(&x).unwrap();
         let y = harness::call(&mut e, name, &[harness::t(x), harness::ints(&[1])], &options).unwrap();
@@ -290,7 +290,7 @@ fn what_stops_gradients_gives_none_or_says_so() {
     }
 }
 
-/// The gradients of a case in f32 and 16 bits against those in f64 at the same numbers: how many were compared, and what differs.
+/// Compares the gradients of a case in f32 and 16 bits with those in f64 at the same inputs. Returns the number of comparisons and the differences.
 fn narrow(e: &mut Engine, case: &Case, faults: &mut Vec<String>) -> usize {
     let Ok(Some(want)) = analytic(e, case, 0) else { return 0 };
     let mut n = 0;

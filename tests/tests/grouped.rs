@@ -1,4 +1,4 @@
-//! Products of groups of rows: against one product a group in f64, gradients included; one plan for any routing; bad ends.
+//! Tests grouped products against one f64 product per group, with gradients; one plan for any routing; errors for bad ends.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::graph::NodeId;
@@ -25,7 +25,7 @@ impl Problem {
         Problem { x, w, seed: normal(rng, dtype, &[rows, n]) }
     }
 
-    /// The product and its gradients for x and w.
+    /// Computes the product and its gradients by x and w.
     fn run(&self, e: &mut Engine, ends: &[i64]) -> Vec<HostTensor> {
         let (x, w) = (e.from_host(&self.x).unwrap(), e.from_host(&self.w).unwrap());
         let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[ends.len()]), ends)).unwrap();
@@ -38,7 +38,7 @@ impl Problem {
         out
     }
 
-    /// The same in f64, with the sums of the terms' sizes.
+    /// Computes the same in f64, with the sums of the terms' magnitudes.
     fn want(&self, ends: &[i64]) -> [Vec<(f64, f64)>; 3] {
         let (rows, k, n) = (self.x.shape.dims()[0], self.x.shape.dims()[1], self.seed.shape.dims()[1]);
         let mut out = [rows * n, rows * k, self.w.numel()].map(|n| vec![(0.0, 0.0); n]);
@@ -62,7 +62,7 @@ impl Problem {
     }
 }
 
-/// Ends of random groups, some of them empty, with rows behind the last.
+/// Makes ends of random groups, some of them empty, with rows after the last group.
 fn routing(rng: &mut Pcg, rows: usize, groups: usize) -> Vec<i64> {
     let mut ends: Vec<i64> = (0..groups).map(|_| rng.below(rows + 1) as i64).collect();
     ends.sort_unstable();
@@ -72,12 +72,12 @@ fn routing(rng: &mut Pcg, rows: usize, groups: usize) -> Vec<i64> {
 #[test]
 fn any_routing_has_one_plan_and_the_products_of_its_groups() {
     let mut rng = Pcg::named(&["grouped"]);
-    // Of these, 33 and 70 are no whole rows of 16 bytes.
+    // Rows of 33 and 70 elements are not multiples of 16 bytes.
     for (dims, dtypes) in [
         ([300, 72, 136, 5], &[DType::BF16, DType::F16, DType::F32][..]),
         ([130, 33, 70, 3], &[DType::BF16, DType::F64]),
         ([40, 16, 8, 70], &[DType::BF16, DType::F32]),
-        // Enough for the largest tiles of a GPU: of rows, and of the sums over them.
+        // Enough for the largest tiles of a GPU, of rows and of the sums over them.
         ([2100, 16, 2056, 4], &[DType::BF16]),
         ([200, 136, 264, 40], &[DType::F16]),
     ] {
@@ -100,7 +100,7 @@ fn any_routing_has_one_plan_and_the_products_of_its_groups() {
                     assert_eq!((g.dtype, g.numel()), (dtype, w.len()));
                     for (i, (want, size)) in w.into_iter().enumerate() {
                         let off = (g.get_f64(i) - want).abs();
-                        // The smallest numbers of f16 lie 2^-24 apart.
+                        // The smallest f16 numbers are 2^-24 apart.
                         let tiny = if dtype == DType::F16 { 2f64.powi(-24) } else { 0.0 };
                         let room = eps * want.abs() + slack * size + tiny;
                         assert!(
@@ -116,7 +116,7 @@ fn any_routing_has_one_plan_and_the_products_of_its_groups() {
     }
 }
 
-/// As for any index: the step fails, the message says what is wrong and the recipe's line.
+/// Bad ends are reported like any bad index: the step fails with the cause and the recipe's line.
 #[test]
 fn bad_ends_name_themselves() {
     for (ends, words) in [

@@ -1,4 +1,4 @@
-//! A bool on the device that decides whether the assignments of a step are done. On the CPU, or on the device that
+//! Tests guards: a bool on the device decides whether the assignments of a step take effect. On the CPU, or on the device that
 //! `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
@@ -8,7 +8,7 @@ use perilune_tests::harness;
 
 struct World {
     e: Engine,
-    /// Added to, overwritten unread, swapped with each other.
+    /// States that are added to, overwritten without a read, and swapped.
     sum: StateId,
     blind: StateId,
     left: StateId,
@@ -33,7 +33,7 @@ impl World {
         [self.sum, self.blind, self.left, self.right].map(|id| self.e.read_state(id).unwrap()).into()
     }
 
-    /// A step that changes every State and makes one, which it changes too; guarded if there is an `ok`.
+    /// A step that changes every State, and makes and changes a new one; guarded if `ok` is given.
     fn step(&mut self, ok: Option<bool>) -> StateId {
         let e = &mut self.e;
         e.begin_step().unwrap();
@@ -67,13 +67,13 @@ fn where_it_is_false_no_state_changes() {
             let before = w.values();
             let born = w.step(Some(false));
             assert!(w.values() == before, "round {round}, fusion {fusion}: a State changed");
-            // What the step made has no value to keep.
+            // A State made by the step has no old value.
             let twin = plain.step(None);
             assert!(w.e.read_state(born).unwrap() == plain.e.read_state(twin).unwrap());
             w.step(Some(true));
             assert!(w.values() == plain.values(), "round {round}, fusion {fusion}: not the bits of an unguarded step");
         }
-        // A guard holds for its step alone.
+        // A guard applies to its step only.
         w.step(None);
         plain.step(None);
         assert!(w.values() == plain.values());
@@ -94,7 +94,7 @@ fn guarded_and_unguarded_steps_have_plans_of_their_own() {
     assert_eq!(misses(&w), first + 2, "the bool's value is no part of a plan");
 }
 
-/// A step that fails takes its guard with it.
+/// A failed step discards its guard.
 #[test]
 fn a_failed_step_leaves_no_guard() {
     let mut w = world(true);

@@ -1,4 +1,4 @@
-//! Results that are read late and inputs that come while a step runs: the values are right, and on a GPU nobody waits for the
+//! Tests results that are read late and inputs that arrive during a step: values are correct, and on a GPU the host does not wait for the
 //! step. On the CPU, or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
@@ -11,8 +11,8 @@ fn run(text: &str) -> String {
     s.output()
 }
 
-/// Losses, gradient norms and States of a run in which each is read at once, and of runs in which results are read up to five
-/// steps later, between States that go on changing, inputs that come from the host and results that are let go.
+/// Compares losses, gradient norms and States of a run that reads each immediately with runs that read results up to five
+/// steps later, while States change, inputs arrive from the host and results are dropped.
 #[test]
 fn values_do_not_depend_on_when_they_are_read() {
     let text = r#"
@@ -61,7 +61,7 @@ for _, late in ipairs { 1, 2, 5 } do assert(losses(late) == once, "read " .. lat
     run(text);
 }
 
-/// What a training loop does: it reads the numbers of the step before, and sends the next batch, while a step runs.
+/// A training loop reads the loss of the previous step and uploads the next batch while a step runs.
 #[test]
 fn nobody_waits_for_what_was_queued_since() {
     let gpu = harness::on_gpu();

@@ -1,10 +1,10 @@
-//! Runs `lua/*.lua`: tests written in Lua with the words of `lua/support.lua`. A failure shows its Lua file and line.
+//! Runs the Lua tests in `lua/*.lua`, which use `lua/support.lua`. A failure shows its Lua file and line.
 #![allow(clippy::unwrap_used)]
 
 use perilune_tests::scripts::{files, script};
 use std::path::Path;
 
-/// Every file is a test of its own by number of threads, since results must not depend on it.
+/// Every file is one test per number of threads, since results must not depend on it.
 fn run(path: &Path, threads: usize) -> Result<usize, String> {
     let s = script(threads, &[]).map_err(|e| e.to_string())?;
     s.runtime.load(path).map_err(|e| e.to_string())?;

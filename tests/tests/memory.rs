@@ -1,6 +1,6 @@
-//! Memory: statistics by role and line, and running out of it: a Lua error with the owners, nothing lost, nothing leaked.
+//! Tests memory statistics by role and line, and out-of-memory errors: they list owners, lose nothing and leak nothing.
 //!
-//! The first and the third also run on the device that `PERILUNE_DEVICE` names, whose memory is what it is.
+//! The first and the third test also run on the device named by `PERILUNE_DEVICE`, with all of its memory.
 #![allow(clippy::unwrap_used)]
 
 use perilune_cpu::Cpu;
@@ -9,13 +9,14 @@ use perilune_plan::Backend;
 use perilune_tests::harness;
 use std::cell::RefCell;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// Runs a script on a CPU with that much memory; what it printed, or its error.
+/// Runs a script on a CPU with that memory limit. Returns its output or its error.
 fn run(limit: Option<usize>, text: &str) -> Result<String, Failed> {
-    run_on(Rc::new(Cpu::limited(Some(2), limit)), text)
+    run_on(Arc::new(Cpu::limited(Some(2), limit)), text)
 }
 
-fn run_on(backend: Rc<dyn Backend>, text: &str) -> Result<String, Failed> {
+fn run_on(backend: Arc<dyn Backend>, text: &str) -> Result<String, Failed> {
     let printed: Rc<RefCell<String>> = Rc::default();
     let sink = printed.clone();
     let runtime = Runtime::new(RuntimeOptions {
@@ -82,9 +83,9 @@ print(states())
 "#;
     let plain = "for _ = 1, 21 do step(16) end\nprint(states())";
     // Rows whose activations no GPU has room for, or not those 24 MiB.
-    let (rows, small): (_, Rc<dyn Backend>) = match harness::on_gpu() {
+    let (rows, small): (_, Arc<dyn Backend>) = match harness::on_gpu() {
         true => ("100000000", harness::device(2)),
-        false => ("30000", Rc::new(Cpu::limited(Some(2), Some(24 << 20)))),
+        false => ("30000", Arc::new(Cpu::limited(Some(2), Some(24 << 20)))),
     };
     let limited = run_on(small, &format!("{NET}{}", events.replace("ROWS", rows))).unwrap();
     let free = run_on(harness::device(2), &format!("{NET}{plain}")).unwrap();
@@ -194,13 +195,13 @@ print(tostring(e))
 "#;
     let out = run(None, text).unwrap();
     assert!(out.contains("memory_budget: the step needs ") && out.contains("the budget is 64.0 KiB"), "{out}");
-    // What fills the budget is what the step would keep, by line, though nothing of it was ever there.
+    // The error lists by line the values that the step would keep, although none was allocated.
     let owner = |role: &str| out.lines().any(|l| l.contains(role) && l.contains("memory.lua:"));
     assert!(owner("activations") && owner("gradients"), "{out}");
     assert!(out.contains("a larger memory_budget") && !out.contains("pl.checkpoint"), "{out}");
 }
 
-/// What lies between products is computed again before any product is, and the bits stay.
+/// Values between products are recomputed before any product is, and bits do not change.
 #[test]
 fn a_budget_takes_what_is_cheap_first() {
     let text = r#"
@@ -242,7 +243,7 @@ end
     assert_eq!(out, "0.9\ttrue\ttrue\ttrue\n0.75\ttrue\ttrue\ttrue\n");
 }
 
-/// Two micro-batches in one step keep the activations of one: the gradients of the second are added as they are made.
+/// Two micro-batches in one step keep the activations of one: gradients of the second are added as they are computed.
 #[test]
 fn accumulation_keeps_the_activations_of_one_micro_batch() {
     let text = r#"
@@ -269,7 +270,7 @@ assert(arena[2] < arena[1] * 1.25 and arena[3] < arena[1] * 1.25, table.concat(a
     run(None, text).unwrap();
 }
 
-/// A loop outside of any step that evaluates large tensors and drops them; what is held can still be differentiated.
+/// A loop outside of any step evaluates and drops large tensors; values with handles stay differentiable.
 #[test]
 fn results_that_nobody_holds_are_let_go() {
     let text = r#"

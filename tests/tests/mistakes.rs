@@ -1,7 +1,7 @@
-//! Golden mistakes: each `golden/mistakes/NAME.lua` is wrong in one way, and `NAME.txt` is the message it must give: value,
-//! rule, cure, file and line. A first line `-- set: key=value …` stands for `--set`.
+//! Compares error messages with golden files: each `golden/mistakes/NAME.lua` has one mistake, and `NAME.txt` is its message: value,
+//! rule, cure, file and line. A first line `-- set: key=value …` has the effect of `--set`.
 //!
-//! The messages are part of the product: read the diff of a changed one as its reader would.
+//! The messages are part of the product: review the diff of a changed message.
 //! `PERILUNE_BLESS=1 cargo test -p perilune-tests --test mistakes` rewrites them.
 #![allow(clippy::unwrap_used)]
 
@@ -11,7 +11,7 @@ use std::path::Path;
 
 const DIR: &str = "golden/mistakes";
 
-/// Runs a file to its mistake and gives the message.
+/// Runs a file up to its mistake and returns the message.
 fn message(path: &Path) -> Result<String, String> {
     let text = std::fs::read_to_string(path).unwrap();
     let first = text.lines().next().unwrap_or_default();
@@ -47,7 +47,7 @@ fn every_mistake_gives_its_message() {
     assert!(wrong.is_empty(), "{} of {} messages differ\n\n{}", wrong.len(), all.len(), wrong.join("\n"));
 }
 
-/// What every message owes its reader, whatever it is about.
+/// Checks the rules for all messages.
 #[test]
 fn messages_name_a_line_and_speak_no_rust() {
     if perilune_tests::scripts::blessing() {
@@ -58,7 +58,7 @@ fn messages_name_a_line_and_speak_no_rust() {
         let name = path.file_stem().unwrap().to_string_lossy().to_string();
         let text = std::fs::read_to_string(&path).unwrap();
         let first = text.lines().next().unwrap_or_default();
-        // What is wrong with the command line, or with a file as a whole, has no line.
+        // A mistake on the command line, or one of a whole file, has no line.
         let whole = name.starts_with("set_") || ["recipe_not_returned", "recipe_plain_table"].contains(&name.as_str());
         let at = first.split_once(".lua:").is_some_and(|(_, rest)| rest.starts_with(|c: char| c.is_ascii_digit()));
         if !whole && !at || whole && name.starts_with("set_") && first.is_empty() {

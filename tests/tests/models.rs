@@ -1,5 +1,5 @@
-//! The recipes of known models agree with transformers and torchvision: logits, loss and gradients of tiny models with weights
-//! that they saved, and a file written again says the same. `golden/models/make.py` makes what is compared with.
+//! Compares the recipes of known models with transformers and torchvision: logits, loss and gradients of tiny models with weights
+//! that these saved, and files written again by the recipes. `golden/models/make.py` makes the references.
 #![allow(clippy::unwrap_used)]
 
 use perilune_tests::scripts::script;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 const FOLDER: &str = "golden/models";
 
-/// Runs `text` in the folder of the recipes; returns what it printed.
+/// Runs `text` in the folder of the recipes and returns its output.
 fn run(text: &str, params: &[(&str, &str)]) -> Result<String, String> {
     let s = script(2, params).map_err(|e| e.to_string())?;
     s.runtime.set_place(Path::new("../recipes"));
@@ -21,7 +21,7 @@ fn agrees(name: &str, params: &[(&str, &str)], least: usize) {
     let weights = format!("{FOLDER}/{name}.safetensors");
     let exported = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.safetensors"));
     let export = exported.to_str().unwrap().to_string();
-    // The second round reads what the recipe itself has written from the first.
+    // The second round reads the file that the recipe wrote in the first.
     for from in [weights.as_str(), export.as_str()] {
         let mut all = vec![("size", "tiny"), ("weights", from)];
         all.extend(params);

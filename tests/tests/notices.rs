@@ -1,4 +1,4 @@
-//! What a device has to report reaches the listener of the run, once.
+//! Tests that a device's notices reach the listener of the run, once.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::error::Result;
@@ -7,14 +7,15 @@ use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
-/// The CPU, as if a library of it failed when the first plan was made.
+/// The CPU with a simulated library failure in the first plan.
 struct Failing {
     cpu: Cpu,
-    planned: Cell<u32>,
+    planned: AtomicU32,
 }
 
 impl Backend for Failing {
@@ -47,7 +48,7 @@ impl Backend for Failing {
     }
 
     fn take_notices(&self) -> Vec<String> {
-        let n = self.planned.replace(self.planned.get() + 1);
+        let n = self.planned.fetch_add(1, Ordering::Relaxed);
         (n == 0).then(|| "cuDNN is left out: status 1001".to_string()).into_iter().collect()
     }
 
@@ -58,7 +59,7 @@ impl Backend for Failing {
 
 #[test]
 fn what_a_device_reports_is_heard_once() {
-    let backend = Rc::new(Failing { cpu: Cpu::new(Some(1)), planned: Cell::new(0) });
+    let backend = Arc::new(Failing { cpu: Cpu::new(Some(1)), planned: AtomicU32::new(0) });
     let options = RuntimeOptions { backend, params: Vec::new(), strict: true, print: Rc::new(|_| ()) };
     let runtime = Runtime::new(options).unwrap();
     let heard = Rc::new(RefCell::new(Vec::new()));

@@ -1,4 +1,4 @@
-//! Every op of the registry against PyTorch's numbers, in every dtype and layout, fused and not.
+//! Compares every op of the registry with PyTorch's results, in every dtype and layout, fused and unfused.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::graph::NodeId;
@@ -13,20 +13,20 @@ fn callable() -> Vec<&'static Op> {
     ops::all().iter().copied().filter(|op| !op.sig.is_empty()).collect()
 }
 
-/// Part k of n of the ops, as `PERILUNE_SHARE=k/n` says (k from 0): for several processes beside each other on a GPU, where one
-/// compiles kernels for a quarter of an hour of CPU time.
+/// Selects part k of n of the ops by `PERILUNE_SHARE=k/n` (k from 0), for several processes in parallel on a GPU, where one process
+/// spends a quarter of an hour of CPU time on compilation.
 fn share() -> (usize, usize) {
     let Ok(text) = std::env::var("PERILUNE_SHARE") else { return (0, 1) };
     let share = text.split_once('/').and_then(|(k, n)| Some((k.parse().ok()?, n.parse().ok()?)));
     share.filter(|(k, n)| k < n).unwrap_or_else(|| panic!("PERILUNE_SHARE is {text}; it must be k/n, as in 0/4"))
 }
 
-/// That a sweep over all ops made that many checks.
+/// Asserts that a sweep over all ops made at least that many checks.
 fn enough(n: usize, want: usize) {
     assert!(n > want || share().1 > 1, "only {n} checks");
 }
 
-/// Runs `f` over the ops, one a core at a time, and fails with everything that was found.
+/// Runs `f` over the ops, one per core at a time, and fails with all differences found.
 fn over(ops: &[&'static Op], f: impl Fn(&mut Engine, &'static Op, &mut Vec<String>) -> usize + Sync) -> usize {
     let (k, n) = share();
     let ops: Vec<_> = ops.iter().copied().skip(k).step_by(n).collect();
@@ -57,7 +57,7 @@ fn over(ops: &[&'static Op], f: impl Fn(&mut Engine, &'static Op, &mut Vec<Strin
     n
 }
 
-/// The case in each dtype its reference serves.
+/// Returns the case in each dtype that its reference supports.
 fn in_dtypes(case: &Case) -> Vec<(DType, Case)> {
     match case.variant {
         Variant::Full => vec![(DType::F64, case.clone())],
@@ -66,7 +66,7 @@ fn in_dtypes(case: &Case) -> Vec<(DType, Case)> {
     }
 }
 
-/// Where Perilune means something else than PyTorch, on purpose.
+/// Returns whether Perilune differs from PyTorch on purpose.
 fn differs_on_purpose(case: &Case) -> Option<&'static str> {
     let name = case.op.name;
     let bools = case.tensors().filter(|t| t.kind.is_float()).all(|t| t.dtype == DType::Bool);
@@ -176,13 +176,13 @@ fn promotion_is_that_of_pytorch() {
     assert!(faults.is_empty(), "{} failed:\n{}", faults.len(), faults.join("\n"));
 }
 
-/// Ranges, moments and dtypes of the random ops, to five standard errors.
+/// Checks ranges, moments and dtypes of the random ops, to five standard errors.
 #[test]
 fn random_numbers_are_distributed_as_promised() {
     let mut e = harness::engine(1);
     let n = 40_000;
     let dims = [harness::ints(&[n as i64])];
-    // Name, arguments in front of the shape or behind it, dtype, bounds, mean, variance.
+    // Name, arguments before or after the shape, dtype, bounds, mean, variance.
     let after = |v: &[Value]| [&dims[..], v].concat();
     let before = |v: &[Value]| [v, &dims[..]].concat();
     let (f, i) = (harness::float, harness::int);
@@ -211,12 +211,12 @@ fn random_numbers_are_distributed_as_promised() {
         let values = y.to_f64();
         assert!(values.iter().all(|v| *v >= low && *v < high), "{name} {dtype} leaves its range");
         let got = values.iter().sum::<f64>() / n as f64;
-        // Rounding down to 8 bits moves the mean of bf16 by half a step.
+        // Rounding down to 8 bits shifts the mean of bf16 by half a step.
         let room = 5.0 * f64::sqrt(variance / n as f64) + if dtype == DType::BF16 { 0.002 } else { 0.0 };
         assert!((got - mean).abs() < room, "{name} {dtype}: mean {got} instead of {mean}");
         let spread = values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n as f64;
         assert!((spread / variance - 1.0).abs() < 0.04, "{name} {dtype}: variance {spread} instead of {variance}");
-        // Neighbours know nothing of each other.
+        // Neighbours are uncorrelated.
         let pairs = values.windows(2).map(|w| (w[0] - mean) * (w[1] - mean)).sum::<f64>() / n as f64 / variance;
         assert!(pairs.abs() < 5.0 / (n as f64).sqrt(), "{name} {dtype}: neighbours correlate by {pairs}");
     }
@@ -291,7 +291,7 @@ fn shared_inputs_are_like_equal_ones() {
             if c.tensors().filter(|d| alike(d)).count() < 2 {
                 continue;
             }
-            // Positive throughout, so that roots and logarithms have something to take.
+            // All positive, so that roots and logarithms are defined.
             let values: Vec<f64> = first.values.iter().map(|v| v.abs() + 0.1).collect();
             c.tensors_mut().filter(|d| alike(d)).for_each(|d| d.values.clone_from(&values));
             let apart = harness::run(e, &c, Layout::Contiguous);
@@ -318,7 +318,7 @@ fn shared_inputs_are_like_equal_ones() {
     enough(n, 60);
 }
 
-/// Whether the order of additions may follow how operands lie in memory: matrix products.
+/// Returns whether the order of additions may depend on the memory layout of operands, as in matrix products.
 fn layout_may_round(op: &Op) -> bool {
     let products = ["mm", "matmul", "bmm", "linear", "dot", "einsum", "matmul_fp8", "scaled_dot_product_attention"];
     products.contains(&op.name) || op.name.starts_with("conv")
@@ -362,8 +362,8 @@ fn linear_of_16_bit_floats_rounds_once() {
     }
 }
 
-/// Attention within documents is attention with the mask that compares their numbers, and so are its gradients: on a device
-/// with kernels for documents, which have none for masks, to the dtype's precision; elsewhere to the bit.
+/// Attention within documents equals attention with the mask that compares their numbers, with gradients: on a device
+/// with kernels for documents (and none for masks) to the dtype's precision, elsewhere to the bit.
 #[test]
 fn documents_are_a_mask_of_equal_numbers() {
     documents_are_a_mask(DType::BF16, false, 1e-4);
@@ -371,7 +371,7 @@ fn documents_are_a_mask_of_equal_numbers() {
     documents_are_a_mask(DType::F32, true, 1e-5);
 }
 
-/// `error`: of the squares of a result, relative to their sum.
+/// `error`: sum of squared errors relative to the sum of squares.
 fn documents_are_a_mask(dtype: DType, tf32: bool, error: f64) {
     const DIMS: [usize; 4] = [2, 4, 300, 64];
     const KEYS: [usize; 4] = [2, 2, 300, 64];
@@ -422,7 +422,7 @@ fn documents_are_a_mask(dtype: DType, tf32: bool, error: f64) {
                     let n = a.shape.numel();
                     let far: f64 = (0..n).map(|j| (a.get_f64(j) - b.get_f64(j)).powi(2)).sum();
                     let long: f64 = (0..n).map(|j| b.get_f64(j).powi(2)).sum();
-                    // Of documents of one position: q and k have no gradient.
+                    // In documents of one position q and k have no gradient.
                     let limit = if long < 1e-6 * n as f64 { n as f64 * error } else { long * error };
                     assert!(far <= limit, "{dtype} {name} {rows} causal {causal}, result {i}: {far} of {long}");
                 }
@@ -431,8 +431,8 @@ fn documents_are_a_mask(dtype: DType, tf32: bool, error: f64) {
     }
 }
 
-/// Attention over views of one packed projection, its result and gradient read with a row's heads side by side, has the bits
-/// of attention over tensors of their own: where a device writes outputs through strides, it shows here.
+/// Attention over views of one packed projection, with result and gradient read with the heads of a row side by side, has the bits
+/// of attention over separate tensors. This covers devices that write outputs through strides.
 #[test]
 fn attention_of_a_packed_projection_has_the_same_bits() {
     of_a_packed_projection(DType::BF16);

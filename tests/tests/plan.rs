@@ -1,4 +1,4 @@
-//! What the planner makes of typical steps, on a device that runs nothing: snapshots, growth, the cache.
+//! Tests the planner on a device that runs nothing: snapshots of typical steps, growth, the cache.
 //!
 //! `PERILUNE_BLESS=1` rewrites the snapshots in `golden/plans`.
 #![allow(clippy::unwrap_used)]
@@ -16,11 +16,11 @@ use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use perilune_tests::machine::compiles;
 use std::collections::HashMap;
 use std::fmt::Write;
-use std::rc::Rc;
+use std::sync::Arc;
 
 type Fallible<T> = Result<T, String>;
 
-/// A recording on the null device, with what it assigns.
+/// A recording on the null device, with its assignments.
 struct Sketch {
     e: Engine,
     state_writes: Vec<(u64, NodeId)>,
@@ -28,7 +28,7 @@ struct Sketch {
 
 impl Sketch {
     fn new() -> Sketch {
-        Sketch { e: Engine::new(Rc::new(Null)), state_writes: Vec::new() }
+        Sketch { e: Engine::new(Arc::new(Null)), state_writes: Vec::new() }
     }
 
     fn leaf(&mut self, dtype: DType, dims: &[usize]) -> NodeId {
@@ -54,7 +54,7 @@ impl Sketch {
         grad::grad(&mut self.e.recorder.graph, y, seed, wrt, false).unwrap().into_iter().map(Option::unwrap).collect()
     }
 
-    /// States that hold zeros, in a generation of their own.
+    /// Makes States of zeros, in a separate generation.
     fn states(&mut self, shapes: &[&[usize]]) -> Vec<StateId> {
         let mut ids = Vec::new();
         for dims in shapes {
@@ -69,7 +69,7 @@ impl Sketch {
         self.state_writes.push((s.0, x));
     }
 
-    /// One AdamW update of weights `w` with gradient `g`, their moments in `m` and `v`.
+    /// Records one AdamW update of weights `w` with gradient `g` and moments `m` and `v`.
     fn adamw(&mut self, w: StateId, g: NodeId, m: StateId, v: StateId) {
         let nodes: Vec<Value> = [w, m, v].iter().map(|s| t(self.e.state_node(*s).unwrap())).collect();
         let args = [nodes[0].clone(), t(g), nodes[1].clone(), nodes[2].clone()];
@@ -107,7 +107,7 @@ fn program_on(g: &Graph, request: &Request, backend: &dyn Backend) -> Fallible<P
     Ok(p)
 }
 
-/// Values that are alive at the same time must not share bytes of the arena, unless one takes over from the other.
+/// Values that are live at the same time must not share bytes of the arena, unless one is computed in place of the other.
 fn no_overlap(p: &Program) -> Fallible<()> {
     let (mut first, mut last) = (HashMap::new(), HashMap::new());
     for (k, kernel) in p.kernels.iter().enumerate() {
@@ -380,7 +380,7 @@ fn transformer_training_step() {
 }
 
 /// The attention half of a GPT-2 block under autocast, on a device with a GPU's kernels: heads need no copy, gradients of
-/// queries, keys and values come out packed, and a normalised row is made again from the row and its statistics.
+/// queries, keys and values are stored packed, and a normalised row is recomputed from the row and its statistics.
 #[test]
 fn attention_block_on_a_gpu() {
     let gpu = NullWith {
@@ -417,8 +417,8 @@ fn attention_block_on_a_gpu() {
     snapshot("attention_block_gpu", &p);
 }
 
-/// A bias that is one number for all columns, on a device with a GPU's kernels: it is stored as a row, which is what cuBLASLt
-/// takes.
+/// A bias that is one number for all columns, on a device with a GPU's kernels: it is stored as a row, as cuBLASLt
+/// requires.
 #[test]
 fn a_bias_is_stored_as_a_row() {
     let gpu = NullWith { has_kernel: |n| n.op.name == "linear", can_store_layout: |_, _, _| false };
@@ -464,7 +464,7 @@ fn attention_on_the_cpu_copies_nothing() {
     assert_eq!(copies(&Cpu::new(Some(1))), 0);
 }
 
-/// Packed documents on a device with a GPU's kernels: their numbers are made once for forward and backward, and no scores are.
+/// Packed documents on a device with a GPU's kernels: their bounds are computed once for forward and backward, and scores are not stored.
 #[test]
 fn attention_within_documents_on_a_gpu() {
     let gpu = NullWith { has_kernel: attention::has_kernel, can_store_layout: attention::can_store_layout };
@@ -487,7 +487,7 @@ fn attention_within_documents_on_a_gpu() {
     snapshot("attention_documents_gpu", &p);
 }
 
-/// A strided bottleneck of a ResNet under autocast, on a device with a GPU's kernels: from the images on everything lies
+/// A strided bottleneck of a ResNet under autocast, on a device with a GPU's kernels: all images are stored
 /// channels last, and no kernel copies, pads or transposes.
 #[test]
 fn resnet_block_on_a_gpu() {
@@ -532,8 +532,8 @@ fn resnet_block_on_a_gpu() {
     let p = program_on(&s.e.recorder.graph, &request, &gpu).unwrap();
     for k in &p.kernels {
         let name = show::name(k);
-        assert!(!["copy", "cat", "place", "unwindow"].contains(&&*name), "{}", text(&p));
-        // What a convolution or a pool reads lies channels last too, weights included.
+        assert!(!["copy", "cat", "strided_pad", "col2im"].contains(&&*name), "{}", text(&p));
+        // The operands of convolutions and pooling are stored channels last too, including weights.
         let Kernel::Library(l) = k else { continue };
         for (o, layout) in
             l.inputs.iter().map(|o| (o.shape(), layout_of(o))).chain([(Shape::SCALAR, Some(l.layouts[0]))])
@@ -542,13 +542,13 @@ fn resnet_block_on_a_gpu() {
             assert!(layout.as_ref().is_none_or(last), "{name} reads {o} as {layout:?}\n{}", text(&p));
         }
     }
-    // A norm reads what it normalises once for its statistics; a region of columns is not cut by the batch.
+    // A norm reads its input once for the statistics; a region of columns is not split by the batch.
     let sums = p.kernels.iter().filter(|k| show::name(k).contains("col_sum")).count();
     assert!(sums <= 5 * 3, "{}", text(&p));
     snapshot("resnet_block_gpu", &p);
 }
 
-/// The layout of an operand that is a view of an image.
+/// Returns the layout of an operand that is a view of an image.
 fn layout_of(o: &Operand) -> Option<Layout> {
     match o {
         Operand::View(_, l) if l.shape.rank() == 4 => Some(*l),
@@ -556,7 +556,7 @@ fn layout_of(o: &Operand) -> Option<Layout> {
     }
 }
 
-/// The products of a step in TF32 are known as such to the plan and its key, in the forward and in the backward pass; nothing else is.
+/// The plan and its key mark the TF32 products of a step in the forward and the backward pass, and no other node.
 #[test]
 fn tf32_is_part_of_the_plan() {
     let record = |tf32: bool| {
@@ -602,7 +602,7 @@ fn on_small_stack(f: impl FnOnce() + Send + 'static) {
     }
 }
 
-/// A chain of `n` ops over one leaf, in which every tenth op reduces, so that it cannot be one kernel.
+/// Records a chain of `n` ops over one leaf. Every tenth op reduces, so the chain cannot be one kernel.
 fn chain(n: usize) -> (Graph, NodeId, NodeId) {
     let mut g = Graph::new();
     let leaf = g.leaf(&create::LEAF, Shape::of(&[8]), DType::F32, &[], 1);
@@ -617,7 +617,7 @@ fn chain(n: usize) -> (Graph, NodeId, NodeId) {
     (g, leaf, x)
 }
 
-/// `n` ops beside each other, all of one leaf, all roots.
+/// Records `n` independent ops over one leaf, all of them roots.
 fn wide(n: usize) -> (Graph, Vec<NodeId>) {
     let mut g = Graph::new();
     let leaf = g.leaf(&create::LEAF, Shape::of(&[8]), DType::F32, &[], 1);
@@ -630,7 +630,7 @@ fn wide(n: usize) -> (Graph, Vec<NodeId>) {
     (g, roots)
 }
 
-/// Words of the key, kernels, values and instructions.
+/// Counts words of the key, kernels, values and instructions.
 fn sizes(p: &Program) -> [usize; 3] {
     let body = |k: &Kernel| k.regions().iter().map(|r| r.body.len()).sum::<usize>().max(1);
     [p.kernels.len(), p.values.len(), p.kernels.iter().map(body).sum()]
@@ -726,7 +726,7 @@ fn aliasing_and_order_of_roots_are_in_the_key() {
 
 #[test]
 fn states_and_other_leaves_have_different_plans() {
-    // Found by the fuzzer: a plan that hands out its input was reused for a State, whose buffer changes later.
+    // Found by the fuzzer: a plan that returns its input was reused for a State, whose buffer changes later.
     let mut c = Cache::default();
     let mut get = |op| {
         let mut g = Graph::new();
@@ -752,7 +752,7 @@ fn the_cache_is_bounded_and_drops_what_was_unused_longest() {
     assert!(c.len() < 20, "{} plans", c.len());
     assert_eq!(c.counts.evictions as usize + c.len(), 199);
     assert!(!look_up(&mut c, 2, 1.0, "tanh", 1), "an old plan should be gone");
-    // Smaller than any plan: still works.
+    // A cache smaller than any plan still works.
     let mut tiny = Cache::new(1);
     assert!(!look_up(&mut tiny, 1, 1.0, "tanh", 1));
     assert!(!look_up(&mut tiny, 2, 1.0, "tanh", 1));
@@ -778,6 +778,6 @@ fn a_repeated_step_is_a_hit() {
         s.e.end_step(&[l]).unwrap();
     }
     let stats = s.e.stats();
-    // One plan made the States, one is the step.
+    // One plan initialized the States, the other is the step.
     assert_eq!((stats.misses, stats.hits), (2, 4));
 }

@@ -1,4 +1,4 @@
-//! Pins what recipes and typical steps compile to: the PTX of every kernel on three GPUs, the opcodes of every CPU program.
+//! Pins the compiled kernels of recipes and typical steps: the PTX for three GPUs, the opcodes of every CPU program.
 //!
 //! A refactoring commit changes none of these files. A commit that must change one says in its message which, and why.
 //!
@@ -7,11 +7,11 @@
 //!
 //! - `sm_90 plan`: the planned program as it is: kernels in order, layouts, memory. Compared without NVRTC too.
 //! - `sm_90 KIND`: the launches of a kernel: PTX with symbols numbered (`perilune_tests::ptx`), grid, block, shared memory
-//!   and arguments. Products of cuBLASLt and convolutions of cuDNN are known by their operands. Needs NVRTC of the version
-//!   that the first line names; what it gave is kept in `target/tmp` by the text that it was given.
+//!   and arguments. Products of cuBLASLt and convolutions of cuDNN are identified by their operands. Needs NVRTC of the version
+//!   that the first line names; its output is cached in `target/tmp` by the compiled text.
 //! - `avx512 KIND`: a compiled kernel of the CPU (`perilune_cpu::fingerprint`), for each instruction set on any x86-64.
 //!
-//! KIND is the op of a library call or the sort of kernel, for the reader of a difference: renaming an internal op changes
+//! KIND is the op of a library call or the kind of kernel, for readers of a difference: renaming an internal op changes
 //! this word and no hash. `PERILUNE_BLESS=1` rewrites the files; it needs NVRTC.
 #![allow(clippy::unwrap_used)]
 
@@ -91,7 +91,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
 }
 
-/// The programs of a recipe's first two steps and the evaluation of each split, or those of a whole script.
+/// Returns the programs of a recipe's first two steps and of the evaluation of each split, or those of a whole script.
 fn programs(s: &Source, planner: Box<dyn Backend>) -> Vec<Arc<Program>> {
     let backend = Recording::new(planner);
     let out = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("programs-{}.png", s.name));
@@ -117,20 +117,20 @@ fn programs(s: &Source, planner: Box<dyn Backend>) -> Vec<Arc<Program>> {
     backend.take()
 }
 
-/// The programs of one call of every op of the registry: its first sample, in f32.
+/// Returns the programs of one call of every op of the registry: its first sample, in f32.
 fn op_programs(planner: Box<dyn Backend>) -> Vec<Arc<Program>> {
     let backend = Recording::new(planner);
     let mut e = Engine::new(backend.clone());
     e.switches.fusion = true;
     for op in ops::all().iter().filter(|op| !op.sig.is_empty()) {
         let Some(case) = case::cases(op).into_iter().next() else { continue };
-        // What an op refuses is no concern here.
+        // Calls that raise are skipped.
         harness::run(&mut e, &case.floats_as(DType::F32), Layout::Contiguous);
     }
     backend.take()
 }
 
-/// The kind of a kernel, for a reader.
+/// Returns the kind of a kernel, for readers.
 fn kind(k: &Kernel) -> String {
     match k {
         Kernel::Region(r) => format!("region_of_{}", r.body.len()),
@@ -139,7 +139,7 @@ fn kind(k: &Kernel) -> String {
     }
 }
 
-/// What runs a kernel: a vendor's product, if any, and launches.
+/// The implementation of a kernel: a vendor library's product, if any, and launches.
 type Launches = perilune_core::error::Result<(Option<String>, Vec<Work>)>;
 
 /// Counts of lines.
@@ -159,7 +159,7 @@ fn text(lines: &Lines, version: &str) -> String {
     format!("# NVRTC {version}\n{body}")
 }
 
-/// A text and the headers that it includes, directly or not: all that decides its PTX.
+/// A text and the headers that it includes, directly or indirectly, which determine its PTX.
 fn with_headers(text: &str) -> String {
     let mut texts = vec![text];
     let mut at = 0;
@@ -182,14 +182,14 @@ struct Hashes {
     folder: PathBuf,
     version: (i32, i32),
     known: Mutex<HashMap<((u32, u32), String), String>>,
-    /// How many more kernels may be compiled once more.
+    /// The number of kernels that may still be compiled again.
     retries: AtomicUsize,
 }
 
-/// NVRTC gives a few kernels one of several PTX texts for the same source, even within one process (seen with 13.0 in a kernel
-/// of rows with column sums). A kernel whose hash is not pinned is compiled anew up to so many times before it counts as changed.
+/// NVRTC compiles a few kernels to one of several PTX texts for the same source, even within one process (seen with 13.0 in a kernel
+/// of rows with column sums). A kernel whose hash is not pinned is compiled again up to so many times before it counts as changed.
 const RETRIES: usize = 12;
-/// At most so many such compilations in all, so that a test of a real change ends soon.
+/// The total number of such compilations, so that a test of a real change ends soon.
 const ALL_RETRIES: usize = 300;
 
 impl Hashes {
@@ -206,7 +206,7 @@ impl Hashes {
         Some(Hashes { folder, version: compiler.version, known: Mutex::default(), retries })
     }
 
-    /// Compiles what is not known, on all cores.
+    /// Compiles the kernels without a cached hash, on all cores.
     fn prepare(&self, arch: (u32, u32), functions: &[Arc<Function>]) {
         let mut missing: Vec<&Arc<Function>> =
             functions.iter().filter(|f| !self.known.lock().unwrap().contains_key(&(arch, f.text.clone()))).collect();
@@ -235,19 +235,19 @@ impl Hashes {
     }
 }
 
-/// The hash of a function's PTX, compiled now.
+/// Compiles a function and returns the hash of its PTX.
 fn hash_of(compiler: &Compiler, f: &Function) -> String {
     let ptx = compiler.ptx(f).unwrap_or_else(|e| panic!("{e}"));
     fingerprint::text_hash(ptx::kernels(&ptx)[&nvrtc::name(f)].as_bytes())
 }
 
-/// The hash of a kernel: itself, and its launches with the PTX that `ptx` gives for each.
+/// Returns the hash of a kernel and of its launches with the PTX that `ptx` returns for each.
 fn kernel_hash(kernel: &Kernel, work: &Launches, ptx: impl Fn(&Function) -> String) -> String {
     let mut words = Words::default();
     let mut texts = String::new();
     match work {
         Ok((product, works)) => {
-            // What a vendor's library computes is in the kernel alone.
+            // A vendor library's product is described by the kernel only.
             words.put(usize::from(product.is_some()));
             fingerprint::kernel(kernel, &mut words);
             for l in works.iter().flat_map(|w| &w.launches) {
@@ -261,7 +261,7 @@ fn kernel_hash(kernel: &Kernel, work: &Launches, ptx: impl Fn(&Function) -> Stri
     fingerprint::text_hash(format!("{} {texts}", fingerprint::hash(&words.list)).as_bytes())
 }
 
-/// The lines of the programs that `make` gives for a device.
+/// Returns the lines of the programs that `make` returns for a device.
 fn lines(name: &str, hashes: Option<&Hashes>, make: impl Fn(Box<dyn Backend>) -> Vec<Arc<Program>>) -> Lines {
     let mut out = Lines::new();
     for props in GPUS {
@@ -318,7 +318,7 @@ fn golden(name: &str) -> PathBuf {
     root().join(format!("tests/golden/programs/{name}.txt"))
 }
 
-/// Compares the lines with the golden file; what differs is returned.
+/// Compares the lines with the golden file and returns the differences.
 fn compare(name: &str, hashes: Option<&Hashes>, lines: &Lines) -> Result<(), String> {
     let path = golden(name);
     if blessing() {

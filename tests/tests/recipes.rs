@@ -1,8 +1,8 @@
-//! Every recipe runs: ten steps of each training recipe against a pinned loss curve, the plain ones to their end.
+//! Runs every recipe: ten steps of each training recipe against a pinned loss curve, plain scripts to their end.
 //!
 //! Curves are compared to 1e-4, since instruction sets may round differently; on one machine the bits are the same for any
-//! number of threads, and run after run. `PERILUNE_BLESS=1 cargo test -p perilune-tests --test recipes` rewrites the curves:
-//! a change that should not alter numbers has no business doing so.
+//! number of threads and in every run. `PERILUNE_BLESS=1 cargo test -p perilune-tests --test recipes` rewrites the curves;
+//! a change that should not alter numbers must not need it.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::HostTensor;
@@ -39,7 +39,7 @@ fn recipe_of(file: &str) -> PathBuf {
     Path::new("../recipes").join(file)
 }
 
-/// A copy of a recipe with one text in place of another.
+/// Copies a recipe with one text replaced by another.
 fn edited(name: &str, file: &str, from: &str, to: &str) -> PathBuf {
     let text = std::fs::read_to_string(recipe_of(file)).unwrap();
     assert!(text.contains(from), "{file} has no {from}");
@@ -60,7 +60,7 @@ fn text_of(outcome: &Outcome) -> String {
     text
 }
 
-/// The first line, of the first `steps` where they are given, that is not the golden one.
+/// Returns the first line that differs from the golden one, among the first `steps` if given.
 fn difference(name: &str, text: &str, steps: Option<usize>) -> Result<(), String> {
     let golden = PathBuf::from("golden/recipes").join(format!("{name}.txt"));
     if blessing() {
@@ -76,7 +76,7 @@ fn difference(name: &str, text: &str, steps: Option<usize>) -> Result<(), String
         return Err(format!("{name}: other lines than in {}:\n{text}", golden.display()));
     }
     for ((head, a), (head_then, b)) in now.iter().zip(&then) {
-        // A metric that counts may flip a sample at a tie; a loss may not.
+        // Rounding may flip a sample in a counting metric, but must not change a loss.
         let tolerance = if head.contains("loss") { 1e-4 * b.abs().max(1e-3) } else { 0.02 * b.abs().max(0.1) };
         if head != head_then || (a - b).abs() > tolerance {
             return Err(format!("{name}: {head} is {a}, pinned at {b}\n{text}"));
@@ -85,12 +85,12 @@ fn difference(name: &str, text: &str, steps: Option<usize>) -> Result<(), String
     Ok(())
 }
 
-/// The curve against its golden file, and the bits of other runs against these.
+/// Compares the curve with its golden file, and the bits of other runs with those of the first.
 fn pinned(name: &str, file: &str, params: &[(&str, &str)]) {
     pinned_on_gpu(name, file, params, None);
 }
 
-/// [`pinned`], of which a GPU compares so many steps: those before rounding decides.
+/// Like [`pinned`], but a GPU compares only so many steps, before rounding changes the curve.
 fn pinned_on_gpu(name: &str, file: &str, params: &[(&str, &str)], steps: Option<usize>) {
     let file = recipe_of(file);
     let one = recipe(&file, params, 1);
@@ -116,7 +116,7 @@ fn digits_cnn() {
     pinned("digits_cnn", "digits.lua", &[("net", "cnn"), ("batch", "32")]);
 }
 
-/// Rates at which ten steps tell whether weights decay.
+/// Learning rates for which ten steps show whether weights decay.
 const CHARGPT: [(&str, &str); 8] = [
     ("layers", "2"),
     ("heads", "2"),
@@ -165,8 +165,8 @@ fn llama() {
     pinned("llama", "llama.lua", &small);
 }
 
-/// Batch norm over a few samples magnifies rounding until one element decides between two curves. With 64 pixels and this
-/// rate that takes more than so many steps; see `rounding_does_not_decide_the_curve_of_resnet50`.
+/// Batch norm over a few samples magnifies rounding until one element selects between two curves. With 64 pixels and this
+/// rate that takes more than this many steps; see `rounding_does_not_decide_the_curve_of_resnet50`.
 const RESNET50_GPU_STEPS: usize = 7;
 
 const RESNET50: [(&str, &str); 6] =
@@ -177,7 +177,7 @@ fn resnet50() {
     pinned_on_gpu("resnet50", "resnet50.lua", &RESNET50, Some(RESNET50_GPU_STEPS));
 }
 
-/// Weights that are off by up to 1e-6 of themselves, more than another device's rounding, leave the compared steps as they are.
+/// Relative changes of the weights by up to 1e-6, more than another device's rounding, do not change the compared steps.
 #[test]
 fn rounding_does_not_decide_the_curve_of_resnet50() {
     if blessing() {
@@ -197,7 +197,7 @@ fn rounding_does_not_decide_the_curve_of_resnet50() {
 
 const PICTURES: &str = "../tests/golden/images/folder";
 
-/// Random crops of a folder of pictures, decoded by threads of their own.
+/// Random crops of a folder of images, decoded by separate threads.
 #[test]
 fn resnet50_of_a_folder() {
     let small = [
@@ -209,7 +209,7 @@ fn resnet50_of_a_folder() {
         ("warmup", "2"),
         ("lr", "0.01"),
     ];
-    // Two classes, and a small loss: rounding decides earlier.
+    // With two classes and a small loss rounding matters earlier.
     pinned_on_gpu("resnet50_folder", "resnet50.lua", &small, Some(4));
 }
 
@@ -236,7 +236,7 @@ fn resnet50_has_the_classes_of_its_folder() {
     assert!(text.contains("classes is 1000, and ../tests/golden/images/folder has 3"), "{text}");
 }
 
-/// The line of the recipe that names the folder, the file, and what to do.
+/// The error has the line of the recipe that names the folder, the file, and a cure.
 #[test]
 fn a_broken_image_is_named() {
     let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join("broken");
@@ -263,7 +263,7 @@ fn a_broken_image_is_named() {
     }
 }
 
-/// The sampler behind chargpt's training prints text of the asked length.
+/// The sampler at the end of chargpt prints text of the requested length.
 #[test]
 fn chargpt_samples() {
     let small = [

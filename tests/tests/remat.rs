@@ -1,4 +1,4 @@
-//! Recomputation: gradients keep their bits, memory falls, what is planned is what was asked for.
+//! Tests recomputation: gradients keep their bits, memory falls, plans match the requested spans.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::graph::NodeId;
@@ -8,13 +8,13 @@ use perilune_tests::harness::{self, call, float, t};
 use perilune_tests::random::{self, Mode, Recipe};
 use perilune_tests::rng::Pcg;
 
-/// How the blocks of a chain are recomputed.
+/// The recomputation of the blocks of a chain.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum How {
     Saved,
-    /// A span a block.
+    /// One span per block.
     Blocks,
-    /// Spans of three blocks, with a span a block inside.
+    /// Spans of three blocks, with one span per block inside.
     Nested,
 }
 
@@ -25,7 +25,7 @@ struct Chain {
     kernels: usize,
 }
 
-/// `n` residual blocks with dropout over `rows x width`, a loss, and gradients of all weights.
+/// Records `n` residual blocks with dropout over `rows x width`, a loss, and gradients of all weights.
 fn chain(e: &mut Engine, n: usize, rows: usize, width: usize, how: How, low: Option<DType>) -> Chain {
     e.recorder.seed(3);
     let mut rng = Pcg::named(&["chain"]);
@@ -98,7 +98,7 @@ fn gradients_keep_their_bits_and_memory_falls() {
     }
 }
 
-/// The spans of the fuzzer do something: many of its graphs get another plan.
+/// The spans of the fuzzer have an effect: many of its graphs get another plan.
 #[test]
 fn random_spans_recompute() {
     let mut e = harness::engine(1);
@@ -115,7 +115,7 @@ fn random_spans_recompute() {
     assert!(other > 20, "{other} of 400 plans differ");
 }
 
-/// `memory_budget` recomputes until the step fits, the same way each time, and says what the least is where nothing helps.
+/// `memory_budget` recomputes until the step fits, always in the same way, and reports the minimum if no choice fits.
 #[test]
 fn a_budget_is_kept() {
     use perilune_core::Kind;
@@ -141,7 +141,7 @@ fn a_budget_is_kept() {
         );
         last = fits.arena;
     }
-    // Beside marks that are there already.
+    // In addition to existing marks.
     e.executor.memory_budget = Some(fixed + plain.arena / 5);
     let both = chain(&mut e, 12, 64, 32, How::Nested, None);
     assert!(harness::same_bits(&plain.grads, &both.grads));

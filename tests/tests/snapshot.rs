@@ -1,4 +1,4 @@
-//! Snapshots of States: what a thread reads is what the States were, whatever the loop has done to them since. On the CPU,
+//! Tests snapshots of States: another thread reads the values at the time of the snapshot, even if the loop has changed the States. On the CPU,
 //! or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
@@ -9,14 +9,14 @@ use perilune_tests::{harness, scripts};
 use std::path::Path;
 use std::sync::mpsc;
 
-/// Bytes that differ from element to element, State to State and step to step; no number among them is none.
+/// Makes bytes that differ between elements, States and steps; none of the numbers is NaN.
 fn values(dtype: DType, dims: &[usize], salt: usize) -> HostTensor {
     let most = if dtype == DType::Bool { 1 } else { 0x3f };
     let n = dims.iter().product::<usize>() * dtype.size();
     HostTensor::new(dtype, Shape::of(dims), (0..n).map(|i| (i * 31 + i / 997 + salt) as u8 & most).collect())
 }
 
-/// Scalars, empty ones, odd sizes, and one longer than several pieces of pinned memory.
+/// Shapes of scalars, empty tensors, odd sizes, and one tensor larger than several pieces of pinned memory.
 const SHAPES: [(DType, &[usize]); 9] = [
     (DType::F32, &[]),
     (DType::I64, &[]),
@@ -32,7 +32,7 @@ const SHAPES: [(DType, &[usize]); 9] = [
 fn states(e: &mut Engine) -> Vec<StateId> {
     let mut ids = Vec::new();
     for (k, (dtype, dims)) in SHAPES.iter().cycle().take(40).enumerate() {
-        // The long ones once.
+        // The large tensors once.
         if k >= SHAPES.len() && dims.iter().product::<usize>() > 1000 {
             continue;
         }
@@ -54,7 +54,7 @@ fn read(e: &mut Engine, ids: &[StateId]) -> Vec<HostTensor> {
     ids.iter().map(|id| e.read_state(*id).unwrap()).collect()
 }
 
-/// Taken, written over at once, and read on another thread while that goes on.
+/// Snapshots are taken, overwritten immediately, and read on another thread in the meantime.
 #[test]
 fn a_snapshot_keeps_what_is_written_over() {
     let mut e = harness::engine(2);
@@ -76,14 +76,14 @@ fn a_snapshot_keeps_what_is_written_over() {
         let (got, copies) = reader.join().unwrap();
         assert!(got.unwrap() == want, "round {round}: the snapshot is not what the States were");
         assert!(read(&mut e, &ids) != want);
-        // A GPU's copies are gone as soon as they are on the host; the CPU's are what is on the host.
+        // A GPU's copies are freed once they are on the host; the CPU's copies are on the host.
         assert_eq!(e.memory().of(Role::Checkpoint), if harness::on_gpu() { 0 } else { held });
         drop(copies);
         assert_eq!(e.memory().of(Role::Checkpoint), 0);
     }
 }
 
-/// What was assigned and not yet written counts; one that is dropped unread leaves nothing behind; two may be alive.
+/// A snapshot includes pending assignments, frees its memory if dropped unread, and may coexist with another.
 #[test]
 fn a_snapshot_is_of_what_reading_means_now() {
     let mut e = harness::engine(1);
@@ -101,7 +101,7 @@ fn a_snapshot_is_of_what_reading_means_now() {
     assert!(second.read().is_err());
 }
 
-/// Without room for copies on the device the loop waits, says so, and the bytes are the same.
+/// Without room for copies on the device the loop waits and reports it, and the bytes are the same.
 #[test]
 fn without_room_the_loop_waits() {
     let mut e = harness::engine(2);
@@ -120,7 +120,7 @@ fn without_room_the_loop_waits() {
     assert!(copies.read().unwrap() == want);
 }
 
-/// Several snapshots of a training run, each read only when two more steps have been queued.
+/// Takes several snapshots of a training run and reads each after two more steps have been queued.
 #[test]
 fn a_run_goes_on_while_its_snapshot_is_read() {
     let s = scripts::script(2, &[("steps", "100")]).unwrap();

@@ -1,4 +1,4 @@
-//! Plans with the text of their kernels, on a machine without a GPU.
+//! Tests plans with the source text of their kernels, on a machine without a GPU.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::{DType, HostTensor, Shape};
@@ -6,12 +6,12 @@ use perilune_cpu::Cpu;
 use perilune_cuda::OfflineTarget;
 use perilune_engine::Engine;
 use perilune_tests::harness::{call, t};
-use std::rc::Rc;
+use std::sync::Arc;
 
 #[test]
 fn a_plan_on_the_cpu_shows_what_a_gpu_would_run() {
-    let mut e = Engine::new(Rc::new(Cpu::new(None)));
-    e.diagnostics.paper = Some(Rc::new(OfflineTarget::default()));
+    let mut e = Engine::new(Arc::new(Cpu::new(None)));
+    e.diagnostics.paper = Some(Arc::new(OfflineTarget::default()));
     let zeros = |dims: &[usize]| {
         let shape = Shape::of(dims);
         HostTensor::new(DType::F32, shape, vec![0; shape.numel() * 4])
@@ -28,7 +28,7 @@ fn a_plan_on_the_cpu_shows_what_a_gpu_would_run() {
     assert!(text.contains("__global__ void"), "{text}");
     assert!(text.contains("no-such-recipe.lua:8 "), "{text}");
     assert!(!text.contains("KERNEL"), "{text}");
-    // Without the switch, the plan of the device at hand.
+    // Without the switch, the plan of the actual device.
     let plain = e.show_plan(&[y], false).unwrap();
     assert!(!plain.contains("__global__"), "{plain}");
 }

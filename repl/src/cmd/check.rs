@@ -1,4 +1,4 @@
-//! `perilune check`: finds mistakes of a recipe before a run.
+//! `perilune check`: finds mistakes in a recipe by a dry run of one step.
 //!
 //! It builds data, model and optimizer, takes one step, evaluates one batch of each split, and discards the result. Nothing is
 //! written. A plain script is only parsed, because loading it would run it.
@@ -23,12 +23,12 @@ pub struct CheckArgs {
     set: Vec<(String, String)>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Say what a run in this directory would become if it went on with the recipe as it is now
+    /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
 }
 
-/// Params that the training loop reads by itself.
+/// Params that the training loop reads.
 const OF_THE_LOOP: [&str; 8] =
     ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
 
@@ -50,12 +50,12 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let report = Report { screen, source: &source };
     if !calls_recipe(&source.text) {
         runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
-        report.row("script", "a plain script: its syntax is right; `perilune run` runs it");
+        report.row("script", "a plain script: the syntax is correct; `perilune run` runs it");
         return Ok(());
     }
     match source.load(&runtime)? {
         Loaded::Script => {
-            report.row("script", "a plain script: it has run without an error");
+            report.row("script", "a plain script: it ran without an error");
             Ok(())
         }
         Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),

@@ -61,19 +61,19 @@ pub fn against(
     let row = |name: &str, text: &str| screen.line(&format!("  {name:<12}{text}"));
     let build = Against { runtime, record: &record, device };
 
-    // As the run is now: all its params, the files that it has.
+    // The run's current version: its params and its files.
     runtime.set_place(source.dir());
     runtime.set_texts(&now.files);
     runtime.offer_params(object("set"));
     runtime.keep_params(object("params"), BTreeMap::new());
     let old = build.build(text, &source.path, &now).map_err(|e| {
-        let what = format!("the version that {} has cannot be built here", dir.display());
+        let what = format!("the current version of {} cannot be built here", dir.display());
         Failure::Usage(format!("{what}: {}", e.message()))
     })?;
     let before = old.recipe.params()?;
     let old_kernels = old.run.fingerprint()?;
 
-    // As a reload would: params stay unless their defaults were edited.
+    // Like a reload, keep params unless their defaults were edited.
     let loaded = runtime.params();
     runtime.set_texts(&[]);
     runtime.keep_params(loaded.kept, loaded.defaults);
@@ -96,7 +96,7 @@ pub fn against(
     row(
         "step",
         &match fresh {
-            0 => format!("{} kernels, all of which the run has: nothing is compiled", kernels.kernels.len()),
+            0 => format!("{} kernels, none of them new: nothing is compiled", kernels.kernels.len()),
             n => format!("{} kernels, {n} of them new", kernels.kernels.len()),
         },
     );
@@ -111,17 +111,17 @@ pub fn against(
             (Err(e), _) => e.to_string().lines().next().unwrap_or_default().to_string(),
         },
     );
-    screen.line("no mistakes found: a run that watches this file would take it over");
+    screen.line("no mistakes found: a run with --watch would apply this version");
     Ok(())
 }
 
-/// Formats rows about the States; the moments of the optimizer are counted apart.
+/// Formats rows about the States; the moments of the optimizer are counted separately.
 fn states(h: &StateMigration, migrates: bool) -> Vec<(&'static str, String)> {
     let moments = |path: &str| path.starts_with("optim.");
     let count = |n: usize, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
     let kept = h.kept.iter().filter(|(to, _)| !moments(to)).count();
     let mut out = vec![("States", format!("{} kept", count(kept, "State")))];
-    let begins = if migrates { "recipe.migrate may fill it" } else { "begins anew" };
+    let begins = if migrates { "recipe.migrate may fill it" } else { "is initialized" };
     out.extend(
         h.reshaped
             .iter()
@@ -136,7 +136,7 @@ fn states(h: &StateMigration, migrates: bool) -> Vec<(&'static str, String)> {
     );
     let gone = h.dropped.iter().filter(|p| moments(p)).count();
     if kept + fresh + gone > 0 {
-        out.push(("moments", format!("{kept} kept, {fresh} begin anew, {gone} dropped")));
+        out.push(("moments", format!("{kept} kept, {fresh} initialized, {gone} dropped")));
     }
     out
 }

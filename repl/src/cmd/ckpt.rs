@@ -15,39 +15,39 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Subcommand, Debug)]
 pub enum CkptArgs {
-    /// The checkpoints of a run: step, size, metrics
+    /// List the checkpoints of a run: step, size, metrics
     List {
-        /// The directory of a run
+        /// The run directory
         run_dir: PathBuf,
     },
-    /// Every tensor with dtype, shape and norm, and what run.json says
+    /// Show every tensor with dtype, shape and norm, and the contents of run.json
     Inspect {
-        /// A checkpoint (…/step-N), or the directory of a run for its last one
+        /// A checkpoint (…/step-N), or a run directory for its last checkpoint
         checkpoint: PathBuf,
     },
-    /// The tensors in which two checkpoints differ, with the norm of the change
+    /// Show the tensors that differ between two checkpoints, with the norm of the change
     Diff {
-        /// A checkpoint (…/step-N), or the directory of a run for its last one
+        /// A checkpoint (…/step-N), or a run directory for its last checkpoint
         first: PathBuf,
-        /// Another
+        /// The other checkpoint
         second: PathBuf,
     },
-    /// Read checkpoints and check every hash and rule
+    /// Read checkpoints and verify every hash and rule
     Verify {
-        /// Checkpoints (…/step-N); the directory of a run stands for all of its checkpoints
+        /// Checkpoints (…/step-N); a run directory stands for all of its checkpoints
         #[arg(required = true)]
         checkpoints: Vec<PathBuf>,
     },
-    /// Write the weights alone as a safetensors file
+    /// Write the weights as a safetensors file
     Export {
-        /// A checkpoint (…/step-N), or the directory of a run for its last one
+        /// A checkpoint (…/step-N), or a run directory for its last checkpoint
         checkpoint: PathBuf,
-        /// A file whose name ends in .safetensors
+        /// The output file; its name must end in .safetensors
         out: PathBuf,
-        /// f32, bf16, f16 or f64 for all float tensors; as they are by default
+        /// f32, bf16, f16 or f64 for all float tensors [default: unchanged]
         #[arg(long)]
         dtype: Option<String>,
-        /// Cut what would be larger into shards with an index (5GB, 500MB, …)
+        /// Split larger files into shards with an index (5GB, 500MB, …)
         #[arg(long, value_name = "SIZE", value_parser = crate::retention::size, default_value_t = SHARD_LIMIT, hide_default_value = true)]
         shard_size: u64,
     },
@@ -83,7 +83,7 @@ fn find(path: &Path) -> Result<PathBuf, Failure> {
     if path.join("checkpoints").is_dir() {
         return Ok(all_of(path)?.pop().map(|f| f.path).unwrap_or_default());
     }
-    Err(Failure::Usage(format!("{} is neither a checkpoint (…/step-N) nor the directory of a run", path.display())))
+    Err(Failure::Usage(format!("{} is neither a checkpoint (…/step-N) nor a run directory", path.display())))
 }
 
 /// Verifies all of them. The error of the last broken one is returned; those of the others are printed.
@@ -98,7 +98,7 @@ fn verify(paths: &[PathBuf]) -> Result<(), Failure> {
         };
         for path in all {
             match read(&path) {
-                Ok(s) => say(&format!("{}: whole, {} tensors\n", path.display(), s.model.len() + s.optimizer.len()))?,
+                Ok(s) => say(&format!("{}: valid, {} tensors\n", path.display(), s.model.len() + s.optimizer.len()))?,
                 Err(e) => {
                     if let Some(before) = broken.replace(e.into()) {
                         before.show();

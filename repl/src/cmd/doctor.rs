@@ -1,4 +1,4 @@
-//! `perilune doctor`: reports devices and libraries, what is missing and how to get it, and runs a self test of about a second.
+//! `perilune doctor`: reports devices and libraries, explains how to install missing ones, and runs a self test of about a second.
 //!
 //! The output is meant for bug reports. A missing GPU is not a failure.
 
@@ -13,11 +13,12 @@ use perilune_plan::Backend;
 use std::cell::RefCell;
 use std::fmt::Write;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 #[derive(clap::Args, Debug)]
 pub struct DoctorArgs {
-    /// Leave out the self test
+    /// Skip the self test
     #[arg(long)]
     no_test: bool,
 }
@@ -33,7 +34,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
     row("cpu", format!("{} · {} cores", cpu_model(), std::thread::available_parallelism().map_or(1, usize::from)));
     row("instructions", instructions());
     row("memory", memory());
-    let cpu = Rc::new(Cpu::new(None));
+    let cpu = Arc::new(Cpu::new(None));
     row("device", cpu.describe());
     for wanted in &dylib::WANTED {
         match dylib::find(wanted) {
@@ -52,7 +53,7 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
                 Some(r) => row("sensors", sensors(&r)),
                 None => row(
                     "sensors",
-                    "none: NVML (libnvidia-ml.so.1, of the driver) was not found, or does not answer".into(),
+                    "none: NVML (libnvidia-ml.so.1, of the driver) was not found, or does not respond".into(),
                 ),
             }
         }
@@ -158,7 +159,7 @@ local a = pl.eval(pl.rand { 768, 768 })
 print(("%.3f"):format(a:matmul(a):mean():item() / (768 * a:mean():item() ^ 2)))
 "#;
 
-fn self_test(cpu: Rc<Cpu>) -> Result<String, String> {
+fn self_test(cpu: Arc<Cpu>) -> Result<String, String> {
     let lines: Rc<RefCell<Vec<String>>> = Rc::default();
     let heard = lines.clone();
     let print = move |text: &str| heard.borrow_mut().push(text.to_string());
@@ -166,7 +167,7 @@ fn self_test(cpu: Rc<Cpu>) -> Result<String, String> {
     let runtime = Runtime::new(options).map_err(|e| e.to_string())?;
     match runtime.load_text(TEST, "=self test").map_err(|e| e.to_string())? {
         Loaded::Script => {}
-        Loaded::Recipe(_) => return Err("it came back as a recipe".into()),
+        Loaded::Recipe(_) => return Err("it was loaded as a recipe".into()),
     }
     let want = ["2.50000", "9.85000", "1.000"];
     let got = lines.borrow().clone();

@@ -23,7 +23,7 @@ const LUARC: &str = r#"{
 pub fn init(args: &InitArgs) -> Result<(), Failure> {
     let dir = &args.dir;
     if fs::read_dir(dir).is_ok_and(|mut entries| entries.next().is_some()) || dir.is_file() {
-        return Err(Failure::Usage(format!("{} is there already and is not empty", dir.display())));
+        return Err(Failure::Usage(format!("{} already exists and is not empty", dir.display())));
     }
     let types = dir.join("types");
     fs::create_dir_all(&types).map_err(disk("create", &types))?;

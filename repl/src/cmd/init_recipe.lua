@@ -1,4 +1,4 @@
--- recipe.lua: a first recipe: two spirals, told apart by a small network
+-- recipe.lua: classifies points of two spirals with a small network
 --
 --   perilune check recipe.lua
 --   perilune run recipe.lua --set hidden=64

@@ -1,4 +1,4 @@
-//! Defines the commands of `perilune`, one file each, and selects one by the command line.
+//! Defines the commands of `perilune`, one file each, and dispatches the command line to one of them.
 //!
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
@@ -27,7 +27,7 @@ use std::ffi::OsString;
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
 Exit status: 0 done, 1 failed (device, memory, disk), 2 wrong usage, 3 the recipe is wrong, 4 refused (a damaged checkpoint), 75 asks to be\nstarted again, 130 and 143 interrupted.")]
 struct Cli {
-    /// Write a log of what happens inside to FILE; PERILUNE_LOG says how much (debug, or perilune_engine=trace)
+    /// Write a log to FILE; PERILUNE_LOG sets the level (debug, or perilune_engine=trace)
     #[arg(long, global = true, value_name = "FILE")]
     log: Option<std::path::PathBuf>,
     #[command(subcommand)]
@@ -38,24 +38,24 @@ struct Cli {
 enum Command {
     /// Train a recipe, or run a plain script
     Run(Box<run::RunArgs>),
-    /// Explore: a prompt with completion and help, with a recipe's run if one is named
+    /// Open a prompt with completion and help, and with the run of a recipe if one is given
     Repl(repl::ReplArgs),
-    /// Find mistakes in a recipe before they cost a run: one dry step, no training
+    /// Find mistakes in a recipe by a dry run of one step, without training
     Check(check::CheckArgs),
-    /// Say what the machine offers, what is missing and how to get it
+    /// Report devices and libraries, and how to install missing ones
     Doctor(doctor::DoctorArgs),
-    /// Say where the time of a training step goes, kernel by kernel
+    /// Measure the time of a training step by kernel and by recipe line
     Profile(profile::ProfileArgs),
     /// List, inspect, compare, verify and export checkpoints
     #[command(subcommand)]
     Ckpt(ckpt::CkptArgs),
-    /// Time ours and PyTorch's for the same work, on the same device
+    /// Compare the speed of Perilune and PyTorch on the same device
     Bench(bench::BenchArgs),
-    /// Draw the curves of runs, in the terminal or as SVG or PNG
+    /// Plot the curves of runs in the terminal, or as SVG or PNG
     Plot(plot::PlotArgs),
-    /// Repeat a run with the edits that it had, and compare its weights
+    /// Repeat a run with its edits, and compare the weights
     Replay(replay::ReplayArgs),
-    /// Begin a recipe in a new directory, with what an editor needs
+    /// Create a directory with a recipe and type stubs for an editor
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
     Reference,
@@ -65,7 +65,7 @@ enum Command {
     Completions { shell: clap_complete::Shell },
 }
 
-/// Commands of the design that are not built yet.
+/// Commands that are planned but not implemented.
 const LATER: [&str; 1] = ["bundle"];
 
 /// Parses the recorded command line of a run; `None` if it is not one of this release.
@@ -85,7 +85,9 @@ fn arguments() -> Result<Vec<OsString>, Failure> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
     let Some(first) = args.get(1).map(|a| a.to_string_lossy().into_owned()) else { return Ok(args) };
     if LATER.contains(&first.as_str()) {
-        return Err(Failure::Usage(format!("`perilune {first}` is not in this version yet; it comes in a later one")));
+        return Err(Failure::Usage(format!(
+            "`perilune {first}` is not implemented in this version; it is planned for a later one"
+        )));
     }
     let known = Cli::command().get_subcommands().any(|c| c.get_name() == first) || first == "help";
     let file = std::path::Path::new(&first);

@@ -16,25 +16,25 @@ use std::path::{Path, PathBuf};
 
 #[derive(clap::Args, Debug)]
 pub struct PlotArgs {
-    /// Run directories, as in runs/NAME-DATE-TIME
+    /// Run directories, such as runs/NAME-DATE-TIME
     #[arg(required = true, value_name = "RUN_DIR")]
     runs: Vec<PathBuf>,
-    /// A metric to draw; may be given several times [default: loss and valid/loss]
+    /// A metric to plot; may be given several times [default: loss and valid/loss]
     #[arg(long, value_name = "NAME")]
     metric: Vec<String>,
-    /// Write FILE.svg or FILE.png instead of drawing in the terminal
+    /// Write FILE.svg or FILE.png instead of plotting in the terminal
     #[arg(long, value_name = "FILE")]
     out: Option<PathBuf>,
-    /// Smooth with an exponential moving average that keeps this share, 0 to 1
+    /// Smooth with an exponential moving average of this decay, from 0 to below 1
     #[arg(long, value_name = "SHARE", value_parser = share, default_value = "0")]
     smooth: f64,
-    /// What the x axis counts
+    /// The unit of the x axis
     #[arg(long, value_name = "step|time", value_parser = ["step", "time"], default_value = "step")]
     x: String,
-    /// A logarithmic y axis
+    /// Use a logarithmic y axis
     #[arg(long)]
     log_y: bool,
-    /// Draw with ASCII characters alone
+    /// Plot with ASCII characters only
     #[arg(long)]
     ascii: bool,
 }
@@ -87,7 +87,7 @@ impl Curves {
             let why = match std::fs::metadata(dir) {
                 Err(_) => "there is no such directory",
                 Ok(m) if !m.is_dir() => "it is a file; give the run directory",
-                Ok(_) => "it holds no metrics.jsonl, so it is no run directory (they are named runs/NAME-DATE-TIME)",
+                Ok(_) => "it contains no metrics.jsonl, so it is not a run directory (runs/NAME-DATE-TIME)",
             };
             return Err(Failure::Usage(format!("{}: {why}", dir.display())));
         };
@@ -150,7 +150,7 @@ fn choose(asked: &[String], runs: &[Curves]) -> Result<Vec<String>, Failure> {
     let known: std::collections::BTreeSet<&str> =
         runs.iter().flat_map(|r| r.metrics.keys()).map(String::as_str).collect();
     if known.is_empty() {
-        return Err(Failure::Usage("no step is logged yet; look again when the run has taken one".into()));
+        return Err(Failure::Usage("no step is logged yet; try again after the first step of the run".into()));
     }
     for name in asked {
         if !known.contains(name.as_str()) {
@@ -175,7 +175,7 @@ fn figure(args: &PlotArgs, runs: &[Curves]) -> Result<Figure, Failure> {
     let by_time = args.x == "time";
     let chosen = || runs.iter().flat_map(|r| metrics.iter().filter_map(move |m| Some((r, m, r.metrics.get(m)?))));
     if by_time && !chosen().any(|(_, _, points)| points.iter().any(|p| p.seconds.is_some())) {
-        let why = "these runs did not log their time (a version of perilune before 0.1 wrote them); leave out --x time";
+        let why = "these runs have no logged time, because a version of perilune before 0.1 wrote them; omit --x time";
         return Err(Failure::Usage(format!("--x time: {why}")));
     }
     let longest = chosen().flat_map(|(_, _, p)| p.iter().filter_map(|p| p.seconds)).fold(0.0, f64::max);
@@ -248,7 +248,7 @@ pub fn plot(args: &PlotArgs) -> Result<(), Failure> {
         _ => {
             let name = out.display();
             return Err(Failure::Usage(format!(
-                "--out {name}: the name must end in .svg or .png, which says what to write"
+                "--out {name}: the name must end in .svg or .png, which selects the format"
             )));
         }
     };

@@ -1,7 +1,7 @@
 //! `perilune profile`: measures the time of a training step by recipe line and by kernel, and compares it with the roofline.
 //!
 //! A few steps warm up, so that compilation and autotuning are not counted; as many plain steps are measured, with the waits
-//! of the host in them; then each kernel is timed by itself (by events on a GPU), without the overlap of a plain run. All
+//! of the host in them; then each kernel is timed alone (by events on a GPU), without the overlap of a plain run. All
 //! figures are medians. The roofline is measured on a backend of its own. Nothing is written except the timeline of `--trace`.
 
 use crate::console_out::{ConsoleOut, Mode};
@@ -24,10 +24,10 @@ pub struct ProfileArgs {
     /// Set a param of the recipe; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     set: Vec<(String, String)>,
-    /// Steps to measure, after as many to warm up
+    /// Steps to measure, after as many steps of warm-up
     #[arg(long, value_name = "N", default_value_t = 5)]
     steps: u32,
-    /// Also write a timeline that chrome://tracing and ui.perfetto.dev show
+    /// Also write a timeline for chrome://tracing or ui.perfetto.dev
     #[arg(long, value_name = "FILE.json")]
     trace: Option<PathBuf>,
     #[command(flatten)]
@@ -45,7 +45,7 @@ fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
 /// Profiles a recipe and prints the tables.
 pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
-    // Loading a script is running it, with all that it writes.
+    // Loading a script runs it, with all its side effects.
     let plain = || Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display()));
     if !calls_recipe(&source.text) {
         return Err(plain());
@@ -75,7 +75,7 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
             run.read(&result)?;
         }
     }
-    // Without events: what a step takes in a plain run, which reads the results of one step while the next is computed.
+    // Time steps without events, as in a plain run, which reads the results of one step while the next is computed.
     let (mut last, mut owed) = (Instant::now(), None);
     for _ in 0..=steps {
         let begun = Instant::now();

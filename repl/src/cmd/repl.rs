@@ -14,7 +14,7 @@ use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct ReplArgs {
-    /// A recipe to explore: its run is there as `run`
+    /// A recipe; its run is the global `run`
     recipe: Option<PathBuf>,
     /// Set a param of the recipe; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
@@ -36,7 +36,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     diagnostics::gpu_source(&runtime);
     {
         let mut engine = runtime.host().engine.borrow_mut();
-        // Every line is something new.
+        // Every line needs a new plan, so misses are not worth a report.
         engine.switches.report_misses = false;
         if let Some(seed) = args.seed {
             engine.recorder.seed(seed as u64);
@@ -58,11 +58,11 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     }
     if let Some(training) = &session.training {
         let mut built = Ok(String::new());
-        around.during(&mut || built = training.borrow_mut().build(&console));
+        around.during(&runtime.host().interrupt, &mut || built = training.borrow_mut().build(&console));
         match built {
             Ok(said) if terminal => session.say(&session.dim(&said)),
             Ok(_) => {}
-            // At a terminal it can be mended: :edit, :reload.
+            // At a terminal the user can fix the recipe with :edit and :reload.
             Err(e @ Failure::Recipe(_)) if terminal => commands::complain(&e),
             Err(e) => return Err(e),
         }
@@ -73,7 +73,7 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     outcome
 }
 
-/// Returns the version without a last zero: `0.1` of `0.1.0`.
+/// Returns the version without a trailing zero: `0.1` for `0.1.0`.
 fn version() -> &'static str {
     let all = env!("CARGO_PKG_VERSION");
     all.strip_suffix(".0").unwrap_or(all)

@@ -13,13 +13,13 @@ use std::path::PathBuf;
 pub struct ReplayArgs {
     /// The directory of the run to repeat
     run: PathBuf,
-    /// Where results go; a new directory below runs/ by default
+    /// The directory of results [default: a new directory in runs/]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Print events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// Print only results and what the recipe prints
+    /// Print only results and the output of the recipe
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
 }
@@ -30,13 +30,14 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
     let shown = args.run.display();
     let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
     let command = words.filter_map(|w| w.as_str().map(String::from)).collect();
-    let mut again = recorded_run(command)
-        .ok_or_else(|| Failure::Refused(format!("{shown}/run.json: command: is no `perilune run` of this version")))?;
+    let mut again = recorded_run(command).ok_or_else(|| {
+        Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
+    })?;
     let here = std::env::current_dir().map(|d| d.display().to_string()).unwrap_or_default();
     if let Some(was) = record.get("directory").and_then(Value::as_str)
         && was != here
     {
-        let text = format!("the run was started in {was}: paths are taken from {here} now");
+        let text = format!("the run was started in {was}; relative paths now start at {here}");
         console_out::complain("warning", &text);
     }
     again.again(args.run_dir, args.json, args.quiet);

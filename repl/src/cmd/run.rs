@@ -22,42 +22,42 @@ pub struct RunArgs {
     set: Vec<(String, String)>,
     #[command(flatten)]
     device: DeviceArgs,
-    /// Train this many steps, whatever the recipe says
+    /// Train this many steps instead of the recipe's
     #[arg(long, value_name = "N")]
     steps: Option<u32>,
     /// The seed of all random numbers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
     seed: Option<i64>,
-    /// Where results go; runs/NAME-DATE-TIME by default
+    /// The directory of results [default: runs/NAME-DATE-TIME]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
-    /// Print events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
-    /// Print only results and what the recipe prints
+    /// Print only results and the output of the recipe
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
-    /// Write a checkpoint every N steps; one is written at the end, and when a signal stops the run
+    /// Write a checkpoint every N steps, at the end, and when a signal stops the run
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     checkpoint_every: Option<u64>,
     #[command(flatten)]
     retention: RetentionArgs,
-    /// Go on from the last checkpoint of the run in --run-dir, or of the recipe's newest run
+    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run
     #[arg(long)]
     resume: bool,
-    /// With --resume: the recipe was edited since; apply that as --watch would, with its own params and the States that fit
+    /// With --resume: apply edits made since the checkpoint as --watch would, with the new params and all States that fit
     #[arg(long, requires = "resume")]
     edited: bool,
-    /// Apply edits of the recipe and of the files it requires while it trains
+    /// Apply edits of the recipe, and of files that it requires, during training
     #[arg(long)]
     watch: bool,
-    /// When the loss or the norm of the gradients is NaN or infinite: stop, skip the update, or warn and go on
+    /// If the loss or the gradient norm is NaN or infinite: stop, skip the update, or warn and continue
     #[arg(long, value_name = "stop|skip|warn", value_parser = ["stop", "skip", "warn"], hide_possible_values = true)]
     on_nan: Option<String>,
-    /// When the loss leaps far above what it was: warn, skip the update, stop, or nothing (off)
+    /// If the loss is far above its recent values: warn, skip the update, stop, or do nothing (off)
     #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
     on_spike: Option<String>,
-    /// What `perilune replay` repeats.
+    /// The run that `perilune replay` repeats.
     #[arg(skip)]
     pub replay: Option<Replay>,
 }
@@ -68,7 +68,7 @@ impl RunArgs {
         &self.recipe
     }
 
-    /// Makes these the arguments of the same run from its start, in another directory.
+    /// Changes the arguments to those of the same run from its start, in another directory.
     pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.resume, self.edited, self.watch) = (false, false, false);
@@ -107,7 +107,7 @@ impl RunArgs {
     }
 }
 
-/// Runs a recipe or script. The exit status of a run that a signal stopped is that of the signal.
+/// Runs a recipe or script. If a signal stopped the run, the exit status is that of the signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let out = Rc::new(ConsoleOut::new(args.mode()));
     let control = Control::default();

@@ -25,7 +25,7 @@ impl Raster {
         }
     }
 
-    /// Draws a straight stroke with round ends; where several cover a pixel the strongest counts, given by `cover`.
+    /// Draws a straight stroke with round ends. If several strokes cover a pixel, `cover` keeps the strongest coverage.
     fn stroke(&self, a: (f64, f64), b: (f64, f64), half: f64, cover: &mut impl FnMut(usize, usize, f64)) {
         let bound = |lo: f64, hi: f64, n: usize| {
             let (lo, hi) = (lo.min(hi) - half - 1.0, lo.max(hi) + half + 1.0);
@@ -84,7 +84,7 @@ impl Raster {
     }
 }
 
-/// Colour and how much of it.
+/// A colour and its opacity.
 fn color(ink: Ink) -> ((u8, u8, u8), f64) {
     match ink {
         Ink::Text => ((51, 51, 51), 1.0),

@@ -282,7 +282,7 @@ fn heat(scene: &mut Scene, top: f64, rows: usize, cols: usize, values: &[f64]) {
         return nothing(scene, top);
     };
     let (r, c, small) = shrink(rows, cols, values, (PIXELS, PIXELS));
-    // Square pixels, unless the picture would be a thread.
+    // Square pixels, unless the picture would be too narrow.
     let size = ((WIDTH - 150.0) / c as f64).min(PLOT_HEIGHT / r as f64);
     let (w, h) = (size.max(60.0 / c as f64), size.max(40.0 / r as f64));
     let left = 54.0;

@@ -12,7 +12,7 @@ fn escape(text: &str) -> String {
             '<' => out.push_str("&lt;"),
             '>' => out.push_str("&gt;"),
             '"' => out.push_str("&quot;"),
-            // XML has no way to write these.
+            // XML cannot represent these characters.
             c if c.is_control() => out.push(' '),
             c => out.push(c),
         }
@@ -89,7 +89,7 @@ pub fn write(scene: &Scene) -> String {
             Shape::Box { x, y, w, h, ink } => {
                 let fill = color(*ink).unwrap_or_else(|| "#888888".into());
                 let (x, y, w, h) = (n(*x), n(*y), n(*w), n(*h));
-                // Neighbours of a heat map shall not let the page shine through between them.
+                // Antialiased edges would show the page between neighbouring cells of a heat map.
                 let crisp = if matches!(ink, Ink::Exact(..)) { " shape-rendering=\"crispEdges\"" } else { "" };
                 writeln!(out, "<rect x=\"{x}\" y=\"{y}\" width=\"{w}\" height=\"{h}\" fill=\"{fill}\"{crisp}/>")
             }

@@ -1,7 +1,7 @@
 //! Renders a figure with characters.
 //!
 //! Curves are dots of the Braille block, eight to a character. Several curves differ in colour; without colour, and in ASCII,
-//! each has a sign of its own, at the resolution of whole characters.
+//! each has its own symbol, at the resolution of whole characters.
 
 use super::axis::{Axis, drawable, range};
 use super::{Figure, Mark, Series, shrink, viridis};
@@ -20,7 +20,7 @@ const BRAILLE: [[u8; 2]; 4] = [[0x01, 0x08], [0x02, 0x10], [0x04, 0x20], [0x40, 
 const EIGHTHS: [char; 9] = [' ', '▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
 const SHADES: [char; 5] = ['·', '░', '▒', '▓', '█'];
 const ASCII_SHADES: [char; 8] = ['.', ':', '-', '=', '+', '*', '#', '@'];
-/// More of them fill the screen.
+/// The most marks listed below a plot; more would fill the screen.
 const MARKS: usize = 12;
 
 /// Whether the locale has characters beyond ASCII; an unset locale counts as UTF-8.
@@ -138,7 +138,7 @@ fn bottom_axis(axis: &Axis, cols: usize, indent: usize, name: &str, look: Look) 
         }
     }
     let width = name.chars().count();
-    // The name stands at the right end, if the labels leave room.
+    // The name is at the right end, if the labels leave room.
     if width > 0 && labels.len() > width + 1 && labels[labels.len() - width - 1..].iter().all(|c| *c == ' ') {
         let begin = labels.len() - width;
         for (i, c) in name.chars().enumerate() {
@@ -277,7 +277,7 @@ fn histogram(
     let height = rows.saturating_sub(out.len() + 2).max(3);
     let widest = crate::format::grouped(most).len() + 2;
     let room = cols.saturating_sub(widest).max(8);
-    // Every bin is as wide as the others; more bins than columns are added up.
+    // All bins are equally wide. If there are more bins than columns, neighbours are summed.
     let bins = counts.len().min(room);
     let per = room / bins;
     let sums: Vec<u64> =

@@ -24,35 +24,35 @@ const fn command(name: &'static str, args: &'static str, doc: &'static str) -> C
 
 /// Every command, in the order of `:help`.
 pub const ALL: [Command; 14] = [
-    command("help", "", "these commands"),
-    command("time", "CODE", "run it, evaluate what it gives, and say how long that took"),
-    command("mem", "", "what the device's memory holds, by use and by line"),
-    command("plan", "X", "the kernels that evaluating X would run; nothing runs"),
-    command("grad", "[X]", "sizes and norms of gradients: of X by every State below it, or of what backward() left"),
-    command("plot", "[lines|hist|heat] X [-> FILE.svg|FILE.png]", "draw X here, or into a file"),
+    command("help", "", "list these commands"),
+    command("time", "CODE", "run code, evaluate its result, and print the time"),
+    command("mem", "", "device memory by use and by line"),
+    command("plan", "X", "the kernels that would evaluate X; nothing runs"),
+    command("grad", "[X]", "sizes and norms of gradients: of X for every State it depends on, or of those in .grad"),
+    command("plot", "[lines|hist|heat] X [-> FILE.svg|FILE.png]", "plot X here or into a file"),
     command(
         "summary",
         "[MODEL, INPUT]",
-        "layers with shapes, parameters, FLOP and bytes; of the run if nothing is said",
+        "layers with shapes, parameters, FLOP and bytes; by default of the run's model",
     ),
-    command("load", "FILE", "run a file; its globals are there afterwards"),
+    command("load", "FILE", "run a file and keep its globals"),
     command(
         "edit",
         "[FILE]",
-        "open $VISUAL or $EDITOR, then run the file; without one the recipe, else what was typed last",
+        "open FILE in $VISUAL or $EDITOR, then run it; by default the recipe, else the last input",
     ),
-    command("reload", "", "read the recipe (or the files that were loaded) again; the run keeps its State"),
-    command("devices", "", "what there is to compute on"),
-    command("locals", "", "at a breakpoint: the names of the function that waits"),
-    command("continue", "", "at a breakpoint: go on (as Ctrl-D does)"),
-    command("quit", "", "leave"),
+    command("reload", "", "reload the recipe (or the loaded files); the run keeps its States"),
+    command("devices", "", "list the devices"),
+    command("locals", "", "at a breakpoint: list the locals of the calling function"),
+    command("continue", "", "at a breakpoint: continue (also Ctrl-D)"),
+    command("quit", "", "leave the prompt"),
 ];
 
 /// The first lines of `:help`.
 pub const OVERVIEW: &str = "\
-An expression is shown, and is _ afterwards. A line goes on while it is unfinished. Tab completes.
+The prompt prints the value of an expression and keeps it in _. An unfinished line continues on the next. Tab completes.
   ?x, help(x)    signature, doc and example: ?pl.softmax, ?x:softmax, ?pl.nn.Linear
-  Ctrl-C         stops what runs; at an empty line it does nothing
+  Ctrl-C         stop the running line; no effect on an empty line
   Ctrl-D, :quit  leave";
 
 /// Whether a line is a command (`:word`, `?x`); `::label::` is Lua.
@@ -131,7 +131,7 @@ fn named(word: &str) -> Result<&'static str, String> {
 }
 
 impl Prompt<'_> {
-    /// Runs a line that [`is_command`].
+    /// Runs a line for which [`is_command`] holds.
     pub fn command(&self, console: &Console, line: &str) -> Result<Flow, Failure> {
         let line = line.trim();
         if let Some(what) = asks(line) {
@@ -248,7 +248,7 @@ impl Prompt<'_> {
         let line = |d: &String| format!("{} {d}", if *d == here { "*" } else { " " });
         let mut out: Vec<String> = found.iter().map(line).collect();
         if found.iter().all(|d| d.starts_with("cpu")) {
-            out.push("  no GPU is usable; `perilune doctor` says why".into());
+            out.push("  no usable GPU; `perilune doctor` gives the reason".into());
         }
         out.join("\n")
     }

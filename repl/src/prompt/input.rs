@@ -25,13 +25,13 @@ const REMEMBERED: usize = 5000;
 /// The result of reading a line.
 pub enum Typed {
     Line(String),
-    /// Ctrl-C: the line is gone.
+    /// Ctrl-C: the line was discarded.
     Cleared,
     /// Ctrl-D.
     End,
 }
 
-/// The line editor of the process. Prompts share it, because it buffers input that was typed ahead or pasted.
+/// The line editor of the process. Prompts share it because it buffers typed or pasted input.
 pub type SharedEditor = Rc<RefCell<Option<Editor<Words, FileHistory>>>>;
 
 /// Reads the lines of one prompt.
@@ -62,7 +62,7 @@ impl Input {
             .build();
         let mut editor = Editor::with_config(config)?;
         if let Some(path) = &self.history {
-            // The first session has none.
+            // Before the first session there is no history file.
             let _ = editor.load_history(path);
         }
         Ok(editor)
@@ -143,7 +143,7 @@ impl Completer for Words {
         if let Some((start, words)) = commands::complete(line, pos, self.at_breakpoint) {
             return Ok((start, plain(words)));
         }
-        // The words behind `:plan` or `?` are Lua.
+        // The text after `:plan` or `?` is Lua.
         let from = commands::lua_part(line).min(pos);
         let found = self.console.complete(&line[from..], pos - from);
         let start = from + found.start;

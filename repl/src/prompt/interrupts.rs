@@ -5,11 +5,11 @@
 
 use crate::console_out;
 use crate::failure::{Failure, plain};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use signal_hook::consts::SIGINT;
 use signal_hook::iterator::Signals;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an interrupt may take to be heard before another press ends the process.
@@ -17,31 +17,32 @@ const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The installed handler.
 pub struct Interrupts {
-    /// A line runs.
-    busy: Arc<AtomicBool>,
+    /// The interrupt of the line that runs.
+    running: Arc<Mutex<Option<Interrupt>>>,
     pressed: Arc<AtomicU32>,
     /// The number of the line: a delayed note belongs to one.
     line: Arc<AtomicU32>,
+}
+
+fn lock(running: &Mutex<Option<Interrupt>>) -> MutexGuard<'_, Option<Interrupt>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Interrupts {
     /// Installs the handler.
     pub fn install() -> Result<Interrupts, Failure> {
         let failed = |e| Failure::System(format!("cannot listen for signals: {}", plain(&e)));
-        let out = Interrupts { busy: Arc::default(), pressed: Arc::default(), line: Arc::default() };
+        let out = Interrupts { running: Arc::default(), pressed: Arc::default(), line: Arc::default() };
         let mut signals = Signals::new([SIGINT]).map_err(failed)?;
-        let (busy, pressed, line) = (out.busy.clone(), out.pressed.clone(), out.line.clone());
+        let (running, pressed, line) = (out.running.clone(), out.pressed.clone(), out.line.clone());
         let work = move || {
             let mut first = Instant::now();
             for _ in signals.forever() {
-                if !busy.load(Ordering::SeqCst) {
-                    continue;
-                }
-                interrupt::ask();
+                let Some(interrupt) = lock(&running).clone() else { continue };
+                interrupt.request();
                 if pressed.fetch_add(1, Ordering::SeqCst) == 0 {
                     first = Instant::now();
-                    let (busy, line) = (busy.clone(), line.clone());
-                    note_later(busy, line);
+                    note_later(interrupt, line.clone());
                 } else if first.elapsed() >= PATIENCE {
                     std::process::exit(130);
                 }
@@ -51,27 +52,28 @@ impl Interrupts {
         Ok(out)
     }
 
-    /// Runs a line that Ctrl-C interrupts.
-    pub fn during<T>(&self, f: impl FnOnce() -> T) -> T {
-        interrupt::clear();
+    /// Runs a line that Ctrl-C ends through `interrupt`.
+    pub fn during<T>(&self, interrupt: &Interrupt, f: impl FnOnce() -> T) -> T {
+        interrupt.clear();
         self.pressed.store(0, Ordering::SeqCst);
         self.line.fetch_add(1, Ordering::SeqCst);
         // A line at a breakpoint runs inside another.
-        let before = self.busy.swap(true, Ordering::SeqCst);
+        let before = lock(&self.running).replace(interrupt.clone());
         let out = f();
-        self.busy.store(before, Ordering::SeqCst);
+        *lock(&self.running) = before;
         self.pressed.store(0, Ordering::SeqCst);
-        interrupt::clear();
+        interrupt.clear();
         out
     }
 }
 
 /// Prints a note if the line still runs once the time to hear the interrupt is over.
-fn note_later(busy: Arc<AtomicBool>, line: Arc<AtomicU32>) {
+fn note_later(interrupt: Interrupt, line: Arc<AtomicU32>) {
     let number = line.load(Ordering::SeqCst);
     let wait = move || {
         std::thread::sleep(PATIENCE);
-        if busy.load(Ordering::SeqCst) && line.load(Ordering::SeqCst) == number && interrupt::asked() {
+        // The end of a line withdraws the request.
+        if line.load(Ordering::SeqCst) == number && interrupt.is_requested() {
             console_out::complain("", "waiting for the end of the running kernel; Ctrl-C once more ends perilune");
         }
     };

@@ -19,13 +19,14 @@ pub use run::Training;
 use crate::console_out;
 use crate::failure::Failure;
 use crate::terminal::styled;
+use perilune_core::Interrupt;
 use perilune_lua::{Answer, Cause, Console};
 use std::cell::{Cell, RefCell};
 use std::io::BufRead;
 use std::path::PathBuf;
 use std::rc::Rc;
 
-/// Says what follows a line.
+/// The next action after a line.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flow {
     Go,
@@ -65,7 +66,7 @@ impl Prompt<'_> {
     /// Prints a result.
     pub fn say(&self, text: &str) {
         if !text.is_empty() {
-            // A closed pipe is no error, and a full disk is reported by the command that fills it.
+            // A closed pipe is not an error, and a full disk is reported by the command that fills it.
             let _ = console_out::say(text);
         }
     }
@@ -83,7 +84,7 @@ impl Prompt<'_> {
             && !self.noted_locals.replace(true)
         {
             let text = format!(
-                "(local {name}: at the prompt a local of the top level is a global, so that the next line has it)"
+                "(local {name}: at the prompt a top-level local becomes a global, so that later lines can use it)"
             );
             console_out::complain("", &self.dim(&text));
         }
@@ -105,7 +106,7 @@ impl Prompt<'_> {
             }
         }
         if flow == Flow::Go && left.any(|piece| !piece.trim().is_empty()) {
-            console_out::complain("", &self.dim("(what follows it was not run)"));
+            console_out::complain("", &self.dim("(the rest of the paste was not run)"));
         }
         if !pieces.iter().all(|piece| commands::is_command(piece)) {
             *self.last.borrow_mut() = text.to_string();
@@ -131,7 +132,7 @@ impl Prompt<'_> {
             self.say(notice.trim_end());
         }
         outcome.unwrap_or_else(|failure| {
-            // `:quit` at a breakpoint leaves the prompt around it too.
+            // `:quit` at a breakpoint also leaves the outer prompt.
             if let Failure::Recipe(e) = &failure
                 && e.cause == Cause::LeftBreakpoint
             {
@@ -148,9 +149,9 @@ impl Prompt<'_> {
 pub struct AtPrompt(pub Option<Rc<Interrupts>>);
 
 impl Around for AtPrompt {
-    fn during(&self, f: &mut dyn FnMut()) {
+    fn during(&self, interrupt: &Interrupt, f: &mut dyn FnMut()) {
         match &self.0 {
-            Some(interrupts) => interrupts.during(f),
+            Some(interrupts) => interrupts.during(interrupt, f),
             None => f(),
         }
     }
@@ -166,7 +167,7 @@ pub fn typed(prompt: &Prompt, console: &Console, around: &dyn Around, editor: &S
             input::Typed::End => return Ok(()),
             input::Typed::Line(line) => {
                 let mut flow = Flow::Go;
-                around.during(&mut || flow = prompt.text(console, &line));
+                around.during(&console.host().interrupt, &mut || flow = prompt.text(console, &line));
                 if flow == Flow::Quit {
                     return Ok(());
                 }

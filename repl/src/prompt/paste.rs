@@ -19,7 +19,7 @@ fn cut(text: &str, unfinished: impl Fn(&str) -> bool) -> (Vec<&str>, bool) {
         let goes_on = |next: &&str| {
             !commands::is_command(piece) && !piece.trim().is_empty() && continues(next) && {
                 let more = &text[start..end + next.len()];
-                // As with `x = 1` before `:mem`, which would want arguments.
+                // For example, `x = 1` before `:mem` would parse as an unfinished method call.
                 !unfinished(more) || next.trim_end().ends_with(['(', '{', ','])
             }
         };
@@ -57,10 +57,11 @@ mod tests {
     use perilune_cpu::Cpu;
     use perilune_lua::{Runtime, RuntimeOptions};
     use std::rc::Rc;
+    use std::sync::Arc;
 
     fn console() -> (Runtime, Console) {
         let print = Rc::new(|_: &str| ());
-        let backend = Rc::new(Cpu::new(Some(1)));
+        let backend = Arc::new(Cpu::new(Some(1)));
         let runtime = Runtime::new(RuntimeOptions { backend, params: Vec::new(), strict: true, print }).unwrap();
         let console = Console::new(&runtime, "test").unwrap();
         (runtime, console)

@@ -6,6 +6,7 @@ use super::interrupts::Interrupts;
 use super::{Flow, Prompt};
 use crate::console_out::{self, ConsoleOut};
 use crate::signals::Signals;
+use perilune_core::Interrupt;
 use perilune_lua::Console;
 use perilune_lua::console::{Ended, Pause};
 use std::cell::{OnceCell, RefCell};
@@ -15,8 +16,8 @@ use std::rc::Rc;
 
 /// Wraps the execution of a line typed at a breakpoint.
 pub trait Around {
-    /// Runs a line; Ctrl-C interrupts it.
-    fn during(&self, f: &mut dyn FnMut());
+    /// Runs a line; Ctrl-C ends it through `interrupt`.
+    fn during(&self, interrupt: &Interrupt, f: &mut dyn FnMut());
 }
 
 /// Wraps the lines at breakpoints of a training run.
@@ -34,11 +35,11 @@ impl InRun {
 }
 
 impl Around for InRun {
-    fn during(&self, f: &mut dyn FnMut()) {
+    fn during(&self, interrupt: &Interrupt, f: &mut dyn FnMut()) {
         // Without a handler Ctrl-C waits for the end of the line.
         let interrupts = self.interrupts.get_or_init(|| Interrupts::install().ok());
         self.signals.set_aside(|| match interrupts {
-            Some(interrupts) => interrupts.during(f),
+            Some(interrupts) => interrupts.during(interrupt, f),
             None => f(),
         });
     }
@@ -52,7 +53,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
             if passed.borrow_mut().insert(place.to_string()) {
                 console_out::complain(
                     "warning",
-                    &format!("pl.breakpoint() in {place} is passed by: there is no terminal"),
+                    &format!("pl.breakpoint() in {place} is skipped: there is no terminal"),
                 );
             }
             return Ended::Continue;
@@ -68,7 +69,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
 fn stop(console: &Console, place: &str, around: &dyn Around, editor: &SharedEditor) -> Ended {
     let color = console_out::color(std::io::stdout().is_terminal());
     let prompt = Prompt { at_breakpoint: true, ..Prompt::bare(color) };
-    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue goes on", console.locals().join(" ")));
+    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue continues", console.locals().join(" ")));
     let mut lines = input::Input::new(editor, console, true);
     let short = place.split(" (").next().filter(|p| !p.starts_with('(')).unwrap_or("breakpoint").to_string();
     loop {
@@ -82,7 +83,7 @@ fn stop(console: &Console, place: &str, around: &dyn Around, editor: &SharedEdit
             }
         };
         let mut flow = Flow::Go;
-        around.during(&mut || flow = prompt.text(console, &line));
+        around.during(&console.host().interrupt, &mut || flow = prompt.text(console, &line));
         match flow {
             Flow::Go => {}
             Flow::Continue => return Ended::Continue,

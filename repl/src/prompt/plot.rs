@@ -28,7 +28,7 @@ fn parse(text: &str) -> Result<(Option<Style>, &str, Option<PathBuf>), String> {
             let file = PathBuf::from(file.trim().trim_matches(['"', '\'']));
             match file.extension().and_then(|e| e.to_str()) {
                 Some("svg" | "png") => (text, Some(file)),
-                _ => return Err(format!(":plot writes .svg and .png, and not \"{}\"", file.display())),
+                _ => return Err(format!(":plot writes .svg and .png files, not \"{}\"", file.display())),
             }
         }
         _ => (text, None),
@@ -113,7 +113,7 @@ pub fn plot(console: &Console, text: &str, color: bool) -> Result<String, Failur
     Ok(format!("{} written, {} bytes", file.display(), bytes.len()))
 }
 
-/// Returns the width of the terminal; 80 without one.
+/// Returns the width of the terminal, or 80 without a terminal.
 fn columns() -> usize {
     let term = console::Term::stdout();
     if term.is_term() { usize::from(term.size().1) } else { 80 }

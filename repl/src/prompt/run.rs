@@ -41,7 +41,7 @@ impl<'a> Training<'a> {
             Loaded::Recipe(recipe) => recipe,
             Loaded::Script => {
                 return Ok(format!(
-                    "{} is a plain script and has run; :load would keep its globals",
+                    "{} is a plain script and was run; use :load to keep its globals",
                     self.path.display()
                 ));
             }
@@ -68,7 +68,7 @@ impl<'a> Training<'a> {
         Ok(parts.join(" · "))
     }
 
-    /// Reads the recipe again. On an error the run is unchanged.
+    /// Reloads the recipe. On an error the run is unchanged.
     fn reload(&mut self, console: &Console) -> Result<String, Failure> {
         let Some(built) = &mut self.built else { return self.build(console) };
         let step = built.run.count();
@@ -97,7 +97,7 @@ impl Prompt<'_> {
             let files = self.loaded.borrow().clone();
             if files.is_empty() {
                 return Err(Failure::Usage(if self.at_breakpoint {
-                    "a recipe that waits at a breakpoint cannot be reloaded; :continue first".into()
+                    "a recipe cannot be reloaded at a breakpoint; use :continue first".into()
                 } else {
                     "there is nothing to reload: no recipe, and no file was loaded".into()
                 }));

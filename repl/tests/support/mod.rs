@@ -1,5 +1,5 @@
-//! A temporary directory with a recipe in it, and the built `perilune` to run there.
-#![allow(dead_code, clippy::unwrap_used)] // each test binary uses its part
+//! Runs the built `perilune` in a temporary directory with a recipe.
+#![allow(dead_code, clippy::unwrap_used)] // each test binary uses a part of it
 
 use serde_json::Value;
 use std::collections::VecDeque;
@@ -9,7 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::sync::mpsc::Receiver;
 use std::time::Duration;
 
-/// Sixty-four points on a plane; the loss falls from the first step on.
+/// A recipe with sixty-four points on a plane, whose loss falls from the first step.
 pub const TINY: &str = r#"
 local pl = require "perilune"
 local recipe = pl.recipe { name = "tiny", params = { lr = 0.1, steps = 6, seed = 3, width = 4 } }
@@ -41,7 +41,7 @@ pub fn tiny() -> Place {
     p
 }
 
-/// What a command gave.
+/// The result of a command.
 pub struct Ran {
     pub status: Option<i32>,
     pub out: String,
@@ -49,10 +49,10 @@ pub struct Ran {
 }
 
 impl Ran {
-    /// What it said on stderr, but for leaps of the loss: at which step an edit lands differs from run to run, and with some
-    /// steps the loss leaps after it.
+    /// Returns stderr without warnings about loss spikes. The step of an edit varies between runs, and after some
+    /// steps an edit causes a spike.
     pub fn complaints(&self) -> Vec<&str> {
-        self.err.lines().filter(|l| !(l.starts_with("warning: ") && l.contains(": the loss leaps to "))).collect()
+        self.err.lines().filter(|l| !(l.starts_with("warning: ") && l.contains(": the loss rises to "))).collect()
     }
 }
 
@@ -64,7 +64,7 @@ impl From<Output> for Ran {
 }
 
 impl Ran {
-    /// Every line of stdout as JSON: nothing else may be there.
+    /// Parses every line of stdout as JSON.
     pub fn events(&self) -> Vec<Value> {
         self.out.lines().map(|l| serde_json::from_str(l).unwrap_or_else(|e| panic!("{e}: {l}"))).collect()
     }
@@ -109,20 +109,20 @@ impl Place {
     }
 }
 
-/// As editors save: beside, then renamed over.
+/// Saves a file as editors do, by writing a new file and renaming it.
 pub fn save(p: &Place, name: &str, text: &str) {
     p.file("new~", text);
     std::fs::rename(p.path("new~"), p.path(name)).unwrap();
 }
 
-/// Events that a run may be ahead of its reader by, what a pipe holds aside.
+/// The number of events that a run may be ahead of its reader, besides those in the pipe.
 const AHEAD: usize = 256;
 
-/// A run that is watched from outside, by its events. It does not run far ahead of whoever reads them.
+/// A run whose events the test reads. The run does not get far ahead of its reader.
 pub struct Running {
     pub child: Child,
     lines: Receiver<String>,
-    /// Those that came while nobody asked.
+    /// Events that have been read but not consumed.
     seen: VecDeque<String>,
 }
 
@@ -135,7 +135,7 @@ impl Running {
         Running { child, lines, seen: VecDeque::new() }
     }
 
-    /// The next event of a kind.
+    /// Returns the next event of a kind.
     pub fn next(&mut self, kind: &str) -> Value {
         loop {
             let line = self.seen.pop_front().or_else(|| self.lines.recv().ok());
@@ -146,7 +146,7 @@ impl Running {
         }
     }
 
-    /// Waits until no event has come for two seconds, though they are read: the run is in something that does not end.
+    /// Waits until no event has arrived for two seconds, which means that the run executes code that does not end.
     pub fn hangs(&mut self) {
         while let Ok(line) = self.lines.recv_timeout(Duration::from_secs(2)) {
             self.seen.push_back(line);
@@ -159,13 +159,13 @@ impl Running {
         assert!(status.success());
     }
 
-    /// Reads until the numbers of this step have come.
+    /// Reads events up to that of this step.
     pub fn until(&mut self, step: u64) {
         while self.next("step")["step"].as_u64().unwrap() < step {}
     }
 }
 
-/// Lua for a recipe: a wider layer keeps what it had, and begins with zeros beside it.
+/// A `recipe.migrate` in Lua: a wider layer keeps its old weights, and the new ones start at zero.
 pub const MIGRATE: &str = r#"
 function recipe.migrate(old, new)
   for path, w in pairs(new) do

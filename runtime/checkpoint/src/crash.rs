@@ -1,5 +1,5 @@
-//! Points of a save at which a test may end the process, as a power cut would: with `PERILUNE_TEST_CRASH=N` the process
-//! kills itself at the Nth point passed, with nothing flushed or cleaned up. Without the variable a point is a comparison.
+//! Kills the process at numbered points of a save, for tests of power failures. With `PERILUNE_TEST_CRASH=N` the process
+//! kills itself at the Nth point, without flushing or cleaning up. Without the variable a point costs one comparison.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,7 +12,7 @@ pub(crate) fn point() {
     if at.is_some_and(|n| PASSED.fetch_add(1, Ordering::SeqCst) + 1 == n) {
         #[cfg(unix)]
         if std::process::Command::new("kill").args(["-9", &std::process::id().to_string()]).status().is_ok() {
-            // The signal is on its way; this thread gets no further.
+            // The signal may arrive late; this thread must not continue.
             std::thread::sleep(std::time::Duration::from_secs(60));
         }
         std::process::abort();

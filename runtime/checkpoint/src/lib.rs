@@ -6,15 +6,16 @@
 //!                    run.json                 step, cursor, random numbers, params …, the hash of each file and its own
 //! ```
 //!
-//! Data, never code. A checkpoint is written to a hidden directory beside its place, flushed to the disk and renamed: after
-//! a crash at any instant it is whole or not there, and the ones before it are untouched; one that it replaces counts until then. Reading trusts nothing: every
-//! file is checked against its BLAKE3 hash and its format's rules before a byte of it is used.
+//! A checkpoint contains data, never code. It is written to a hidden directory, flushed to the disk and renamed. After a crash
+//! at any instant it is complete or absent, and earlier checkpoints are unchanged; a checkpoint that it replaces is valid
+//! until the rename. The reader trusts no file: it checks the BLAKE3 hash and the rules of the format before it uses a byte.
 
 #![deny(unsafe_code)]
 
 mod crash;
 mod read;
 mod saver;
+pub mod seal;
 mod write;
 
 pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
@@ -26,14 +27,14 @@ use perilune_core::HostTensor;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// What the files of weights, and those of all other States, are called before `.safetensors`.
+/// File names, without `.safetensors`, of the weights and of all other States.
 pub const MODEL: &str = "model";
 pub const OPTIMIZER: &str = "optimizer";
 pub const RECORD: &str = "run.json";
 /// Version of the layout, `schema` in `run.json`; from 2 on the record has a hash of itself.
 pub const SCHEMA: u64 = 2;
 
-/// All that a run is after a step.
+/// The complete state of a run after a step.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Snapshot {
     pub step: u64,
@@ -41,11 +42,11 @@ pub struct Snapshot {
     pub model: Vec<(String, HostTensor)>,
     /// Every other State by path: moments, averages, the loss scale.
     pub optimizer: Vec<(String, HostTensor)>,
-    /// What `run.json` says besides `schema`, `step` and `files`.
+    /// The fields of `run.json` besides `schema`, `step` and `files`.
     pub record: Map<String, Value>,
 }
 
-/// What becomes a snapshot on the thread that writes it. It is dropped when all is on the disk.
+/// The source of a snapshot, evaluated on the thread that writes it and dropped when the checkpoint is on the disk.
 pub trait Source: Send + 'static {
     fn snapshot(&mut self) -> Result<Snapshot>;
 }
@@ -63,15 +64,15 @@ pub type Result<T> = std::result::Result<T, Error>;
 pub enum Error {
     #[error("{path}: cannot {action}: {source}")]
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
-    /// Not what a checkpoint must be: `field` of the file at `path` breaks `rule`.
+    /// The checkpoint is invalid: `field` of the file at `path` breaks `rule`.
     #[error("{path}: {field}: {rule}")]
     Broken { path: PathBuf, field: String, rule: String },
-    /// The States did not come off the device.
+    /// The States could not be downloaded from the device.
     #[error("the checkpoint of step {step} was not written: {source}")]
     Device { step: u64, source: perilune_core::Error },
     #[error(transparent)]
     Data(#[from] perilune_data::Error),
-    /// The thread that writes checkpoints is gone.
+    /// The thread that writes checkpoints has ended.
     #[error("the checkpoint of step {0} was not written: its thread ended")]
     Lost(u64),
 }

@@ -1,6 +1,7 @@
 //! Finds and reads checkpoints.
 
-use crate::write::{OLD, SEAL};
+use crate::seal::{RECORD_SEAL, unseal};
+use crate::write::OLD;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_core::HostTensor;
 use perilune_data::{safetensors, shards};
@@ -9,17 +10,17 @@ use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
-/// `run.json` is small; what is larger is not one.
+/// The maximum size of `run.json` in bytes; a larger file is refused.
 const MAX_RECORD: u64 = 16 << 20;
 
-/// A checkpoint in a directory; it has not been read.
+/// A checkpoint found in a directory, not yet read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Found {
     pub step: u64,
     pub path: PathBuf,
 }
 
-/// The checkpoints `step-N` in a directory, by step; none if there is no such directory. Nothing of them is read.
+/// Lists the checkpoints `step-N` in a directory, sorted by step, without reading them. A missing directory has none.
 pub fn list(dir: &Path) -> Result<Vec<Found>> {
     let entries = match fs::read_dir(dir) {
         Ok(entries) => entries,
@@ -37,14 +38,14 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
             aside.push(Found { step, path });
         }
     }
-    // A crash between the two renames that replace a checkpoint: it is whole under its hidden name.
+    // After a crash between the two renames that replace a checkpoint, it is complete under its hidden name.
     aside.retain(|f| f.path.is_dir() && !out.iter().any(|o| o.step == f.step));
     out.extend(aside);
     out.sort_by_key(|f| f.step);
     Ok(out)
 }
 
-/// The step of a directory `step-N`.
+/// Returns N for a directory `step-N`.
 fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
@@ -53,7 +54,7 @@ fn broken(path: &Path, field: impl Into<String>, rule: impl Into<String>) -> Err
     Error::Broken { path: path.to_path_buf(), field: field.into(), rule: rule.into() }
 }
 
-/// A regular file of its own: a link could lead anywhere.
+/// Opens a regular file. Links are refused, because they could point outside the checkpoint.
 fn open(path: &Path) -> Result<(File, u64)> {
     let meta = fs::symlink_metadata(path).map_err(io(path, "open"))?;
     if !meta.is_file() {
@@ -76,27 +77,10 @@ fn record(path: &Path) -> Result<(Map<String, Value>, String)> {
     }
 }
 
-/// A record against its own hash, which the text holds where it was empty when it was hashed.
-fn unseal(path: &Path, record: &mut Map<String, Value>, text: &str) -> Result<()> {
-    let said = record.remove(SEAL).as_ref().and_then(Value::as_str).map(String::from);
-    let place = said.as_ref().filter(|s| !s.is_empty()).and_then(|s| Some((text.rfind(s.as_str())?, s)));
-    let Some((at, said)) = place else {
-        return Err(broken(path, SEAL, "must be the hash of the record"));
-    };
-    let (mut hasher, end) = (blake3::Hasher::new(), at + said.len());
-    hasher.update(&text.as_bytes()[..at]).update(&text.as_bytes()[end..]);
-    let found = hasher.finalize().to_hex();
-    if found.as_str() != said {
-        let rule = format!("is {said}, and that of the record is {found}: the file was changed or damaged");
-        return Err(broken(path, SEAL, rule));
-    }
-    Ok(())
-}
-
-/// Bytes hashed at one time: they are still in the processor's cache when they are.
+/// Bytes hashed at one time, few enough to be still in the processor's cache.
 const CHUNK: usize = 1 << 20;
 
-/// Hashes what is read through it.
+/// A reader that hashes the bytes it passes on.
 struct Hashing {
     file: File,
     hasher: blake3::Hasher,
@@ -111,8 +95,8 @@ impl Read for Hashing {
     }
 }
 
-/// What `parse` makes of a file of the checkpoint, read once, after its size and hash were found to be those of the record.
-/// A file that is damaged is refused for that, whatever `parse` says of it.
+/// Parses a file of the checkpoint, which is read once, and checks its size and hash against the record.
+/// The error for a damaged file takes precedence over an error of `parse`.
 fn verified<T>(
     dir: &Path,
     file: &str,
@@ -126,24 +110,24 @@ fn verified<T>(
     };
     let (open, len) = open(&path)?;
     if len != bytes {
-        return Err(broken(&path, "size", format!("is {len} bytes, and run.json says {bytes}")));
+        return Err(broken(&path, "size", format!("is {len} bytes, but run.json records {bytes}")));
     }
     let mut from = Hashing { file: open, hasher: blake3::Hasher::new() };
     let parsed = parse(&path, &mut from, len);
-    // What an error left unread.
+    // Hash the rest of the file if `parse` failed before its end.
     std::io::copy(&mut from, &mut std::io::sink()).map_err(io(&path, "read"))?;
     let found = from.hasher.finalize().to_hex();
     if found.as_str() != hash {
         return Err(broken(
             &path,
             "blake3",
-            format!("is {found}, and run.json says {hash}: the file was changed or damaged"),
+            format!("is {found}, but run.json records {hash}: the file was changed or damaged"),
         ));
     }
     Ok(parsed?)
 }
 
-/// The tensors of one file, or of the shards that stand for it.
+/// Reads the tensors of one file, or of its shards.
 fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTensor)>> {
     let name = format!("{stem}{}", shards::INDEX);
     if files.get(&name).is_none() {
@@ -160,24 +144,24 @@ fn tensors(dir: &Path, stem: &str, files: &Value) -> Result<Vec<(String, HostTen
     Ok(out)
 }
 
-/// What `run.json` of the checkpoint at `path` says; no other file is read.
+/// Reads `run.json` of the checkpoint at `path`, and no other file.
 pub fn about(path: &Path) -> Result<Map<String, Value>> {
     Ok(record(&path.join(RECORD))?.0)
 }
 
 /// Reads and checks the checkpoint at `path`.
 pub fn read(path: &Path) -> Result<Snapshot> {
-    // Without a slash at the end, which would follow a link.
+    // A trailing slash would follow a link.
     let path: PathBuf = path.components().collect();
     let (path, at) = (path.as_path(), path.join(RECORD));
     if path.is_symlink() {
-        return Err(broken(path, "directory", "is a link; a checkpoint has a directory of its own"));
+        return Err(broken(path, "directory", "is a link; a checkpoint must be a directory"));
     }
     let (mut record, text) = record(&at)?;
     match record.remove("schema").as_ref().and_then(Value::as_u64) {
-        // Before there was a hash of the record.
+        // Records of schema 1 have no hash.
         Some(1) => {}
-        Some(SCHEMA) => unseal(&at, &mut record, &text)?,
+        Some(SCHEMA) => unseal(&mut record, &text).map_err(|rule| broken(&at, RECORD_SEAL, rule))?,
         Some(n) => return Err(broken(&at, "schema", format!("is {n}; this version reads 1 to {SCHEMA}"))),
         None => return Err(broken(&at, "schema", "is missing")),
     }
@@ -186,7 +170,7 @@ pub fn read(path: &Path) -> Result<Snapshot> {
     if let Some(named) = path.file_name().and_then(|n| step_of(n.to_str()?))
         && named != step
     {
-        return Err(broken(&at, "step", format!("is {step}, and the directory is that of step {named}")));
+        return Err(broken(&at, "step", format!("is {step}, but the directory is named for step {named}")));
     }
     let files = record.remove("files").ok_or_else(|| broken(&at, "files", "is missing"))?;
     let model = tensors(path, MODEL, &files)?;

@@ -1,4 +1,4 @@
-//! Saves in the background: the training loop hands over a snapshot and continues.
+//! Writes checkpoints on a background thread: the training loop passes a snapshot and continues.
 
 use crate::write::{discard, tidy};
 use crate::{Error, Result, Source, list, write};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
-/// Which checkpoints stay.
+/// Selects the checkpoints to keep.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Keep {
-    /// The last so many; 0 keeps all.
+    /// Keeps this many of the last checkpoints; 0 keeps all.
     pub last: usize,
-    /// Every multiple of so many steps, too; 0: none.
+    /// Also keeps checkpoints whose step is a multiple of this; 0 for none.
     pub every: u64,
 }
 
@@ -20,9 +20,9 @@ pub struct Keep {
 pub struct Saver {
     dir: PathBuf,
     pub keep: Keep,
-    /// Bytes from which on files are cut into shards.
+    /// Files larger than this many bytes are split into shards.
     limit: u64,
-    /// The best by a metric stays, whatever its age.
+    /// The step of the best checkpoint by a metric, which is kept at any age.
     best: Option<u64>,
     running: Option<(u64, Writing)>,
 }
@@ -36,13 +36,13 @@ enum Writing {
 }
 
 impl Saver {
-    /// `dir` is the run's `checkpoints`. What crashes have left there is removed; that it cannot be is no harm.
+    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an error.
     pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
         let _ = tidy(&dir);
         Saver { dir, keep, limit, best: None, running: None }
     }
 
-    /// Removes the checkpoints of later steps: the run has gone back.
+    /// Removes the checkpoints of later steps, after the run returned to an earlier step.
     pub fn forget_after(&mut self, step: u64) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
         for f in list(&self.dir)?.into_iter().filter(|f| f.step > step) {
@@ -52,13 +52,13 @@ impl Saver {
         Ok(before)
     }
 
-    /// From now on this step's checkpoint is not removed, and the best before it may be.
+    /// Marks this step's checkpoint as the best. It is kept, and the previous best may be removed.
     pub fn set_best(&mut self, step: u64) {
         self.best = Some(step);
     }
 
-    /// Starts to write the checkpoint of `step`; waits for the one before. Returns what that one became. Whoever takes a
-    /// snapshot of something large waits first, so that only one is alive.
+    /// Waits for the previous checkpoint, starts to write that of `step`, and returns the result of the previous one. Callers
+    /// with large snapshots call `wait` before they take one, so that only one snapshot is in memory.
     pub fn save(&mut self, step: u64, mut source: impl Source) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
         let (dir, keep, limit, best) = (self.dir.clone(), self.keep, self.limit, self.best);
@@ -82,7 +82,7 @@ impl Saver {
         Ok(before)
     }
 
-    /// What was being written, if it is there by now.
+    /// Returns the checkpoint in progress if it has been completed.
     pub fn poll(&mut self) -> Result<Option<(u64, PathBuf)>> {
         let is_finished = |w: &Writing| match w {
             Writing::Thread(handle) => handle.is_finished(),
@@ -91,7 +91,7 @@ impl Saver {
         if self.running.as_ref().is_some_and(|r| is_finished(&r.1)) { self.wait() } else { Ok(None) }
     }
 
-    /// Waits for what is being written.
+    /// Waits for the checkpoint in progress.
     pub fn wait(&mut self) -> Result<Option<(u64, PathBuf)>> {
         let Some((step, writing)) = self.running.take() else { return Ok(None) };
         let result = match writing {
@@ -102,7 +102,7 @@ impl Saver {
     }
 }
 
-/// Removes what need not stay. The one just written always does.
+/// Removes the checkpoints that the policy does not keep. The newest one always stays.
 fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
     if keep.last == 0 {
         return Ok(());
@@ -187,7 +187,7 @@ mod tests {
         assert_eq!(read(&dir.path().join("step-2")).expect("whole"), snapshot(2));
     }
 
-    /// Shards come back as what they were, and each of them is checked.
+    /// Sharded files are read back unchanged, and every shard is checked.
     #[test]
     fn large_files_are_cut_into_shards() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -206,7 +206,7 @@ mod tests {
         assert!(e.contains("model-00002-of-00002.safetensors: cannot open"), "{e}");
     }
 
-    /// Each kind of damage is refused with the file and the rule, and nothing panics.
+    /// Every kind of damage gives an error with the file and the rule, without a panic.
     #[test]
     fn damage_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
@@ -227,11 +227,11 @@ mod tests {
         says("run.json: blake3: is ");
         set(&|v| v["blake3"] = "".into());
         says("run.json: blake3: must be the hash of the record");
-        // The rules hold for records without a hash, too: those of schema 1.
+        // The rules also apply to records of schema 1, which have no hash.
         set(&|v| (v["schema"], v["step"]) = (1.into(), (-1).into()));
         says("run.json: step: must be a whole number");
         set(&|v| (v["schema"], v["step"]) = (1.into(), 7.into()));
-        says("run.json: step: is 7, and the directory is that of step 5");
+        says("run.json: step: is 7, but the directory is named for step 5");
         set(&|v| (v["schema"], v["files"][OPTIMIZER]) = (1.into(), Value::Null));
         says("files.optimizer.safetensors: must have");
         std::fs::write(path.join(RECORD), "[1]").expect("written");
@@ -265,12 +265,12 @@ mod tests {
         }
     }
 
-    /// Any changed bit of a record is seen, and what it says is read as it was written.
+    /// Every changed bit of a record is detected, and an unchanged record is read as written.
     #[test]
     fn a_record_has_a_hash_of_its_own() {
         let dir = tempfile::tempdir().expect("a directory");
         let mut said = snapshot(5);
-        said.record.insert("blake3".into(), "".into()); // a name of its own does not confuse it
+        said.record.insert("blake3".into(), "".into()); // a field of the same name does not confuse the reader
         said.record.insert("params".into(), json!({ "blake3": "", "x": "\"\"" }));
         let path = write(dir.path(), &said, SHARD_LIMIT).expect("written");
         said.record.remove("blake3");
@@ -285,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Replacing a checkpoint takes two renames: after a crash between them the old one is there.
+    /// Replacing a checkpoint takes two renames. After a crash between them the old one is valid.
     #[test]
     fn a_crash_while_replacing_leaves_the_old_one() {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,7 @@
-//! Writes one checkpoint.
+//! Writes one checkpoint atomically, with the hashes of its files.
 
 use crate::crash::point;
+use crate::seal::seal;
 use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_data::shards;
 use serde_json::{Map, Value, json};
@@ -9,12 +10,12 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
-/// Ends of the hidden names of what is being written, what it replaces, and what is being removed.
+/// Suffixes of hidden directories: the checkpoint being written, the one it replaces, and one being removed.
 const NEW: &str = ".new";
 pub(crate) const OLD: &str = ".old";
 const GONE: &str = ".gone";
 
-/// Makes what a directory lists survive a power cut.
+/// Flushes the entries of a directory, so that they survive a power failure.
 fn sync_dir(dir: &Path) -> Result<()> {
     #[cfg(unix)]
     File::open(dir).and_then(|d| d.sync_all()).map_err(io(dir, "flush the directory"))?;
@@ -23,7 +24,7 @@ fn sync_dir(dir: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Size and hash of each file, counted while it is written.
+/// The size and hash of each file, computed while it is written.
 #[derive(Default)]
 struct Digests(BTreeMap<String, (u64, blake3::Hasher)>);
 
@@ -38,26 +39,11 @@ impl Digests {
         }
     }
 
-    /// What `run.json` says of a file.
+    /// Returns the entry of a file in `run.json`.
     fn describe(&self, file: &str) -> Value {
         let found = self.0.get(file);
         json!({ "bytes": found.map(|f| f.0), "blake3": found.map(|f| f.1.finalize().to_hex().to_string()) })
     }
-}
-
-/// The key of a record's own hash, its last one.
-pub(crate) const SEAL: &str = "blake3";
-
-/// The text of a record with its own hash in it: BLAKE3 of the text with nothing in the hash's place.
-fn sealed(mut record: Map<String, Value>) -> String {
-    record.shift_remove(SEAL);
-    record.insert(SEAL.into(), "".into());
-    let mut text = format!("{:#}\n", Value::Object(record));
-    let hash = blake3::hash(text.as_bytes()).to_hex();
-    if let Some(at) = text.rfind("\"\"") {
-        text.insert_str(at + 1, &hash);
-    }
-    text
 }
 
 fn remove(dir: &Path) -> Result<()> {
@@ -67,18 +53,19 @@ fn remove(dir: &Path) -> Result<()> {
     }
 }
 
-/// Writes `snapshot` as `dir/step-N` and returns that path. One that is there already is replaced. Files larger than `limit`
-/// bytes are cut into shards.
+/// Writes `snapshot` as `dir/step-N` and returns that path. An existing checkpoint is replaced. Files larger than `limit`
+/// bytes are split into shards.
 pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
     if !dir.exists() {
-        fs::create_dir_all(dir).map_err(io(dir, "create"))?;
-        // Its name must survive, too.
+        // Not the directories above: a run directory that was removed meanwhile is an error.
+        fs::create_dir(dir).map_err(io(dir, "create"))?;
+        // The entry of the directory itself must survive too.
         let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
         sync_dir(above)?;
     }
-    // Left by a crash, if there.
+    // Remove leftovers of a crash.
     remove(&new)?;
     fs::create_dir(&new).map_err(io(&new, "create"))?;
     point();
@@ -99,7 +86,7 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     record.extend(snapshot.record.clone());
     record.insert("files".into(), files.into());
     let path = new.join(RECORD);
-    let text = sealed(record);
+    let text = seal(record);
     File::create_new(&path)
         .and_then(|mut f| f.write_all(text.as_bytes()).and_then(|()| f.sync_all()))
         .map_err(io(&path, "write"))?;
@@ -118,11 +105,11 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     Ok(to)
 }
 
-/// Takes a checkpoint away, in one instant as far as readers can see.
+/// Removes a checkpoint atomically: a rename hides it from readers before its files are deleted.
 pub(crate) fn discard(path: &Path) -> Result<()> {
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let gone = path.with_file_name(format!(".{name}{GONE}"));
-    // What it replaced, or a crash left, must not come back in its place.
+    // A hidden older version of it must not reappear.
     remove(&path.with_file_name(format!(".{name}{OLD}")))?;
     remove(&gone)?;
     match fs::rename(path, &gone) {
@@ -135,7 +122,7 @@ pub(crate) fn discard(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes what crashes have left half written or half removed. One that was put aside counts until its place is taken.
+/// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor exists.
 pub(crate) fn tidy(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

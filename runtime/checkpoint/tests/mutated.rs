@@ -1,6 +1,6 @@
-//! A hundred thousand damaged checkpoints: each is read or refused, none makes the reader panic or take memory that the
-//! file's own size does not justify. The hashes in `run.json` are made to fit each time, as an attacker would, so that what
-//! is tested is the reader and not BLAKE3.
+//! Fuzzes the reader with a hundred thousand damaged checkpoints. Each is read or refused; none makes the reader panic or
+//! allocate more memory than the file's size justifies. The hashes in `run.json` are recomputed each time, as an attacker
+//! would do, so that the test covers the reader and not BLAKE3.
 #![allow(clippy::unwrap_used)]
 
 use perilune_checkpoint::{Snapshot, read, write};
@@ -49,7 +49,7 @@ fn snapshot() -> Snapshot {
     }
 }
 
-/// Numbers and words that break rules.
+/// Numbers and words that break the format's rules.
 const WORDS: [&str; 30] = [
     "0",
     "-1",
@@ -83,7 +83,7 @@ const WORDS: [&str; 30] = [
     "[1,1,1,1,1,1,1,1,1]",
 ];
 
-/// Cuts, flips, insertions, repetitions of raw bytes.
+/// Truncates, flips, inserts and repeats raw bytes.
 fn garble(rng: &mut Rng, bytes: &mut Vec<u8>) {
     for _ in 0..1 + rng.below(4) {
         let at = rng.below(bytes.len());
@@ -107,7 +107,7 @@ fn garble(rng: &mut Rng, bytes: &mut Vec<u8>) {
     }
 }
 
-/// Replaces one value, key or element inside a JSON value by another.
+/// Replaces one value, key or element inside a JSON value.
 fn twist(rng: &mut Rng, v: &mut Value) {
     match v {
         Value::Object(map) if !map.is_empty() && rng.below(4) > 0 => {
@@ -140,7 +140,7 @@ fn twist(rng: &mut Rng, v: &mut Value) {
     }
 }
 
-/// A safetensors file with a header that is still JSON, or a length that is not its length.
+/// Damages the header of a safetensors file: it stays valid JSON, or its length is wrong.
 fn twist_header(rng: &mut Rng, bytes: &mut Vec<u8>) {
     let n = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     if rng.below(5) == 0 {
@@ -154,7 +154,7 @@ fn twist_header(rng: &mut Rng, bytes: &mut Vec<u8>) {
     }
     let mut text = header.to_string();
     if rng.below(8) == 0 {
-        // A name that is there twice, which no JSON value can say.
+        // A duplicate key, which a JSON value cannot represent.
         let again = text[1..].to_string();
         text = format!("{},{again}", text.trim_end_matches('}'));
     }
@@ -164,7 +164,7 @@ fn twist_header(rng: &mut Rng, bytes: &mut Vec<u8>) {
     *bytes = out;
 }
 
-/// A record's text with a hash of its own that fits; the hash is the last of its keys.
+/// Returns a record's text with its correct hash, which is the last key.
 fn seal(mut record: Value) -> String {
     if let Value::Object(map) = &mut record {
         map.shift_remove("blake3");
@@ -182,14 +182,14 @@ fn sign(record: &mut Value, file: &str, bytes: &[u8]) {
     record["files"][file] = json!({ "bytes": bytes.len(), "blake3": blake3::hash(bytes).to_hex().as_str() });
 }
 
-/// The most memory the process has had, in bytes.
+/// Returns the peak memory of the process in bytes.
 fn peak() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find(|l| l.starts_with("VmHWM:"))?;
     Some(line.split_whitespace().nth(1)?.parse::<u64>().ok()? * 1024)
 }
 
-/// A directory in memory where there is one: the test is about the reader, not about the disk.
+/// Returns a temporary directory, in memory where possible, because the test does not depend on the disk.
 fn directory() -> tempfile::TempDir {
     let memory = Path::new("/dev/shm");
     if memory.is_dir()

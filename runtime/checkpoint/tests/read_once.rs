@@ -9,7 +9,7 @@ use perilune_checkpoint::{SHARD_LIMIT, Snapshot, read, write};
 use perilune_core::{DType, HostTensor, Shape};
 use serde_json::Map;
 
-/// Bytes that this thread has read so far; none where the kernel does not count them.
+/// Returns the bytes that this thread has read, or `None` if the kernel does not count them.
 fn bytes_read() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/thread-self/io").ok()?;
     text.lines().find_map(|l| l.strip_prefix("rchar: ")).and_then(|n| n.trim().parse().ok())
@@ -18,7 +18,7 @@ fn bytes_read() -> Option<u64> {
 #[test]
 fn a_save_reads_nothing_back_and_a_load_reads_each_byte_once() {
     if bytes_read().is_none() {
-        return skip::skipped("/proc/thread-self/io is missing, nothing counts the bytes read");
+        return skip::skipped("/proc/thread-self/io is missing, so bytes read are not counted");
     }
     let tensor = |name: &str, n: usize| {
         (name.to_string(), HostTensor::new(DType::F32, Shape::of(&[n]), (0..4 * n).map(|i| (i % 251) as u8).collect()))
@@ -30,7 +30,7 @@ fn a_save_reads_nothing_back_and_a_load_reads_each_byte_once() {
         record: Map::new(),
     };
     let total = 6_000_000;
-    // The record, the headers and the counter itself are small beside the tensors.
+    // The record, the headers and the counter's own file are small compared to the tensors.
     let small = 100_000;
     for limit in [SHARD_LIMIT, 1_500_000] {
         let dir = tempfile::tempdir().expect("a directory");

@@ -1,6 +1,6 @@
-//! Parses and formats amounts of memory.
+//! Parses and formats byte sizes.
 
-/// Bytes of `20GiB`, `1.5 GB`, `512M` (binary, as in most tools' options) or a plain number of bytes.
+/// Parses `20GiB`, `1.5 GB`, `512M` (binary, as in most tools' options) or a plain number of bytes.
 pub fn parse(text: &str) -> Option<usize> {
     let text = text.trim();
     let at = text.find(|c: char| !(c.is_ascii_digit() || c == '.')).unwrap_or(text.len());
@@ -23,13 +23,14 @@ pub fn parse(text: &str) -> Option<usize> {
     (n.is_finite() && n < 2f64.powi(62)).then_some(n as usize)
 }
 
-/// [`parse`] for options and environment variables: zero and malformed amounts are errors with the accepted spellings.
+/// Like [`parse`], for options and environment variables: zero and malformed sizes are errors that list the accepted
+/// forms.
 pub fn amount(text: &str) -> Result<usize, String> {
     let hint = "write it as 20GiB, 512M or 5GB";
-    parse(text).filter(|n| *n > 0).ok_or_else(|| format!("\"{text}\" is no amount of memory; {hint}"))
+    parse(text).filter(|n| *n > 0).ok_or_else(|| format!("\"{text}\" is not an amount of memory; {hint}"))
 }
 
-/// `1.50 GiB`, `12.3 MiB`, `640 B`.
+/// Formats as `1.50 GiB`, `12.3 MiB`, `640 B`.
 pub fn show(n: usize) -> String {
     let x = n as f64;
     for (power, unit) in [(4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")] {
@@ -56,7 +57,8 @@ mod tests {
         }
         assert_eq!(["512M", "512MiB", "512mib", "536870912"].map(amount), [const { Ok(512 << 20) }; 4]);
         for bad in ["0", "0GiB", "much"] {
-            let e = amount(bad).map(drop).map_err(|e| e.contains(&format!("\"{bad}\" is no amount of memory; write")));
+            let e =
+                amount(bad).map(drop).map_err(|e| e.contains(&format!("\"{bad}\" is not an amount of memory; write")));
             assert_eq!(e, Err(true), "{bad}");
         }
         assert_eq!([0, 640, 1536, 200 << 20, 3 << 30].map(show), ["0 B", "640 B", "1.5 KiB", "200 MiB", "3.0 GiB"]);

@@ -1,13 +1,13 @@
 //! Declares the element types and the promotion rules between them.
 //!
-//! The lattice is PyTorch's: bool < u8 < i32 < i64 < {f16, bf16} < f32 < f64, where f16 with bf16 meets at f32.
-//! A tensor of rank 0 gives way to one with dims, unless its category (bool, integer, float) is higher.
-//! A Lua number is *weak*: it takes the tensor's dtype unless its category (bool, integer, float) is higher, and then
-//! the default dtype of that category (i64 or f32).
+//! The lattice is PyTorch's: bool < u8 < i32 < i64 < {f16, bf16} < f32 < f64, where f16 and bf16 promote to f32. A
+//! tensor of rank 0 takes the dtype of a tensor with dims, unless its category (bool, integer, float) is higher. A Lua
+//! number is *weak*: it takes the tensor's dtype unless its category (bool, integer, float) is higher, and then the
+//! default dtype of that category (i64 or f32).
 
 use std::fmt;
 
-/// An element type. The discriminants are stable: they go into plan keys and caches.
+/// An element type. The discriminants are stable, because plan keys and caches store them.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum DType {
@@ -21,7 +21,7 @@ pub enum DType {
     F64 = 7,
 }
 
-/// What a dtype counts as when a weak number meets it.
+/// The category of a dtype, for promotion with weak numbers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, PartialOrd, Ord)]
 pub enum Category {
     Bool,
@@ -46,7 +46,7 @@ impl DType {
         }
     }
 
-    /// The dtype of that name; PyTorch's long names are accepted too.
+    /// Returns the dtype with that name; PyTorch's long names are accepted too.
     pub fn parse(name: &str) -> Option<DType> {
         Some(match name {
             "bool" => DType::Bool,
@@ -101,17 +101,17 @@ impl DType {
         matches!(self.category(), Category::Int)
     }
 
-    /// A float of 16 bits: arithmetic on it runs in f32 and is rounded after every op.
+    /// Whether this is a 16-bit float: arithmetic on it runs in f32 and is rounded after every op.
     pub const fn is_half(self) -> bool {
         matches!(self, DType::F16 | DType::BF16)
     }
 
-    /// The dtype in which arithmetic on `self` is carried out.
+    /// The dtype in which arithmetic on `self` runs.
     pub const fn compute(self) -> DType {
         if self.is_half() { DType::F32 } else { self }
     }
 
-    /// The dtype sums of `self` are returned in: integers and bools widen to i64, floats keep their dtype.
+    /// The dtype of sums of `self`: integers and bools widen to i64, floats keep their dtype.
     pub const fn sum(self) -> DType {
         match self.category() {
             Category::Float => self,
@@ -136,7 +136,7 @@ impl DType {
         }
     }
 
-    /// The common dtype of a tensor with dims, of dtype `self`, and one of rank 0.
+    /// The common dtype of a tensor of dtype `self` with dims and one of rank 0.
     pub fn promote_scalar(self, scalar: DType) -> DType {
         if scalar.category() <= self.category() { self } else { DType::promote(self, scalar) }
     }

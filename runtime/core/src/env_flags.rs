@@ -1,22 +1,22 @@
-//! Parses environment flags: one table, one parser. docs/guide.md says what each does.
+//! Parses environment flags: one table, one parser. docs/guide.md documents each flag.
 //!
-//! A command refuses words that a switch does not take before it computes anything ([`check`]); a reader behind it then
-//! takes what it finds, and the default where a program that is no command left a wrong word standing. An empty value is as
-//! none: `PERILUNE_FUSION= perilune run …` is how a shell takes a variable away for one line.
+//! A command rejects unknown values before it computes anything ([`check`]). Later reads use the value as it is; in a
+//! program that is not a command, an unknown value means the default. An empty value counts as unset: `PERILUNE_FUSION=
+//! perilune run …` unsets the variable for one command.
 
 use crate::error::{Error, Result};
 
-/// A variable of the environment that is on, off, or one of a few words.
+/// An environment variable that is on, off, or one of a few words.
 #[derive(Debug)]
 pub struct EnvFlag {
     pub name: &'static str,
-    /// Words besides those for on and off, or all there are where it is not `toggled`.
+    /// Accepted words besides those for on and off; all accepted words if it is not `toggled`.
     pub words: &'static [&'static str],
-    /// Whether it takes on and off.
+    /// Whether it accepts on and off.
     pub toggled: bool,
 }
 
-/// What a switch is set to.
+/// The value of a flag.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Setting {
     Off,
@@ -31,7 +31,7 @@ pub static REPORT_MISSES: EnvFlag = EnvFlag::plain("PERILUNE_REPORT_MISSES");
 pub static REPLAY: EnvFlag = EnvFlag::plain("PERILUNE_REPLAY");
 pub static TUNE: EnvFlag = EnvFlag::plain("PERILUNE_TUNE");
 pub static CUDNN: EnvFlag = EnvFlag::plain("PERILUNE_CUDNN");
-/// The instruction set of the CPU's loops, from the least to the most.
+/// The instruction set of the CPU's loops, in ascending order.
 pub static CPU_ISA: EnvFlag = EnvFlag { name: "PERILUNE_CPU_ISA", words: &["sse2", "avx2", "avx512"], toggled: false };
 
 pub static ALL: [&EnvFlag; 8] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN, &CPU_ISA];
@@ -44,7 +44,7 @@ impl EnvFlag {
         EnvFlag { name, words: &[], toggled: true }
     }
 
-    /// What a value says; nothing if it is empty.
+    /// Parses a value; `None` if it is empty.
     fn parse(&self, value: &str) -> Result<Option<Setting>> {
         let word = value.trim().to_ascii_lowercase();
         if word.is_empty() {
@@ -67,7 +67,7 @@ impl EnvFlag {
         Err(Error::argument("", format!("{}={value}: {takes}", self.name)))
     }
 
-    /// What the environment says; nothing if the variable is not there.
+    /// Reads the flag from the environment; `None` if the variable is not set.
     pub fn read(&self) -> Result<Option<Setting>> {
         match std::env::var_os(self.name) {
             Some(value) => self.parse(&value.to_string_lossy()),
@@ -75,18 +75,18 @@ impl EnvFlag {
         }
     }
 
-    /// What the environment says, without a complaint: see [`check`].
+    /// Reads the flag and ignores unknown values: see [`check`].
     pub fn setting(&self) -> Option<Setting> {
         self.read().unwrap_or_default()
     }
 
-    /// Whether it is on, where the environment says nothing as by default.
+    /// Whether the flag is on; `default` if it is not set.
     pub fn is_on(&self, default: bool) -> bool {
         self.setting().map_or(default, |s| s != Setting::Off)
     }
 }
 
-/// The first variable whose value its switch does not take is an error.
+/// Checks all flags; the first one with an unknown value is an error.
 pub fn check() -> Result<()> {
     ALL.iter().try_for_each(|s| s.read().map(drop))
 }

@@ -1,11 +1,11 @@
-//! Defines the error of `core`: what is wrong in a recipe, and how to mend it.
+//! Defines the error type: the mistake in a recipe, and its cure.
 //!
-//! A message names the op, the offending values, the rule and, where there is one, the cure (`hint`). The recipe's
-//! file and line are added by the Lua layer, which knows them. Callers match on `kind`, never on text.
+//! A message names the op, the offending values, the rule and, if there is one, the cure (`hint`). The Lua layer adds
+//! the recipe's file and line. Callers match on `kind`, never on text.
 
 use std::fmt;
 
-/// What sort of mistake it is.
+/// The kind of mistake.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Shapes do not fit the op.
@@ -14,22 +14,22 @@ pub enum Kind {
     DType,
     /// An argument or option is out of its range, misspelt or missing.
     Argument,
-    /// A handle is used after the step that recorded it.
+    /// A handle is used after the step that recorded it has ended.
     Stale,
-    /// A derivative was asked for that does not exist.
+    /// A derivative that does not exist was requested.
     Gradient,
-    /// Memory has run out, or a budget for it. The engine adds who holds it.
+    /// Memory, or a budget for it, is exhausted. The engine adds what holds it.
     Memory,
-    /// Device or file trouble.
+    /// A device or a file failed.
     System,
-    /// A person asked for it to stop.
+    /// The user interrupted the run.
     Interrupted,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Error {
     pub kind: Kind,
-    /// The op or function as the user spells it; empty when there is none.
+    /// The op or function as the user spells it; empty if there is none.
     pub op: String,
     pub message: String,
     pub hint: Option<String>,
@@ -93,11 +93,11 @@ const LONGEST_NAME: usize = 100;
 /// Candidates that a name is compared with.
 const MOST_CANDIDATES: usize = 5000;
 
-/// The candidate nearest to `name`, if it is near enough to be a likely slip of the fingers.
+/// The candidate nearest to `name`, if it is near enough for a likely typo.
 ///
-/// Distance is optimal string alignment (insert, delete, substitute, swap of neighbours); a candidate counts as near
-/// when at most a third of its letters, and at most three, differ. A name that contains the candidate as a whole word
-/// or prefix counts too (`leraning_rate` finds `lr` only through the caller's alias list).
+/// The distance is optimal string alignment (insert, delete, substitute, swap of adjacent letters). A candidate is near
+/// if at most a third of its letters, and at most three, differ. A name that contains the candidate as a whole word or
+/// prefix also counts (`leraning_rate` matches `lr` only through the caller's alias list).
 ///
 /// Names longer than 100 bytes have no suggestion, and of very many candidates only the first 5,000 are compared, which bounds
 /// the work.

@@ -1,9 +1,9 @@
-//! Differentiates the graph in reverse mode.
+//! Differentiates the graph in reverse mode (automatic differentiation).
 //!
-//! One loop over ids from the output down: id order is a topological order, so there is no recursion over the graph and
-//! no stack to overflow. Gradients are ordinary nodes, so with `create_graph` they can be differentiated again. A fused
-//! op without a rule of its own is differentiated through its decomposition, which is recorded on the spot; the planner
-//! merges what it computes twice.
+//! The pass is one loop over ids from the output down. Id order is a topological order, so there is no recursion over
+//! the graph. Gradients are ordinary nodes, so with `create_graph` they can be differentiated again. A fused op without
+//! a rule is differentiated through its decomposition, which is recorded for this purpose; the planner merges what is
+//! computed twice.
 
 use crate::error::{Error, Result};
 use crate::graph::{Arrival, Graph, NodeId};
@@ -12,13 +12,13 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 
-/// What gradients have reached a node and not been added up yet.
+/// Gradients that have reached a node and have not been added up yet.
 type Pending = FxHashMap<NodeId, SmallVec<[NodeId; 2]>>;
 
-/// Gradients of `output`, seeded with `seed` (same shape; ones for a loss), with respect to `wrt`.
+/// Returns the gradients of `output`, seeded with `seed` (same shape; ones for a loss), with respect to `wrt`.
 ///
-/// `None` where `output` does not depend on the node. Unless `create_graph`, the gradients are constants to any later
-/// differentiation. A graph with functions of the host's own (see [`Backward`]) is an error here.
+/// `None` where `output` does not depend on the node. Unless `create_graph` is set, later differentiation treats the
+/// gradients as constants. A graph with host functions (see [`Backward`]) is an error here.
 pub fn grad(
     g: &mut Graph,
     output: NodeId,
@@ -33,7 +33,7 @@ pub fn grad(
     }
 }
 
-/// A host function's backward that must run before the pass can go on.
+/// A host function's backward that must run before the pass can continue.
 #[derive(Clone, Debug)]
 pub struct Call {
     /// The `custom` node.
@@ -41,9 +41,9 @@ pub struct Call {
     pub grad: NodeId,
 }
 
-/// A backward pass that can be stopped to let the host (Lua) run a backward of its own, and taken up again.
+/// A backward pass that can pause while the host (Lua) runs its own backward, and resume afterwards.
 ///
-/// `advance` until it returns `None`, answering each [`Call`] with `supply`; then `finish`.
+/// Call `advance` until it returns `None`, and answer each [`Call`] with `supply`; then call `finish`.
 #[derive(Debug)]
 pub struct Backward {
     sweep: Sweep,
@@ -69,13 +69,13 @@ impl Backward {
         self.create_graph
     }
 
-    /// Goes on to the end, or to the next host function.
+    /// Continues to the end, or to the next host function.
     pub fn advance(&mut self, g: &mut Graph) -> Result<Option<Call>> {
         let (create_graph, sweep) = (self.create_graph, &mut self.sweep);
         aside(g, create_graph, |g| sweep.run(g))
     }
 
-    /// The gradients of a host function's inputs behind the first.
+    /// Supplies the gradients of a host function's inputs after the first.
     pub fn supply(&mut self, g: &mut Graph, call: &Call, grads: &[Option<NodeId>]) -> Result<()> {
         let node = g.node(call.node).clone();
         let wants: SmallVec<[bool; 4]> = node.inputs.iter().map(|x| self.sweep.needs[x.index()]).collect();
@@ -112,7 +112,7 @@ impl Backward {
         })
     }
 
-    /// The gradients of `wrt`, in order.
+    /// Returns the gradients of `wrt`, in order.
     pub fn finish(mut self, g: &mut Graph) -> Result<Vec<Option<NodeId>>> {
         if !self.reached {
             return Ok(vec![None; self.wrt.len()]);
@@ -132,7 +132,7 @@ impl Backward {
     }
 }
 
-/// Records under the modes of a backward pass and restores those in force before.
+/// Records under the modes of a backward pass and restores the previous ones.
 fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
     let mut g = g.scope();
     g.modes.no_grad = !create_graph;
@@ -140,7 +140,7 @@ fn aside<T>(g: &mut Graph, create_graph: bool, f: impl FnOnce(&mut Graph) -> Res
     f(&mut g)
 }
 
-/// Which nodes from `floor` on lie between `wrt` and `output`.
+/// Marks the nodes from `floor` on that are between `wrt` and `output`.
 fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> {
     let mut needs = vec![false; output.index() + 1];
     for w in wrt {
@@ -151,7 +151,8 @@ fn needed(g: &Graph, output: NodeId, wrt: &[NodeId], floor: usize) -> Vec<bool> 
     for i in floor..=output.index() {
         let node = &g.nodes()[i];
         if !needs[i] && !node.detached && !matches!(node.op.grad, Grad::Zero) | is_part(node.op.class) {
-            // What is no float has no gradient; but where an op lacks one by `Missing`, the pass must come to say so.
+            // Only floats have gradients. An op whose gradient is `Missing` must still be reached, so that the pass
+            // reports it.
             let flows = node.dtype.is_float() || matches!(node.op.grad, Grad::Missing(_));
             needs[i] = node.inputs.iter().any(|x| needs[x.index()] && (flows || !g.dtype(*x).is_float()));
         }
@@ -163,18 +164,18 @@ fn is_part(class: Class) -> bool {
     matches!(class, Class::TupleGet)
 }
 
-/// The loop over ids, downwards from `next` to `floor`.
+/// The loop over ids, from `next` down to `floor`.
 #[derive(Debug)]
 struct Sweep {
-    /// The number of the pass; none within a decomposition, which belongs to the node it stands for.
+    /// The number of the pass; `None` within a decomposition, which belongs to the fused node.
     pass: Option<u32>,
     pending: Pending,
-    /// Gradients of the outputs of many-valued ops, until the op itself is reached.
+    /// Gradients of the outputs of multi-output ops, until the op itself is reached.
     parts: FxHashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
     needs: Vec<bool>,
     next: usize,
     floor: usize,
-    /// Nodes that keep what reached them.
+    /// Nodes that keep the gradients that reached them.
     stop: FxHashSet<NodeId>,
 }
 
@@ -240,14 +241,14 @@ impl Sweep {
     }
 }
 
-/// Whether a node of `stop` has inputs that other nodes of `stop` lie below.
+/// Whether a node of `stop` has inputs that depend on other nodes of `stop`.
 fn continues(g: &Graph, id: NodeId, needs: &[bool]) -> bool {
     let node = g.node(id);
     !node.detached && node.inputs.iter().any(|x| needs[x.index()])
 }
 
-/// Adds up what reached a node. Slices of one tensor that tile a dim exactly join in one `cat` instead of sums of
-/// zero-filled tensors: the gradient of `split`, `chunk` and `unbind`.
+/// Adds up the gradients that reached a node. Slices of one tensor that tile a dim exactly are joined by one `cat`
+/// instead of summing zero-filled tensors: the gradient of `split`, `chunk` and `unbind`.
 fn total(g: &mut Graph, mut arrived: SmallVec<[NodeId; 2]>) -> Result<NodeId> {
     if arrived.len() > 1
         && let Some(joined) = tiles(g, &arrived)?
@@ -267,7 +268,8 @@ fn tiles(g: &mut Graph, arrived: &[NodeId]) -> Result<Option<NodeId>> {
     let mut axis = None;
     for &id in arrived {
         let n = g.node(id);
-        if n.op != &movement::PLACE || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0]) {
+        if n.op != &movement::STRIDED_PAD || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0])
+        {
             return Ok(None);
         }
         axis = Some(n.attrs[0]);
@@ -294,7 +296,7 @@ fn zeros(g: &mut Graph, like: NodeId) -> Result<NodeId> {
     g.filled(0.0, shape, dtype)
 }
 
-/// Runs the backward rule of one node and files what it gives.
+/// Runs the backward rule of one node and files the resulting gradients.
 fn back(
     g: &mut Graph,
     pending: &mut Pending,
@@ -331,11 +333,11 @@ fn back(
     Ok(())
 }
 
-/// What reaches a node.
+/// Gradients that reach a node.
 type Arrived = SmallVec<[NodeId; 2]>;
 
-/// The gradients of `inputs` (those of `wants`) through a decomposition whose outputs have gradients `grads`. An input may
-/// have got several parts, or none.
+/// The gradients of `inputs` (where `wants` is set) through a decomposition whose outputs have gradients `grads`. An
+/// input may have received several parts, or none.
 pub(crate) fn through(
     g: &mut Graph,
     expand: Expand,
@@ -345,7 +347,7 @@ pub(crate) fn through(
     wants: &[bool],
 ) -> Result<Vec<(NodeId, Arrived)>> {
     let floor = g.len();
-    // The decomposition must be differentiable even where the gradients themselves need not be.
+    // The decomposition must be differentiable even if the gradients themselves need not be.
     let outs = g.with_no_grad(false, |g| expand(g, inputs, attrs))?;
     let mut inner = Pending::default();
     let mut top = floor;
@@ -392,11 +394,12 @@ fn file(
     Ok(())
 }
 
-/// Files `d` for `x`. What is asked for (`stop`: weights) is added up on the spot, so that a product that makes one part need
-/// not wait, with all it reads, for the end of the pass; slices wait for each other (see [`total`]).
+/// Files `d` for `x`. Requested gradients (`stop`: weights) are added up at once, so that a product that computes one
+/// part, with everything it reads, need not stay alive until the end of the pass. Slices wait for each other (see
+/// [`total`]).
 fn arrive(g: &mut Graph, pending: &mut Pending, stop: &FxHashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
     let list = pending.entry(x).or_default();
-    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::PLACE;
+    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::STRIDED_PAD;
     match list[..] {
         [before] if stop.contains(&x) && !slice(g, before) && !slice(g, d) => list[0] = g.add_(before, d)?,
         _ => list.push(d),

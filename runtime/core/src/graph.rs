@@ -1,10 +1,10 @@
-//! Stores what a recipe records: an append-only arena of nodes.
+//! Stores the recorded computation: an append-only arena of nodes (the graph).
 //!
-//! Every op call appends nodes at once, after checking shapes and dtypes, and hands back ids. Ids rise in recording
-//! order, so id order is a topological order: every pass over a graph is a loop, never a recursion, and every process
-//! that runs the same recipe builds the same graph. Nothing is ever computed here.
+//! Every op call checks shapes and dtypes, appends nodes at once and returns ids. Ids ascend in recording order, so id
+//! order is a topological order: every pass over a graph is a loop, never a recursion, and every process that runs the
+//! same recipe builds the same graph. Nothing is computed here.
 //!
-//! The same type serves two masters: the engine's long arena, and the small graphs the planner lowers a step into.
+//! The same type represents the engine's long arena and the small graphs that the planner lowers a step into.
 
 use crate::error::{Error, Result};
 use crate::modes::Modes;
@@ -13,7 +13,10 @@ use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp};
 use smallvec::SmallVec;
 
-/// A node of one graph. Meaningless in another.
+/// The most nodes of a graph that ops record: some gigabytes.
+const MAX_NODES: usize = 1 << 24;
+
+/// A node of one graph; invalid in any other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct NodeId(pub u32);
 
@@ -24,26 +27,28 @@ impl NodeId {
 }
 
 pub type Inputs = SmallVec<[NodeId; 4]>;
-/// What is baked into a node besides its inputs: axes, sizes, float bits, as each op defines. Part of the plan key.
+/// Static attributes of a node besides its inputs, as each op defines them: axes, sizes, float bits. Part of the plan
+/// key.
 pub type Attrs = SmallVec<[i64; 6]>;
 
-/// One op applied.
+/// One application of an op.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub op: &'static Op,
     pub dtype: DType,
     /// Recorded under `no_grad`, so autograd treats it as a constant.
     pub detached: bool,
-    /// Its products may round f32 operands to TF32 where a device is faster so (see `Graph::tf32`). Part of the plan key.
+    /// Whether its products may round f32 operands to TF32 on a device where that is faster (see `Graph::tf32`). Part
+    /// of the plan key.
     pub tf32: bool,
     pub shape: Shape,
     pub inputs: Inputs,
     pub attrs: Attrs,
-    /// What the plan key must not see: the number behind a `scalar`, the identity of a leaf or State.
+    /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
     pub payload: u64,
 }
 
-/// A Lua number on its way into the graph.
+/// A Lua number before it becomes a node.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Number {
     Int(i64),
@@ -65,7 +70,7 @@ impl Number {
         }
     }
 
-    /// The bits a slot of dtype `dtype` is stored with: i64 for integers and bools, f64 for floats.
+    /// The bits stored in a slot of dtype `dtype`: i64 for integers and bools, f64 for floats.
     pub fn bits(self, dtype: DType) -> u64 {
         if dtype == DType::Bool {
             return u64::from(self.as_f64() != 0.0);
@@ -79,8 +84,8 @@ impl Number {
     }
 }
 
-/// The counters random ops are keyed by: numbers depend on (seed, step, how-manieth random op of the step) and on the
-/// logical element alone, so recomputation, resume and other devices draw the same ones.
+/// The counters that key random ops. Numbers depend only on (seed, step, index of the random op within the step) and on
+/// the logical element, so recomputation, resume and other devices generate the same ones.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RngState {
     pub seed: u64,
@@ -93,28 +98,28 @@ pub struct RngState {
 pub struct Graph {
     nodes: Vec<Node>,
     source_map: Vec<SourceLoc>,
-    /// What is noted on the nodes recorded next.
+    /// Modes recorded on the next nodes.
     pub modes: Modes,
     pub rng: RngState,
     pub remat: Remat,
-    /// (what a reference computed, the kernel that another device would run instead): see [`Graph::with_kernels`].
+    /// (the node that a reference computed, the kernel that another device runs instead): see [`Graph::with_kernels`].
     pub kernel_substitutes: Vec<(NodeId, NodeId)>,
 }
 
-/// What recomputation must know of a recording besides its nodes; `plan::remat` reads it, nothing here acts on it.
+/// What recomputation needs to know about a recording besides its nodes. Only `plan::passes::remat` reads it.
 #[derive(Clone, Debug, Default)]
 pub struct Remat {
-    /// Nodes whose values the backward pass makes again instead of keeping them: from .. to, properly nested.
+    /// Nodes whose values the backward pass recomputes instead of keeping them: from .. to, properly nested.
     pub spans: Vec<(NodeId, NodeId)>,
-    /// For each node that a backward pass recorded, 1 + the node whose backward it is; else 0.
+    /// For each node that a backward pass recorded, 1 + the node whose backward it belongs to; otherwise 0.
     backs: Vec<u32>,
-    /// Where each backward pass began.
+    /// The first node of each backward pass.
     passes: Vec<NodeId>,
-    /// The gradients that arrived at nodes, in the order the passes took them up.
+    /// The gradients that arrived at nodes, in the order in which the passes processed them.
     pub arrivals: Vec<Arrival>,
 }
 
-/// The whole gradient of a node, from which its backward starts.
+/// The complete gradient of a node, from which its backward starts.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
     pub pass: u32,
@@ -123,17 +128,17 @@ pub struct Arrival {
 }
 
 impl Remat {
-    /// The node whose backward recorded `id`, if one did.
+    /// The node whose backward recorded `id`, if there is one.
     pub fn back_of(&self, id: NodeId) -> Option<NodeId> {
         self.backs[id.index()].checked_sub(1).map(NodeId)
     }
 
-    /// The number of the last pass begun before `id`; 0 if none was.
+    /// The number of the last pass that began before `id`, or 0.
     pub fn pass_of(&self, id: NodeId) -> u32 {
         self.passes.partition_point(|p| *p <= id) as u32
     }
 
-    /// Notes that a pass begins; its number.
+    /// Records that a pass begins; returns its number.
     pub(crate) fn begin_pass(&mut self) -> u32 {
         self.passes.push(NodeId(self.backs.len() as u32));
         self.passes.len() as u32
@@ -167,7 +172,7 @@ impl Graph {
         self.nodes.is_empty()
     }
 
-    /// Forgets all nodes; ids start again at 0. Counters and modes stay.
+    /// Removes all nodes; ids start again at 0. Counters and modes are kept.
     pub fn clear(&mut self) {
         self.nodes.clear();
         self.source_map.clear();
@@ -175,7 +180,7 @@ impl Graph {
         self.kernel_substitutes.clear();
     }
 
-    /// Forgets the nodes from `len` on (a failed recording).
+    /// Removes the nodes from `len` on (a failed recording).
     pub fn truncate(&mut self, len: usize) {
         self.nodes.truncate(len);
         self.source_map.truncate(len);
@@ -183,10 +188,11 @@ impl Graph {
         self.kernel_substitutes.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
     }
 
-    /// The same recording with kernels where their references stood, if there are any: what a device that runs them records.
+    /// Returns the recording with kernels in place of their references, if there are any, as on a device that runs
+    /// them.
     ///
-    /// A kernel of a recipe lies behind a node that brings its backward and passes on its first input; only there is a
-    /// reference replaced, since it may well be a node that others read too.
+    /// A recipe's kernel is the first input of a node that defines its backward and passes that input on. A reference
+    /// is replaced only there, since other nodes may read it too.
     pub fn with_kernels(&self) -> Option<Graph> {
         if self.kernel_substitutes.is_empty() {
             return None;
@@ -244,6 +250,12 @@ impl Graph {
             metas.push(Meta { shape: n.shape, dtype: n.dtype });
         }
         let out = (op.infer)(&Infer { op: op.name, inputs: &metas, attrs })?;
+        out.shape.check(op.name)?;
+        if self.nodes.len() >= MAX_NODES {
+            let message = format!("{MAX_NODES} ops are recorded in one step, the most that there may be");
+            return Err(Error::memory(op.name, message)
+                .hint("read a value or end the step within the loop, so that what was recorded runs"));
+        }
         Ok(self.add(Node {
             op,
             dtype: out.dtype,
@@ -256,13 +268,14 @@ impl Graph {
         }))
     }
 
-    /// Whether `op` may come down to products of matrices: as autocast sees it, or as part of a backward of such a node.
+    /// Whether `op` may contain matrix products: because of its autocast class, or because it is recorded in a backward
+    /// pass.
     fn makes_products(&self, op: &Op) -> bool {
         matches!(op.class, Class::Library | Class::Fused(_))
             && (op.amp == amp::Amp::Low || self.modes.backward_of.is_some())
     }
 
-    /// Appends a finished node unchecked: leaves, and copies made by the planner.
+    /// Appends a finished node without checks: leaves, and copies by the planner.
     pub fn add(&mut self, node: Node) -> NodeId {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.nodes.len()), "this is a bug: input after its use");
         let id = NodeId(self.nodes.len() as u32);
@@ -272,7 +285,7 @@ impl Graph {
         id
     }
 
-    /// Appends a node without inputs: `op` of that shape and dtype, with `payload` outside the key.
+    /// Appends a node without inputs: `op` with that shape and dtype. `payload` is not part of the key.
     pub fn leaf(&mut self, op: &'static Op, shape: Shape, dtype: DType, attrs: &[i64], payload: u64) -> NodeId {
         let inputs = Inputs::new();
         self.add(Node {
@@ -287,24 +300,29 @@ impl Graph {
         })
     }
 
-    /// A Lua number as a rank-0 node of `dtype` whose value is a run-time slot.
+    /// Appends a Lua number as a rank-0 node of `dtype` whose value is a run-time slot.
     pub fn scalar(&mut self, value: Number, dtype: DType) -> NodeId {
         self.leaf(&create::SCALAR, Shape::SCALAR, dtype, &[], value.bits(dtype))
     }
 
-    /// A rank-0 node whose value is part of the program.
+    /// Appends a rank-0 node whose value is part of the program.
     pub fn constant(&mut self, value: f64, dtype: DType) -> NodeId {
         let bits = Number::Float(value).bits(dtype) as i64;
         self.leaf(&create::CONSTANT, Shape::SCALAR, dtype, &[bits], 0)
     }
 
-    /// A rank-0 constant of the dtype of `like`.
+    /// A rank-0 i64 constant; `constant` holds whole numbers up to 2^53 only.
+    pub fn int_constant(&mut self, value: i64) -> NodeId {
+        self.leaf(&create::CONSTANT, Shape::SCALAR, DType::I64, &[value], 0)
+    }
+
+    /// Appends a rank-0 constant with the dtype of `like`.
     pub fn constant_like(&mut self, value: f64, like: NodeId) -> NodeId {
         let dtype = self.dtype(like);
         self.constant(value, dtype)
     }
 
-    /// Whether the node is one a device never stores: a constant, a number, an index ramp, random numbers.
+    /// Returns the generator of a node that a device never stores: a constant, a number, an index ramp, random numbers.
     pub fn generator(&self, id: NodeId) -> Option<Generator> {
         match self.node(id).op.class {
             Class::Generator(k) => Some(k),
@@ -320,7 +338,7 @@ pub struct Meta {
     pub dtype: DType,
 }
 
-/// What a shape and dtype rule sees.
+/// The arguments of a shape and dtype rule.
 #[derive(Debug)]
 pub struct Infer<'a> {
     pub op: &'static str,
@@ -341,7 +359,7 @@ impl Infer<'_> {
         self.attrs[i] as usize
     }
 
-    /// An error unless input `i` is a float.
+    /// Fails unless input `i` is a float.
     pub fn float(&self, i: usize) -> Result<()> {
         let dtype = self.dtype(i);
         if dtype.is_float() {

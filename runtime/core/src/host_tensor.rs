@@ -1,4 +1,4 @@
-//! Stores a tensor in host memory: the result of readers, `item` and `tolist`, and the content of checkpoints.
+//! Stores a tensor in host memory: the result of readers, `item` and `tolist`, and the contents of checkpoints.
 //!
 //! Contiguous, row-major, little-endian. Bools are bytes of 0 or 1.
 
@@ -14,7 +14,7 @@ pub struct HostTensor {
 }
 
 impl HostTensor {
-    /// A tensor from its bytes. Panics if the length does not match: that is a bug of the caller.
+    /// Creates a tensor from its bytes. Panics if the length does not match, which is a bug of the caller.
     pub fn new(dtype: DType, shape: Shape, bytes: Vec<u8>) -> HostTensor {
         assert_eq!(bytes.len(), shape.numel() * dtype.size(), "this is a bug: {dtype} {shape} does not hold its bytes");
         HostTensor { dtype, shape, bytes }
@@ -28,7 +28,7 @@ impl HostTensor {
         HostTensor::new(DType::I64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// Values rounded to `dtype` (integers truncate toward zero; bool is "not zero").
+    /// Rounds values to `dtype` (integers truncate toward zero; bool is "not zero").
     pub fn from_f64(dtype: DType, shape: Shape, values: &[f64]) -> HostTensor {
         let mut bytes = Vec::with_capacity(values.len() * dtype.size());
         for &v in values {
@@ -74,7 +74,7 @@ impl HostTensor {
         (0..self.numel()).map(|i| self.get_i64(i)).collect()
     }
 
-    /// The same values in another dtype, rounded once.
+    /// Converts to another dtype, rounding once.
     pub fn cast(&self, dtype: DType) -> HostTensor {
         if dtype == self.dtype {
             return self.clone();
@@ -102,7 +102,7 @@ fn array<const N: usize>(b: &[u8]) -> [u8; N] {
     out
 }
 
-/// The nearest bf16, ties to even. (`bf16::from_f64` drops the low 32 bits first and so takes near-ties for ties.)
+/// The nearest bf16, ties to even. (`bf16::from_f64` drops the low 32 bits first and so mistakes near-ties for ties.)
 #[inline(always)]
 pub fn to_bf16(v: f64) -> bf16 {
     bf16::from_f32(to_odd(v))
@@ -114,7 +114,7 @@ pub fn to_f16(v: f64) -> f16 {
     f16::from_f32(to_odd(v))
 }
 
-/// `v` as f32, where an inexact result has an odd last bit: rounding it again is rounding `v` once.
+/// `v` as f32 with an odd last bit if inexact, so that rounding it again equals rounding `v` once.
 #[inline(always)]
 pub fn to_odd(v: f64) -> f32 {
     let y = v as f32;
@@ -153,7 +153,8 @@ mod tests {
 
     #[test]
     fn near_ties_round_by_their_last_bits() {
-        // Half-way between two bf16 is 1 + 2^-8; between two f16, 1 + 2^-11. A hair more rounds up, exact ties to even.
+        // The midpoint between two bf16 is 1 + 2^-8; between two f16, 1 + 2^-11. Slightly more rounds up, exact ties to
+        // even.
         let hair = 2f64.powi(-40);
         assert_eq!(to_bf16(1.0 + 2f64.powi(-8)).to_f64(), 1.0);
         assert_eq!(to_bf16(1.0 + 2f64.powi(-8) + hair).to_f64(), 1.0 + 2f64.powi(-7));

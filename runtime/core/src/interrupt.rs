@@ -1,63 +1,114 @@
-//! Holds the flag of an interrupt from the prompt. Signals belong to the process, and so does this flag.
+//! Ends work that runs: a handle that any thread may set, and that long work checks between its parts.
 //!
-//! Who asks also takes the wish back, once the line has ended. Long work looks between its parts: the Lua hook every few
-//! thousand instructions, the engine before it runs a plan, a backend between kernels as long as no State has been written.
-//! The first to look raises; then there is a moment of grace for code that puts things back (`<close>`, a caught error);
-//! whatever still runs after that meets an error at every look.
+//! Each run has a handle of its own. The Lua hook checks it every few thousand instructions, the engine before it runs a plan, a
+//! backend between kernels as long as no State has been written. The first check after a request raises; then there is a grace for
+//! code that restores things (`<close>`, a caught error); every check after the grace raises.
 
 use crate::error::{Error, Kind, Result};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 const GRACE_MS: u64 = 300;
 
-static ASKED: AtomicBool = AtomicBool::new(false);
-/// When it was first heard, in milliseconds from some moment, counted from 1; 0 is never.
-static HEARD: AtomicU64 = AtomicU64::new(0);
+/// The interrupt of one run. Clones share their state; any thread may use one.
+#[derive(Clone, Debug, Default)]
+pub struct Interrupt(Arc<Flags>);
 
+#[derive(Debug, Default)]
+struct Flags {
+    requested: AtomicBool,
+    /// When a check first saw the request, in milliseconds counted from 1; 0 is never.
+    seen: AtomicU64,
+}
+
+/// Milliseconds since the first call, counted from 1.
 fn now() -> u64 {
     static START: OnceLock<Instant> = OnceLock::new();
     START.get_or_init(Instant::now).elapsed().as_millis() as u64 + 1
 }
 
-/// Asks whatever runs to stop soon. Returns whether somebody had asked already.
-pub fn ask() -> bool {
-    ASKED.swap(true, Ordering::SeqCst)
-}
+impl Interrupt {
+    /// Requests the end of what runs. Returns whether a request was pending already.
+    pub fn request(&self) -> bool {
+        self.0.requested.swap(true, Ordering::SeqCst)
+    }
 
-/// Takes the wish back; whether there was one.
-pub fn clear() -> bool {
-    HEARD.store(0, Ordering::SeqCst);
-    ASKED.swap(false, Ordering::SeqCst)
-}
+    /// Withdraws the request. Returns whether there was one.
+    pub fn clear(&self) -> bool {
+        self.0.seen.store(0, Ordering::SeqCst);
+        self.0.requested.swap(false, Ordering::SeqCst)
+    }
 
-pub fn asked() -> bool {
-    ASKED.load(Ordering::Relaxed)
-}
+    /// Whether a request is pending.
+    pub fn is_requested(&self) -> bool {
+        self.0.requested.load(Ordering::Relaxed)
+    }
 
-/// Nobody hears the wish until `resume`: for work that undoes what was interrupted.
-pub fn pause() -> bool {
-    ASKED.swap(false, Ordering::SeqCst)
-}
+    /// Sets a pending request aside until the guard is dropped, for work that undoes what was interrupted.
+    pub fn set_aside(&self) -> SetAside {
+        SetAside { requested: self.0.requested.swap(false, Ordering::SeqCst), interrupt: self.clone() }
+    }
 
-pub fn resume(asked: bool) {
-    if asked {
-        ASKED.store(true, Ordering::SeqCst);
+    /// Whether the grace is over and something still runs.
+    pub fn is_overdue(&self) -> bool {
+        let seen = self.0.seen.load(Ordering::SeqCst);
+        self.is_requested() && seen != 0 && now() > seen + GRACE_MS
+    }
+
+    /// Returns an error if a request is pending and what runs should stop now.
+    pub fn check(&self) -> Result<()> {
+        if !self.is_requested() {
+            return Ok(());
+        }
+        let first = self.0.seen.compare_exchange(0, now(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
+        if first || self.is_overdue() { Err(Error::new(Kind::Interrupted, "", "interrupted")) } else { Ok(()) }
     }
 }
 
-/// Whether the moment of grace is over and something still runs.
-pub fn overdue() -> bool {
-    let heard = HEARD.load(Ordering::SeqCst);
-    asked() && heard != 0 && now() > heard + GRACE_MS
+/// Restores a request that was set aside, on drop.
+#[derive(Debug)]
+pub struct SetAside {
+    interrupt: Interrupt,
+    requested: bool,
 }
 
-/// An error if somebody has asked and what runs should stop now.
-pub fn check() -> Result<()> {
-    if !asked() {
-        return Ok(());
+impl Drop for SetAside {
+    fn drop(&mut self) {
+        if self.requested {
+            self.interrupt.0.requested.store(true, Ordering::SeqCst);
+        }
     }
-    let first = HEARD.compare_exchange(0, now(), Ordering::SeqCst, Ordering::SeqCst).is_ok();
-    if first || overdue() { Err(Error::new(Kind::Interrupted, "", "interrupted")) } else { Ok(()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::time::Duration;
+
+    #[test]
+    fn the_first_check_raises_and_then_those_after_the_grace() {
+        let (one, other) = (Interrupt::default(), Interrupt::default());
+        assert!(!one.request() && one.clone().request());
+        assert!(one.check().is_err());
+        assert!(one.check().is_ok() && !one.is_overdue());
+        std::thread::sleep(Duration::from_millis(GRACE_MS + 20));
+        assert!(one.check().is_err() && one.check().is_err());
+        assert!(other.check().is_ok() && !other.is_requested());
+        assert!(one.clear() && one.check().is_ok() && !one.clear());
+    }
+
+    #[test]
+    fn a_request_that_was_set_aside_comes_back() {
+        let interrupt = Interrupt::default();
+        interrupt.request();
+        {
+            let _undoing = interrupt.set_aside();
+            assert!(interrupt.check().is_ok());
+        }
+        assert!(interrupt.check().is_err());
+        interrupt.clear();
+        drop(interrupt.set_aside());
+        assert!(interrupt.check().is_ok());
+    }
 }

@@ -1,7 +1,8 @@
-//! Provides the device-neutral core of Perilune: shapes, dtypes, the graph a recipe records, the op registry and autograd.
+//! Provides the device-neutral core of Perilune: shapes, dtypes, the graph that a recipe records, the op registry and
+//! autograd.
 //!
-//! Nothing here allocates a tensor's bytes or knows a device. A recipe's calls become nodes of a [`graph::Graph`];
-//! `plan` turns graphs into launches, the backends run them.
+//! This crate allocates no tensor memory and depends on no device. A recipe's calls become nodes of a [`graph::Graph`];
+//! `plan` turns graphs into launches, and the backends run them.
 #![forbid(unsafe_code)]
 
 pub mod amp;
@@ -24,4 +25,5 @@ pub use dtype::{Category, DType};
 pub use error::{Error, Kind, Result};
 pub use graph::{Graph, NodeId, Number};
 pub use host_tensor::HostTensor;
+pub use interrupt::Interrupt;
 pub use shape::{Layout, MAX_RANK, Shape};

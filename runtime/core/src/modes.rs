@@ -1,19 +1,19 @@
-//! Saves and restores recording modes: what a graph notes on, or does to, each node it records, beside the call itself.
+//! Saves and restores recording modes: settings that a graph applies to, or stores on, each node that it records.
 //!
-//! Modes nest: [`Graph::scope`] saves all of them and restores them when the guard is dropped, so that code changes a mode
-//! for its own recording only, whichever way it leaves.
+//! Modes nest: [`Graph::scope`] saves all of them and restores them when the guard is dropped, so that code changes a
+//! mode only for its own recording, even if it returns early.
 
 use crate::graph::{Graph, NodeId};
 use crate::source_loc::SourceLoc;
 use crate::{DType, Result};
 use std::ops::{Deref, DerefMut};
 
-/// The modes in force for the next node.
+/// The modes that apply to the next node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Modes {
     /// The recipe line that the node is attributed to.
     pub loc: SourceLoc,
-    /// Records constants: autograd stops at nodes recorded under it.
+    /// Records constants: autograd stops at nodes recorded in this mode.
     pub no_grad: bool,
     /// The 16-bit dtype that ops of class [`Amp::Low`](crate::amp::Amp::Low) compute in.
     pub autocast: Option<DType>,
@@ -24,7 +24,7 @@ pub struct Modes {
     pub backward_of: Option<NodeId>,
 }
 
-/// A graph whose modes return to what they were when the guard is dropped.
+/// A graph whose previous modes are restored when the guard is dropped.
 #[derive(Debug)]
 pub struct ModeGuard<'a> {
     graph: &'a mut Graph,
@@ -58,14 +58,14 @@ impl Graph {
         ModeGuard { graph: self, before }
     }
 
-    /// Records what `f` does with `no_grad` set as given.
+    /// Records with `no_grad` set to `on`.
     pub fn with_no_grad<T>(&mut self, on: bool, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
         let mut g = self.scope();
         g.modes.no_grad = on;
         f(&mut g)
     }
 
-    /// Records what `f` does with autocast off: composite ops state their own arithmetic inside.
+    /// Records with autocast off, since composite ops define their own arithmetic.
     pub fn without_autocast<T>(&mut self, f: impl FnOnce(&mut Graph) -> Result<T>) -> Result<T> {
         let mut g = self.scope();
         g.modes.autocast = None;

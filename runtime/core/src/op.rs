@@ -3,10 +3,10 @@
 //!
 //! Four kinds of op, by [`Class`]:
 //! - primitives (`View`, `Map`, `Reduce`, `Library`, `Generator`, `Leaf`): nodes that the planner and backends know;
-//! - `Fused`: one node that carries its own decomposition into primitives. The decomposition is the oracle, the fallback and
-//!   the CPU path; a backend with a kernel of its own keeps the node whole;
-//! - `Function`: a composition recorded as other ops on the spot, never a node;
-//! - `Host`: the result's shape depends on data, so inputs are evaluated and the function runs on the host.
+//! - `Fused`: one node that carries its own decomposition into primitives. The decomposition is the oracle, the
+//!   fallback and the CPU path; a backend with a kernel for the op keeps the node whole;
+//! - `Function`: a composition recorded as other ops at once, never a node;
+//! - `Host`: the shape of the result depends on data, so inputs are evaluated and the function runs on the host.
 //!
 //! Device code belongs to the backends: a map's CUDA function has the map's name (kernels/device/ops.cuh), and each backend
 //! lists its library routines in one table, by op.
@@ -20,14 +20,14 @@ use crate::{HostTensor, Layout, Shape};
 use smallvec::SmallVec;
 use std::fmt;
 
-/// A registry entry. Statics of this type *are* the ops: identity is the address, `name` is unique.
+/// A registry entry. Statics of this type *are* the ops: the address is the identity, and `name` is unique.
 pub struct Op {
     pub name: &'static str,
-    /// The Lua face, parsed by [`crate::ops::parse_signature`]; empty for an op users never call by name.
+    /// The Lua signature, parsed by [`crate::ops::parse_signature`]; empty for an op that users never call by name.
     pub sig: &'static str,
-    /// First line: the contract in shape letters. Then dtypes, edge cases, source of the method.
+    /// First line: the contract in shape letters. Then dtypes, edge cases and the source of the method.
     pub doc: &'static str,
-    /// How many tensors a call gives back.
+    /// Number of tensors that a call returns.
     pub results: Results,
     pub class: Class,
     pub infer: fn(&Infer) -> Result<Meta>,
@@ -35,22 +35,22 @@ pub struct Op {
     pub call: Option<fn(&mut Graph, &Args) -> Result<Out>>,
     pub grad: Grad,
     pub amp: Amp,
-    /// Operations of its matrix products, a multiplication and an addition each counted; `None`: it makes none.
+    /// Operations of its matrix products, counting multiplications and additions separately; `None` if it has none.
     pub flops: Option<fn(&Work) -> u64>,
     /// Whether a kernel of this op may apply a map to its result before it stores it (a GEMM epilogue).
     pub epilogue: bool,
-    /// For an op that checks indices when it runs: what an index out of range is reported as, from the node's attributes.
+    /// For an op that checks indices at run time: how an index out of range is reported, given the node's attributes.
     pub index_fault: Option<fn(&[i64]) -> IndexFault>,
-    /// How far a result may be from its reference, where it differs from the default of the op's class.
+    /// Allowed error of a result against its reference, if it differs from the default of the op's class.
     pub tolerance: Option<Tolerance>,
-    /// Calls to test with, in the sampler's language (see `tests/src/sample.rs`): `"f(2,3), 1, keepdim=true"`.
+    /// Test calls in the sampler's language (see `tests/src/sample.rs`): `"f(2,3), 1, keepdim=true"`.
     pub samples: &'static [&'static str],
-    /// Whether the value is differentiable twice everywhere the samples look.
+    /// Whether the value is twice differentiable at all points of the samples.
     pub smooth: bool,
 }
 
 impl Op {
-    /// The defaults the op blocks start from.
+    /// The defaults of op blocks.
     pub const BASE: Op = Op {
         name: "",
         sig: "",
@@ -75,20 +75,20 @@ impl Op {
     }
 }
 
-/// How a kernel that checks indices reports one out of range.
+/// How a kernel that checks indices reports one that is out of range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct IndexFault {
-    /// The op that the recipe called; the node may be a part of its decomposition.
+    /// The op that the recipe called; the node may be part of its decomposition.
     pub op: &'static str,
     pub kind: IndexKind,
 }
 
-/// What an index counts.
+/// What an index refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum IndexKind {
     /// Elements of a dim.
     Elements,
-    /// Classes; the id in it is ignored.
+    /// Classes; the field is the ignored id.
     Classes(i64),
     /// Rows at which groups end.
     Ends,
@@ -120,23 +120,23 @@ impl IndexFault {
     }
 }
 
-/// The distance allowed between a result and its reference, in units in the last place (ulp) of the result's dtype.
+/// The allowed difference between a result and its reference, in units in the last place (ulp) of the result's dtype.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub struct Tolerance {
-    /// Ulp of 16-bit floats, and of wider ones.
+    /// Ulp of 16-bit floats, and of wider floats.
     pub half: f64,
     pub wide: f64,
-    /// For 16-bit floats also this share of an ulp of the tensor's largest element: sums that cancel.
+    /// For 16-bit floats, also this fraction of an ulp of the tensor's largest element, for sums with cancellation.
     pub half_scaled: f64,
 }
 
 /// Which operations [`Op::flops`] counts.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Count {
-    /// Those that the op means. What is computed a second time to save memory does not count, and attention counts whole, also
-    /// where it is causal (Chowdhery et al., arXiv:2204.02311, appendix B).
+    /// The nominal operations of the op. Recomputation to save memory does not count, and causal attention counts in
+    /// full (Chowdhery et al., arXiv:2204.02311, appendix B).
     Meant,
-    /// Those that a kernel of the op's own executes.
+    /// The operations that the op's own kernel executes.
     Executed,
 }
 
@@ -155,15 +155,20 @@ impl Work<'_> {
         self.inputs.get(k).map_or(0, |s| s.numel() as u64)
     }
 
-    /// The size of input `k`'s dim, counted from the last.
+    /// The size of a dim of input `k`, counted from the last.
     pub fn dim(&self, k: usize, from_last: usize) -> u64 {
         self.inputs.get(k).and_then(|s| s.dims().iter().rev().nth(from_last)).map_or(1, |d| *d as u64)
     }
 }
 
-/// Of a product (..., M, K) by (K, N), or by its transpose, to (..., M, N).
+/// The product of counts, or the largest number where it has no room: sizes of several tensors meet in it.
+pub(crate) fn times<const N: usize>(counts: [u64; N]) -> u64 {
+    counts.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// The operations of a product (..., M, K) by (K, N), or by its transpose, to (..., M, N).
 pub(crate) fn product_flops(w: &Work) -> u64 {
-    2 * w.out.numel() as u64 * w.dim(0, 0)
+    times([2, w.out.numel() as u64, w.dim(0, 0)])
 }
 
 impl PartialEq for Op {
@@ -178,48 +183,48 @@ impl fmt::Debug for Op {
     }
 }
 
-/// How many tensors a call of an op gives back: editors and the reference say it, a test compares it with the samples.
+/// Number of tensors that a call of an op returns, for editors and the reference; a test compares it with the samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Results {
     One,
-    /// One, and with some arguments a second.
+    /// One, and a second one with some arguments.
     OneOrTwo,
-    /// As many as there are names.
+    /// One for each name.
     Named(&'static [&'static str]),
-    /// As many as the arguments say.
+    /// Depends on the arguments.
     Several,
 }
 
-/// What an op is to the planner.
+/// How the planner treats an op.
 #[derive(Clone, Copy)]
 pub enum Class {
-    /// A buffer the engine owns: an evaluated value or a State.
+    /// A buffer that the engine owns: an evaluated value or a State.
     Leaf,
-    /// Values computed from an element's position alone; never stored unless a library op needs them in memory.
+    /// Values computed only from an element's position; stored only if a library op needs them in memory.
     Generator(Generator),
-    /// Another reading of the input's elements. The function gives the layout of the result over the input's buffer,
-    /// or `None` where strides cannot say it (a reshape of a transposed tensor) and a copy is needed first.
+    /// A view of the input's elements. The function returns the layout of the result over the input's buffer, or `None`
+    /// if strides cannot express it (a reshape of a transposed tensor) and a copy is needed first.
     View(fn(input: &Layout, attrs: &[i64], out: &crate::Shape) -> Option<Layout>),
     /// Elementwise over broadcast inputs of one dtype (`where`: a bool and two of one dtype).
     Map(MapFn),
     /// Elementwise change of dtype.
     Cast,
-    /// Over the neighbouring dims `attrs[0]..attrs[1]`, which vanish.
+    /// A reduction over the adjacent dims `attrs[0]..attrs[1]`, which are removed.
     Reduce(ReduceFn),
-    /// A routine each backend supplies under the op's name.
+    /// A routine that each backend registers under the op's name.
     Library,
-    /// One node with its own decomposition: outputs as primitives.
+    /// One node with a decomposition: its outputs as primitives.
     Fused(Expand),
-    /// Output `attrs[0]` (from 1) of the many-valued op that is its input.
+    /// Output `attrs[0]` (from 1) of the multi-output op that is its input.
     TupleGet,
     Function,
-    /// A function of the tensors' values, on the host. `call` then sees what it gave behind the arguments.
+    /// A function of the tensors' values on the host. `call` receives its results after the arguments.
     Host(fn(&[HostTensor], &Args) -> Result<Vec<HostTensor>>),
 }
 
 pub type Expand = fn(&mut Graph, &[NodeId], &[i64]) -> Result<Out>;
 
-/// What a generator yields at the element whose layout position is `p`.
+/// The value of a generator at the element whose layout position is `p`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Generator {
     /// A run-time number: the node's payload.
@@ -240,7 +245,7 @@ pub enum ReduceFn {
     Min,
 }
 
-/// How gradients flow back through an op.
+/// How gradients propagate through an op.
 #[derive(Clone, Copy)]
 pub enum Grad {
     /// The derivative is zero or meaningless (comparisons, indices, `detach`): nothing flows.
@@ -249,16 +254,16 @@ pub enum Grad {
     Rule(fn(&mut Graph, &GradCtx) -> Result<Grads>),
     /// Through the decomposition of a `Fused` op.
     Expand,
-    /// Through a function of the host (Lua): the pass stops there (see [`crate::grad::Backward`]).
+    /// Through a host (Lua) function: the pass pauses there (see [`crate::grad::Backward`]).
     Host,
-    /// Not known; asking is an error that says so.
+    /// Unknown; requesting it is an error with this message.
     Missing(&'static str),
 }
 
 /// Gradients for each input; `None` where nothing flows.
 pub type Grads = SmallVec<[Option<NodeId>; 4]>;
 
-/// What a backward rule sees.
+/// The arguments of a backward rule.
 #[derive(Debug)]
 pub struct GradCtx<'a> {
     pub op: &'static Op,
@@ -268,9 +273,9 @@ pub struct GradCtx<'a> {
     pub attrs: &'a [i64],
     /// Gradient of output 0.
     pub grad: NodeId,
-    /// Gradients of all outputs of a many-valued op (index 0 is `grad`); `None` where no gradient arrived.
+    /// Gradients of all outputs of a multi-output op (index 0 is `grad`); `None` where no gradient arrived.
     pub grads: &'a [Option<NodeId>],
-    /// Which inputs want a gradient; the others may be given or left `None`.
+    /// Which inputs need a gradient; the others may be computed or left `None`.
     pub needs: &'a [bool],
 }
 

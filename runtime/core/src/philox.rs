@@ -1,8 +1,8 @@
-//! Generates random numbers by Philox 4x32-10, the counter-based generator behind every random op.
+//! Generates random numbers with Philox 4x32-10, the counter-based generator of every random op.
 //!
-//! A pure function of (counter, key): no state to carry, so any element can be drawn anywhere, in any order. Who gives
-//! which meaning to the counter's four words is the caller's business. After Salmon, Moraes, Dror and Shaw, "Parallel
-//! random numbers: as easy as 1, 2, 3", SC 2011; the tests are the known answers of their Random123 library.
+//! The result is a pure function of (counter, key), without state, so any element can be generated anywhere, in any
+//! order. Callers define the meaning of the counter's four words. After Salmon, Moraes, Dror and Shaw, "Parallel random
+//! numbers: as easy as 1, 2, 3", SC 2011; the tests are the known answers of their Random123 library.
 
 /// Four random words for `counter` under `key`.
 pub fn philox4x32(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {

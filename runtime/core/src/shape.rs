@@ -1,13 +1,28 @@
 //! Implements shapes, strided layouts, and the arithmetic of broadcasting.
 //!
-//! A `Shape` is a small `Copy` value of at most `MAX_RANK` dims. A `Layout` says where the elements of a tensor of a
-//! given shape lie in a buffer: views are layouts over somebody else's buffer. All numbers are in elements.
+//! A `Shape` is a small `Copy` value of at most `MAX_RANK` dims. A `Layout` maps the elements of a tensor to positions in a
+//! buffer: a view is a layout over the buffer of another tensor. All numbers are in elements.
+//!
+//! Every shape of a graph has at most `MAX_NUMEL` elements (`Graph::push` checks each node), so a product of dims of one shape, a
+//! stride, a byte count and a sum of a few of them fit in 64 bits. Whatever mixes dims of several shapes, or dims with numbers
+//! of the recipe, is computed in 128 bits and becomes a dim through [`size`].
 
 use crate::error::{Error, Result};
 use std::fmt::{self, Display};
 
-/// More than any op here needs: the im2col view of a batched conv2d has 6 dims.
+/// Every op here needs fewer dims: the im2col view of a batched conv2d has 6.
 pub const MAX_RANK: usize = 8;
+
+/// The most elements of a tensor, where a dim of 0 counts as 1. No machine has the memory for as many bytes.
+pub const MAX_NUMEL: usize = 1 << 48;
+
+/// A dim that was computed in 128 bits; an error that names `what` unless it is 0 to `MAX_NUMEL`.
+pub fn size(op: &str, what: impl Display, n: i128) -> Result<usize> {
+    match usize::try_from(n) {
+        Ok(n) if n <= MAX_NUMEL => Ok(n),
+        _ => Err(Error::shape(op, format!("{what} would be {n}; a dim has 0 to 2^48 elements"))),
+    }
+}
 
 /// The dims of a tensor. Rank 0 is a scalar.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
@@ -19,23 +34,25 @@ pub struct Shape {
 impl Shape {
     pub const SCALAR: Shape = Shape { rank: 0, dims: [0; MAX_RANK] };
 
-    /// The shape of those dims; more than `MAX_RANK` of them, or a product beyond what fits in memory, is an error.
+    /// The shape of those dims; more than `MAX_RANK` of them, or more than `MAX_NUMEL` elements, is an error.
     pub fn new(dims: &[usize]) -> Result<Shape> {
         if dims.len() > MAX_RANK {
             let message = format!("shape {} has {} dims; at most {MAX_RANK} are allowed", Dims(dims), dims.len());
             return Err(Error::shape("", message).hint("merge dims that are always used together with reshape"));
         }
-        let mut numel = 1usize;
-        for &d in dims {
-            numel = match numel.checked_mul(d.max(1)).filter(|n| *n <= isize::MAX as usize / 8) {
-                Some(n) => n,
-                None => {
-                    let message = format!("shape {} has more elements than memory can address", Dims(dims));
-                    return Err(Error::shape("", message));
-                }
-            };
+        Shape::of(dims).check("")
+    }
+
+    /// This shape, or an error of `op` if it has more than `MAX_NUMEL` elements. Dims of 0 count as 1, so that the strides of
+    /// an empty tensor are bounded too.
+    pub fn check(self, op: &str) -> Result<Shape> {
+        let numel = self.dims().iter().try_fold(1usize, |n, &d| n.checked_mul(d.max(1)).filter(|n| *n <= MAX_NUMEL));
+        if numel.is_some() {
+            return Ok(self);
         }
-        Ok(Shape::of(dims))
+        let rule = if self.dims().contains(&0) { ", a dim of 0 counted as 1" } else { "" };
+        let message = format!("shape {self} has more than 2^48 elements{rule}");
+        Err(Error::shape(op, message).hint("no machine has memory for it: check the sizes that make this shape"))
     }
 
     /// As `new`, for dims already known to be valid.
@@ -65,7 +82,7 @@ impl Shape {
         self.rank == 0
     }
 
-    /// A dim given from the user's side (negative counts from the end) as an index into `dims()`.
+    /// Converts a dim given by the user (negative counts from the end) to an index into `dims()`.
     pub fn axis(&self, op: &str, dim: i64) -> Result<usize> {
         let rank = self.rank() as i64;
         let at = if dim < 0 { dim + rank } else { dim };
@@ -101,7 +118,7 @@ impl Shape {
         s
     }
 
-    /// The shape both broadcast to, aligned at the last dim; `None` where two dims differ and neither is 1.
+    /// The shape that both broadcast to, aligned at the last dim; `None` if two dims differ and neither is 1.
     pub fn broadcast(a: &Shape, b: &Shape) -> Option<Shape> {
         if a == b {
             return Some(*a);
@@ -133,7 +150,7 @@ impl Shape {
     }
 }
 
-/// Prints dims as Lua would write them: `{2, 3}`.
+/// Prints dims as Lua would write them: `{2, 3}`. Of a long list the beginning.
 pub struct Dims<'a>(pub &'a [usize]);
 
 impl fmt::Display for Dims<'_> {
@@ -142,6 +159,10 @@ impl fmt::Display for Dims<'_> {
         for (i, d) in self.0.iter().enumerate() {
             if i > 0 {
                 f.write_str(", ")?;
+            }
+            if i > 2 * MAX_RANK {
+                f.write_str("…")?;
+                break;
             }
             write!(f, "{d}")?;
         }
@@ -161,7 +182,7 @@ impl fmt::Debug for Shape {
     }
 }
 
-/// Where the elements of a tensor of shape `shape` lie: element `i` is at `offset + sum(i[d] * strides[d])`.
+/// The positions of the elements of a tensor of shape `shape`: element `i` is at `offset + sum(i[d] * strides[d])`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Layout {
     pub shape: Shape,
@@ -203,8 +224,8 @@ impl Layout {
         true
     }
 
-    /// The same elements in the same order with neighbouring dims merged where their strides allow: the fewest dims
-    /// that say it. Dims of size 1 vanish; an empty layout becomes one dim of size 0.
+    /// Merges adjacent dims where their strides allow, without changing the elements or their order. The result has the
+    /// fewest possible dims: dims of size 1 are removed, and an empty layout becomes one dim of size 0.
     #[must_use]
     pub fn collapse(&self) -> Layout {
         let mut dims = [0usize; MAX_RANK];
@@ -232,7 +253,7 @@ impl Layout {
         Layout { shape: Shape::of(&dims[..rank]), strides, offset: self.offset }
     }
 
-    /// The layout of the same elements read with dims `shape`, if strides can say it without a copy.
+    /// The layout of the same elements read with dims `shape`, if strides can express it without a copy.
     pub fn reshape(&self, shape: Shape) -> Option<Layout> {
         if self.shape == shape {
             return Some(*self);
@@ -262,7 +283,7 @@ impl Layout {
                 left /= d;
             }
         }
-        // What remains on the left are dims of size 1, whose stride does not matter.
+        // Only dims of size 1 remain on the left; their strides do not matter.
         Some(out)
     }
 
@@ -276,7 +297,7 @@ impl Layout {
         out
     }
 
-    /// The layout read through `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
+    /// The layout after `expand`: dims of size 1 (and new leading dims) repeat with stride 0.
     pub fn expand(&self, shape: Shape) -> Layout {
         let lead = shape.rank() - self.shape.rank();
         let mut out = Layout { shape, strides: [0; MAX_RANK], offset: self.offset };
@@ -288,7 +309,7 @@ impl Layout {
         out
     }
 
-    /// The smallest and largest element position this layout touches, or `None` if it has no elements.
+    /// The smallest and largest element position of this layout, or `None` if it has no elements.
     pub fn extent(&self) -> Option<(isize, isize)> {
         if self.numel() == 0 {
             return None;
@@ -342,5 +363,22 @@ mod tests {
         assert!(Shape::new(&[usize::MAX, 2]).is_err());
         assert!(Shape::new(&[1; 9]).is_err());
         assert!(Shape::new(&[1 << 40, 0, 1 << 40]).is_err());
+        assert!(Shape::new(&[1 << 24, 0, 1 << 24]).is_ok());
+        assert!(Shape::new(&[MAX_NUMEL + 1]).is_err());
+        let e = Shape::new(&[1 << 62, 0, 1 << 62]).unwrap_err();
+        assert_eq!(
+            e.message,
+            "shape {4611686018427387904, 0, 4611686018427387904} has more than 2^48 elements, a dim of 0 counted as 1"
+        );
+        let e = Shape::new(&vec![3; 100_000]).unwrap_err();
+        assert!(e.message.len() < 200, "{e}");
+    }
+
+    #[test]
+    fn sizes_are_checked_after_wide_arithmetic() {
+        assert_eq!(size("pad", "dim 0", 1 << 48), Ok(1 << 48));
+        let e = size("pad", "dim 0", i128::from(i64::MAX) * 3).unwrap_err();
+        assert_eq!(e.to_string(), "pad: dim 0 would be 27670116110564327421; a dim has 0 to 2^48 elements");
+        assert!(size("pad", "dim 0", -1).is_err());
     }
 }

@@ -1,12 +1,13 @@
-//! Interns the recipe lines that nodes are recorded at, as (file, line) pairs.
+//! Interns the recipe lines at which nodes are recorded, as (file, line) pairs.
 //!
-//! SourceMap live beside the arena, not in it: plan keys never see them, so moving a line recompiles nothing.
+//! Source locations are stored beside the arena, not in it: plan keys do not contain them, so moving a line recompiles
+//! nothing.
 
 use rustc_hash::FxHashMap;
 use std::collections::HashMap;
 use std::sync::Arc;
 
-/// An interned place in a recipe. `SourceLoc::NONE` is "no recipe line" (Rust tests, internal work).
+/// An interned recipe line. `SourceLoc::NONE` means no line (Rust tests, internal work).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct SourceLoc(pub u32);
 
@@ -14,7 +15,7 @@ impl SourceLoc {
     pub const NONE: SourceLoc = SourceLoc(0);
 }
 
-/// The table of source_map of one engine.
+/// The table of source locations of one engine.
 #[derive(Debug)]
 pub struct SourceMap {
     files: Vec<Arc<str>>,
@@ -56,13 +57,13 @@ impl SourceMap {
         })
     }
 
-    /// File and line of a loc; `None` for `SourceLoc::NONE`.
+    /// File and line of a location; `None` for `SourceLoc::NONE`.
     pub fn get(&self, loc: SourceLoc) -> Option<(&str, u32)> {
         let &(file, line) = self.places.get(loc.0 as usize)?;
         (file != 0).then(|| (&*self.files[file as usize], line))
     }
 
-    /// `file:line`, or `?` where there is none.
+    /// Formats as `file:line`, or `?` if there is no line.
     pub fn show(&self, loc: SourceLoc) -> String {
         self.get(loc).map_or_else(|| "?".into(), |(file, line)| format!("{file}:{line}"))
     }

@@ -1,4 +1,4 @@
-//! Implements the device: buffers, the shared arena, compilation of programs and their execution.
+//! Implements the CPU backend: buffers, the shared arena, and the compilation and execution of programs.
 
 use crate::fingerprint::Words;
 use crate::library::Routine;
@@ -12,14 +12,13 @@ use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::ops::movement;
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, Snapshot};
-use std::rc::Rc;
+use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, RunContext, Snapshot};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Bytes that one task copies.
+/// Number of bytes that one task copies.
 const COPY_CHUNK: usize = 1 << 20;
 
-/// The CPU as a device.
+/// The CPU device.
 pub struct Cpu {
     state: Arc<DeviceState>,
     isa: Isa,
@@ -40,7 +39,7 @@ impl DeviceState {
         self.arena.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The buffer as one of this device.
+    /// Downcasts a buffer to this device's type.
     fn buffer<'a>(&self, buffer: &'a Buffer) -> Result<&'a CpuBuffer> {
         let found = buffer.as_any().downcast_ref::<CpuBuffer>().filter(|b| b.is_of(&self.free_list));
         found.ok_or_else(|| Error::system("cpu", "this is a bug: a buffer of another device was passed"))
@@ -48,17 +47,17 @@ impl DeviceState {
 }
 
 impl Cpu {
-    /// A device of that many threads; `None` means as many as the machine has.
+    /// Creates a device with that many threads; `None` selects as many as the machine has.
     pub fn new(threads: Option<usize>) -> Cpu {
         Cpu::limited(threads, None)
     }
 
-    /// A device whose buffers and arena take at most `limit` bytes.
+    /// Creates a device whose buffers and arena take at most `limit` bytes.
     pub fn limited(threads: Option<usize>, limit: Option<usize>) -> Cpu {
         let arena = Block::new(0).unwrap_or_else(|e| panic!("{e}"));
         let free_list = Arc::new(FreeList::new(limit));
         let state = DeviceState { pool: WorkerPool::new(threads), free_list, arena: Mutex::new(arena) };
-        // A missing instruction set is an error of the command, which checks the flag first (`Isa::chosen`).
+        // The command checks this flag first and reports a missing instruction set (`Isa::chosen`).
         Cpu { state: Arc::new(state), isa: Isa::chosen().unwrap_or(Isa::detect()) }
     }
 
@@ -78,7 +77,7 @@ impl Backend for Cpu {
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
-        // In other dtypes the bias can fuse with the maps that follow.
+        // In other dtypes `linear` is decomposed, so that its bias can fuse with the maps that follow.
         node.op == &LINEAR && node.dtype.size() == 2
     }
 
@@ -88,14 +87,14 @@ impl Backend for Cpu {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
+        Ok(Arc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
         // SAFETY: no other code has the buffer yet.
         unsafe { buffer.write(bytes) };
-        Ok(Rc::new(buffer))
+        Ok(Arc::new(buffer))
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
@@ -152,7 +151,7 @@ impl Backend for Cpu {
     }
 }
 
-/// One kernel of a program for an instruction set.
+/// Compiles one kernel of a program for an instruction set.
 pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<CompiledKernel> {
     let region = |r| region::compile(program, r, isa);
     Ok(match kernel {
@@ -167,7 +166,8 @@ pub(crate) fn compile(program: &Program, kernel: &Kernel, isa: Isa) -> Result<Co
 pub(crate) enum CompiledKernel {
     Region(Region),
     Multi(Vec<Region>),
-    /// With its epilogue, which runs after the whole library op: it is elementwise, so the bits are the same.
+    /// A library op and its epilogue. The epilogue runs after the whole op; it is elementwise, so the bits are the
+    /// same.
     Library(Routine, Option<Region>),
 }
 
@@ -206,9 +206,9 @@ struct CpuProgram {
     state: Arc<DeviceState>,
     program: Arc<Program>,
     kernels: Vec<CompiledKernel>,
-    /// Whether some kernel is worth more than one thread.
+    /// Whether at least one kernel is large enough for more than one thread.
     parallel: bool,
-    /// The first kernel that writes a State: up to there a run can be cancelled.
+    /// The first kernel that writes a State. A run can be cancelled before it.
     first_state_write: usize,
 }
 
@@ -244,13 +244,14 @@ impl Executable for CpuProgram {
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        mut times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
         let origin = self.program.kernels.first().map_or(perilune_plan::ir::Origin::NONE, |k| k.origin());
         let fail = |error| Failure { origin, error };
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
+        let RunContext { interrupt, mut times } = context;
         let mut arena = self.state.lock();
         self.state.free_list.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
@@ -261,7 +262,7 @@ impl Executable for CpuProgram {
             for (at, k) in kernels.iter().enumerate() {
                 if at <= self.first_state_write {
                     let stop = |error| Failure { origin: plan[at].origin(), error };
-                    perilune_core::interrupt::check().map_err(stop)?;
+                    interrupt.check().map_err(stop)?;
                 }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {

@@ -1,10 +1,11 @@
 //! Serializes compiled kernels as numbers, so that tests can pin what the compiler makes of a program.
 //!
-//! The numbers hold tile ops, opcodes, registers, loop shapes and tiles, in order. They do not change when a type, a field or
-//! a variant is renamed: each enum of this crate is written by the codes in this module and in `region::fingerprint`, and
-//! element types and functions (`DType`, `MapFn`, `ReduceFn`) by their discriminants. What changes them: another order or
-//! choice of ops or opcodes, another layout of scratch memory, other tile sizes; also a `MapFn` or `ReduceFn` that is
-//! inserted before others (append it). Addresses of loops are not written: the function and the element type decide them.
+//! The numbers hold tile ops, opcodes, registers, loop shapes and tiles, in order. They do not change when a type, a
+//! field or a variant is renamed: each enum of this crate is written by the codes in this module and in
+//! `region::fingerprint`, and element types and functions (`DType`, `MapFn`, `ReduceFn`) by their discriminants. They
+//! change with the order or choice of ops and opcodes, the layout of scratch memory and the tile sizes. They also
+//! change if a `MapFn` or `ReduceFn` is inserted before others, so append new ones. Addresses of loops are omitted,
+//! since the function and the element type determine them.
 
 use crate::backend;
 use crate::loops::Isa;
@@ -13,7 +14,8 @@ use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Program, Source};
 use std::collections::HashMap;
 
-/// A list of numbers in which values and slots are counted by first appearance: kernels that differ in these alone are equal.
+/// A list of numbers in which values and slots are numbered by first appearance: kernels that differ only in these are
+/// equal.
 #[derive(Default)]
 pub struct Words {
     pub list: Vec<u64>,
@@ -32,7 +34,7 @@ impl Words {
 
     pub fn value(&mut self, id: u32) {
         let next = self.values.len() as u64;
-        // The id of no value stands for itself.
+        // The absent id keeps a fixed code.
         let number = if id == u32::MAX { u64::MAX } else { *self.values.entry(id).or_insert(next) };
         self.list.push(number);
     }
@@ -79,7 +81,7 @@ impl Words {
     }
 }
 
-/// Appends what kernel `k` of a program compiles to for an instruction set, which need not be one of this machine.
+/// Appends the fingerprint of kernel `k` of a program, compiled for an instruction set that this machine may lack.
 pub fn kernel(program: &Program, k: usize, isa: Isa, words: &mut Words) -> Result<()> {
     backend::compile(program, &program.kernels[k], isa)?.fingerprint(words);
     Ok(())

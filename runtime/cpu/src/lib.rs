@@ -1,4 +1,4 @@
-//! Implements the CPU backend: the embedded default, and the reference that every other backend is compared with.
+//! Implements the CPU backend: the embedded default, and the reference for every other backend.
 //!
 //! A tile interpreter runs fused regions (`region`): straight-line lists of vector loops over tiles that fit the L1 cache,
 //! compiled for three instruction sets and dispatched once (`loops`, from the functions of `math`). Matrix products use the
@@ -8,8 +8,8 @@
 //! One invariant holds throughout: result bits depend on the program and the instruction-set class alone, never on the
 //! thread count, the tile size or the schedule of a region.
 
-// The tile interpreter uses raw pointers: a register may be a tile, a weight in memory or an output, and an output may be an
-// input. Every block states what makes it sound; `plan::check`, which compile() runs, establishes the facts.
+// The tile interpreter uses raw pointers: a register may be a tile, a weight in memory or an output, and an output may
+// alias an input. Every block states what makes it sound; `plan::check`, which compile() runs, establishes the facts.
 #![allow(unsafe_code)]
 
 mod backend;

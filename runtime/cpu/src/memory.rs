@@ -1,7 +1,7 @@
-//! Allocates host memory: aligned blocks, and the free list that recycles them.
+//! Allocates host memory as aligned blocks and recycles them through a free list.
 //!
-//! A training step requests the same output sizes repeatedly. Blocks return to a free list by size, so that a step neither
-//! maps memory nor faults pages in. The list is bounded. Fresh blocks are zeroed: no byte is ever uninitialised.
+//! A training step requests the same output sizes repeatedly. Blocks return to a free list by size, so a step neither
+//! maps memory nor causes page faults. The list is bounded. Fresh blocks are zeroed, so no byte is ever uninitialised.
 
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
@@ -14,9 +14,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Alignment of every block: a cache line, and the widest vector.
 pub const ALIGN: usize = 64;
-/// The size of a huge page, where the system has them: blocks of several are aligned to it.
+/// The size of a huge page, on systems that have them; blocks of two or more are aligned to it.
 const HUGE: usize = 2 << 20;
-/// Bytes of the free list at most.
+/// Maximum bytes of the free list.
 const POOLED_BYTES: usize = 1 << 30;
 
 /// An owned, aligned, initialised piece of host memory.
@@ -24,22 +24,22 @@ const POOLED_BYTES: usize = 1 << 30;
 pub struct Block {
     ptr: NonNull<u8>,
     capacity: usize,
-    /// Of an arena: the bytes that a free list counts as used.
+    /// For an arena: the bytes that a free list counts as used.
     counted: usize,
 }
 
 // SAFETY: a block owns its memory like a `Vec<u8>`.
 unsafe impl Send for Block {}
 
-/// Requests huge pages: TLB misses of 4 KiB pages, which cost twice on a virtual machine, slow memory-bound kernels by some
-/// per cent.
+/// Requests huge pages. TLB misses of 4 KiB pages cost twice as much on a virtual machine and slow memory-bound kernels
+/// by a few per cent.
 #[cfg(target_os = "linux")]
 fn ask_for_huge_pages(at: *mut u8, nbytes: usize) {
     const MADV_HUGEPAGE: i32 = 14;
     unsafe extern "C" {
         fn madvise(at: *mut std::ffi::c_void, nbytes: usize, advice: i32) -> i32;
     }
-    // A hint: a system without huge pages ignores it.
+    // This is a hint: a system without huge pages ignores it.
     // SAFETY: this advice does not change the contents of memory.
     unsafe { madvise(at.cast(), nbytes, MADV_HUGEPAGE) };
 }
@@ -52,7 +52,7 @@ fn align_of(capacity: usize) -> usize {
     if cfg!(target_os = "linux") && capacity >= 2 * HUGE { HUGE } else { ALIGN }
 }
 
-/// Fresh memory, zeroed.
+/// Allocates zeroed memory.
 fn fresh(layout: Layout) -> *mut u8 {
     // SAFETY: the size is not 0.
     unsafe {
@@ -77,7 +77,7 @@ impl Block {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
             None => {
                 let asked = byte_size::show(capacity);
-                Err(Error::memory("cpu", format!("out of memory: the system has no {asked} more to give")))
+                Err(Error::memory("cpu", format!("out of memory: the system cannot allocate {asked} more")))
             }
         }
     }
@@ -93,7 +93,7 @@ impl Block {
 
 impl Drop for Block {
     fn drop(&mut self) {
-        // SAFETY: allocated in `new` with this very layout, which was valid then.
+        // SAFETY: allocated in `new` with the same layout, which was valid then.
         unsafe { dealloc(self.ptr.as_ptr(), Layout::from_size_align_unchecked(self.capacity, align_of(self.capacity))) }
     }
 }
@@ -102,7 +102,7 @@ impl Drop for Block {
 #[derive(Debug, Default)]
 pub struct FreeList {
     state: Mutex<FreeListState>,
-    /// Bytes that used and free blocks may have together.
+    /// Maximum total bytes of used and free blocks.
     limit: Option<usize>,
 }
 
@@ -111,13 +111,13 @@ struct FreeListState {
     blocks: BTreeMap<usize, Vec<Block>>,
     /// Bytes of free blocks.
     free: usize,
-    /// Bytes of blocks in use, and the largest value that had.
+    /// Bytes of blocks in use, and their peak.
     used: usize,
     peak: usize,
 }
 
 impl FreeListState {
-    /// Allocates a block within `limit`, at the expense of free blocks.
+    /// Allocates a block within `limit`; evicts free blocks if necessary.
     fn allocate(&mut self, capacity: usize, limit: Option<usize>) -> Result<Block> {
         if let Some(limit) = limit {
             if self.used + self.free + capacity > limit {
@@ -143,7 +143,7 @@ impl FreeListState {
     }
 }
 
-/// The capacity that a request is rounded up to: eight sizes an octave, so that at most 1/8 is wasted.
+/// The capacity that a request is rounded up to: eight sizes per octave, so at most 1/8 is wasted.
 fn capacity_of(nbytes: usize) -> usize {
     if nbytes <= 1024 {
         return nbytes.max(1).next_multiple_of(ALIGN);
@@ -152,7 +152,7 @@ fn capacity_of(nbytes: usize) -> usize {
 }
 
 impl FreeList {
-    /// A list of at most `limit` bytes, used and free.
+    /// Creates a list of at most `limit` bytes, used and free.
     pub fn new(limit: Option<usize>) -> FreeList {
         FreeList { limit, ..FreeList::default() }
     }
@@ -187,7 +187,7 @@ impl FreeList {
             return Ok(());
         }
         let mut s = self.lock();
-        // Frees the old block first: both need not fit.
+        // Frees the old block first, since both may not fit.
         s.used = s.used.saturating_sub(block.counted);
         *block = Block::new(0)?;
         *block = s.allocate(nbytes, self.limit)?;
@@ -210,7 +210,7 @@ impl FreeList {
 /// A buffer of the CPU device.
 #[derive(Debug)]
 pub struct CpuBuffer {
-    /// `Some` until the drop.
+    /// `Some` until the buffer is dropped.
     block: Option<Block>,
     nbytes: usize,
     free_list: Arc<FreeList>,
@@ -239,8 +239,8 @@ impl CpuBuffer {
     /// # Safety
     /// No other code may write to the buffer while the slice is in use: the caller holds the device's lock.
     pub unsafe fn read(&self, nbytes: usize) -> &[u8] {
-        // SAFETY: the block holds at least `self.nbytes` initialised bytes, and lives as long as `self`; the rest is the
-        // caller's promise.
+        // SAFETY: the block holds at least `self.nbytes` initialised bytes, and lives as long as `self`; the caller
+        // guarantees the rest.
         unsafe { std::slice::from_raw_parts(self.ptr(), nbytes.min(self.nbytes)) }
     }
 
@@ -250,7 +250,7 @@ impl CpuBuffer {
     /// No other code may access the buffer meanwhile: the caller holds the device's lock, or owns the buffer.
     pub unsafe fn write(&self, bytes: &[u8]) {
         let n = bytes.len().min(self.nbytes);
-        // SAFETY: as in `read`; `bytes` is no part of this block, because borrows by `read` end before a write.
+        // SAFETY: as in `read`; `bytes` is not part of this block, because borrows by `read` end before a write.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.ptr(), n) }
     }
 }
@@ -316,7 +316,7 @@ mod tests {
         assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
         drop(first);
         assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
-        // The free block has another size: it is dropped.
+        // The free block has another size, so it is dropped.
         let all = CpuBuffer::new(1 << 20, &home).expect("memory");
         assert_eq!(home.memory().reserved, 1 << 20);
         drop(all);

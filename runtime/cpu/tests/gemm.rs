@@ -13,10 +13,10 @@ use perilune_plan::ir::*;
 enum Lie {
     Dense,
     Transposed,
-    /// One row for all rows, or one column for all columns.
+    /// One row repeated for all rows, or one column for all columns.
     RowExpanded,
     ColExpanded,
-    /// Every second row and third column, from an offset on.
+    /// Every second row and third column, starting at an offset.
     Sliced,
     RowsBackwards,
     ColsBackwards,
@@ -83,7 +83,7 @@ fn sweep(dtype: DType) {
     for m in SIZES {
         for n in SIZES {
             for k in [1, 7, 130, 1024] {
-                // Every layout of either side at every size, and every pair at some.
+                // Every layout of either side at every size, and every pair at some sizes.
                 for (i, &lie) in ALL.iter().enumerate() {
                     let other = ALL[(i + m + n + k) % ALL.len()];
                     check(&mut rng, dtype, (m, n, k), (lie, Dense));
@@ -133,7 +133,7 @@ fn long_products_do_not_depend_on_layout() {
     }
 }
 
-/// A left operand with a row stride that is a multiple of 1024 elements is packed first, also in several parts.
+/// A left operand with a row stride that is a multiple of 1024 elements is packed first, in one or several parts.
 #[test]
 fn packed_products_do_not_depend_on_layout() {
     let mut rng = Rng(11);
@@ -145,7 +145,7 @@ fn packed_products_do_not_depend_on_layout() {
     check(&mut rng, DType::F32, (290, 256, 16_384), (Sliced, Dense));
 }
 
-/// Split tasks reuse the packed right operand, also where blocks of columns of different widths share memory.
+/// Split tasks reuse the packed right operand, also if blocks of columns with different widths share memory.
 #[test]
 fn parts_of_a_task_share_the_packed_operand() {
     let mut rng = Rng(13);
@@ -154,7 +154,8 @@ fn parts_of_a_task_share_the_packed_operand() {
     }
 }
 
-/// Compares batches of few matrices, which are partitioned, and of many, which are tasks of their own, with one matrix at a time.
+/// Compares batches with one matrix at a time: batches of few matrices are partitioned, batches of many are one task
+/// each.
 #[test]
 fn batches_are_products_one_by_one() {
     let mut rng = Rng(5);
@@ -220,7 +221,7 @@ fn skinny_products_add_in_the_stated_order() {
 #[test]
 fn dense_products_add_in_the_stated_order() {
     if perilune_cpu::Isa::chosen() == Ok(perilune_cpu::Isa::Baseline) {
-        return skip::skipped("the instruction set is sse2, where `gemm` has an order of its own");
+        return skip::skipped("the instruction set is sse2, where `gemm` has its own order");
     }
     let mut rng = Rng(4);
     for (m, n, k, chunk) in

@@ -1,4 +1,5 @@
-//! Checks that grouped products have the bits of one product a group, on any number of threads, and reject bad ends.
+//! Checks that grouped products have the same bits as one product per group on any number of threads, and reject
+//! invalid ends.
 
 mod common;
 
@@ -8,7 +9,7 @@ use perilune_plan::ir::*;
 
 const THREADS: [usize; 4] = [1, 2, 3, 8];
 
-/// Two dims of a tensor in memory: row-major or turned, from element 3 on.
+/// A layout of two dims: row-major or transposed, starting at element 3.
 fn lying(dims: &[usize], turned: bool) -> Layout {
     let mut l = Layout { offset: 3, ..Layout::contiguous(Shape::of(dims)) };
     if turned {
@@ -50,7 +51,7 @@ fn ends(values: &[i64]) -> HostTensor {
     HostTensor::from_i64(Shape::of(&[values.len()]), values)
 }
 
-/// Results one after the other as one.
+/// Concatenates results.
 fn joined(dtype: DType, dims: &[usize], parts: &[HostTensor]) -> HostTensor {
     let mut bytes: Vec<u8> = parts.iter().flat_map(|p| p.bytes.iter().copied()).collect();
     let shape = Shape::of(dims);

@@ -18,7 +18,7 @@ impl Given {
     }
 }
 
-/// A random tensor seen through a random permutation of its memory.
+/// A random tensor viewed through a random permutation of its memory.
 fn strided(b: &mut Build, rng: &mut Rng, dtype: DType, dims: &[usize]) -> Given {
     let n: usize = dims.iter().product();
     let t = rng.tensor(dtype, Shape::of(&[n + 3]));
@@ -162,7 +162,7 @@ fn gather_scatter_and_their_sums() {
     }
 }
 
-/// One addition in the accumulator type.
+/// Adds once in the accumulator type.
 fn add(dtype: DType, a: f64, b: f64) -> f64 {
     match dtype {
         DType::F32 | DType::BF16 | DType::F16 => (a as f32 + b as f32) as f64,
@@ -347,7 +347,7 @@ fn joining_and_placing() {
                     x.f(index_of(&Shape::of(dims), &c))
                 });
                 let attrs = [axis as i64, lo as i64, step as i64, total as i64, 1f64.to_bits() as i64];
-                check(&mut b, "place", &attrs, &[&x], &want);
+                check(&mut b, "strided_pad", &attrs, &[&x], &want);
             }
         }
     }
@@ -376,7 +376,7 @@ fn windows_put_back() {
                 sum
             });
             let attrs = [1, size as i64, step as i64, dilation as i64, total as i64];
-            check(&mut b, "unwindow", &attrs, &[&x], &want);
+            check(&mut b, "col2im", &attrs, &[&x], &want);
         }
     }
 }
@@ -414,7 +414,7 @@ fn running_sums_and_products() {
     }
 }
 
-/// Products: exact on small whole numbers, near the f64 result otherwise, and the same bits on every thread count.
+/// Products: exact on small whole numbers, close to the f64 result otherwise, and the same bits on every thread count.
 #[test]
 fn products_of_matrices() {
     let mut rng = Rng(17);
@@ -504,7 +504,7 @@ fn products_with_repeated_operands() {
     }
 }
 
-/// Few left rows with a right operand contiguous along K use loops of their own.
+/// Few left rows with a right operand contiguous along K use separate loops.
 #[test]
 fn products_of_few_rows() {
     let mut rng = Rng(19);

@@ -19,7 +19,7 @@ fn defined(f: MapFn, d: DType) -> bool {
     }
 }
 
-/// `n` test values, all special cases included.
+/// Generates `n` test values, including all special cases.
 fn specials(rng: &mut Rng, dtype: DType, n: usize) -> HostTensor {
     let mut t = rng.tensor(dtype, Shape::of(&[n])).to_f64();
     let extra: &[f64] = match dtype {
@@ -59,7 +59,7 @@ fn every_function_of_every_dtype() {
     let n = 300;
     for &f in MapFn::ALL {
         for d in DType::ALL.into_iter().filter(|d| defined(f, *d)) {
-            // Which of the last two operands is a number.
+            // Which of the last two operands is a constant.
             for still in 0..3 {
                 if f.arity() == 1 && still > 0 {
                     continue;
@@ -100,7 +100,7 @@ fn every_cast() {
     }
 }
 
-/// A random layout of `shape`, and the number of elements of memory that it needs.
+/// Returns a random layout of `shape`, and the number of elements of memory that it needs.
 fn random_layout(rng: &mut Rng, dims: &[usize]) -> (Layout, usize) {
     let mut l = Layout { shape: Shape::of(dims), strides: [0; MAX_RANK], offset: rng.below(3) as isize };
     let mut order: Vec<usize> = (0..dims.len()).collect();
@@ -278,7 +278,7 @@ fn softmax_with_column_sums() {
     }
 }
 
-/// Layer norm with loads of every kind: row vectors, per-row numbers, a transposed residual, a stored statistic.
+/// Layer norm with every kind of load: row vectors, per-row values, a transposed residual, a stored statistic.
 #[test]
 fn layer_norm_with_mixed_loads() {
     let mut rng = Rng(7);
@@ -365,7 +365,7 @@ fn stores_in_place() {
     }
 }
 
-/// A transposed gradient: updated in place together with its weight, and summed to one number.
+/// A transposed gradient is updated in place together with its weight, and summed to one value.
 #[test]
 fn transposed_gradients() {
     let mut rng = Rng(9);
@@ -391,8 +391,8 @@ fn transposed_gradients() {
     }
 }
 
-/// Fused groups recompute cheap values of earlier groups: from memory, from saved registers of a long row, and not where a
-/// result overwrites their operand.
+/// Fused groups recompute cheap values of earlier groups: from memory and from saved registers of a long row, but not
+/// if a result overwrites their operand.
 #[test]
 fn recomputed_values() {
     let mut rng = Rng(10);

@@ -5,7 +5,7 @@
 use perilune_cuda::conv::Kind;
 use perilune_cuda::lab;
 
-/// Channels, rows, channels out, kernel, stride.
+/// Input channels, rows, output channels, kernel size, stride.
 const SHAPES: &[[i64; 5]] = &[
     [3, 224, 64, 7, 2],
     [4, 224, 64, 7, 2],

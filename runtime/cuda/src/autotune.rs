@@ -1,10 +1,11 @@
-//! Chooses cuBLASLt algorithms by timing them, without changing bits.
+//! Autotunes cuBLASLt: times its algorithms and chooses the fastest one that does not change bits.
 //!
-//! cuBLASLt orders its algorithms by a heuristic. Another one is often a few percent faster, but may add in another order, and then
-//! timing noise would change results from run to run. Most algorithms add in the same order: those with other tile shapes do,
-//! split-K ones do not. So the search runs each algorithm on the same random matrices and times only those whose result has the
-//! bits of the first one's. Skipping a search, for lack of memory for instance, changes no result either. `PERILUNE_TUNE=1` lets any
-//! algorithm win and keeps the choice on disk: another machine may then get other bits. `PERILUNE_TUNE=0` takes the first.
+//! cuBLASLt orders its algorithms by a heuristic. Another algorithm is often a few percent faster, but may add in
+//! another order; timing noise would then change results from run to run. Most algorithms add in the same order: those
+//! with other tile shapes do, split-K ones do not. So the search runs each algorithm on the same random matrices and
+//! times only those whose result has the same bits as that of the first one. Skipping a search, for example for lack of
+//! memory, does not change results either. `PERILUNE_TUNE=1` accepts any algorithm and stores the choice on disk, so
+//! another machine may then get other bits. `PERILUNE_TUNE=0` uses the first algorithm.
 
 use crate::blas::{Addresses, Blas, Gemm};
 use crate::driver::{Address, Device, Event};
@@ -15,15 +16,16 @@ use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Result;
 use std::path::PathBuf;
 
-/// How many pieces of a result are compared, and their bytes.
+/// Number of pieces of a result that are compared, and bytes per piece.
 const PIECES: usize = 16;
 const PIECE: usize = 64 << 10;
-/// Bytes of random numbers that matrices are filled with, repeated.
+/// Bytes of random numbers that matrices are filled with, repeatedly.
 const NOISE: usize = 1 << 20;
-/// Timed runs, of which the fastest counts; an algorithm slower than the best by this factor is not run again.
+/// Number of timed runs, of which the fastest counts. An algorithm slower than the best by this factor is not run
+/// again.
 const RUNS: usize = 3;
 const HOPELESS: f64 = 1.1;
-/// An algorithm replaces the first one if its time is below this fraction.
+/// An algorithm replaces the first one only if its time is below this fraction.
 const WORTH: f64 = 0.99;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,20 +49,20 @@ impl Search {
     }
 }
 
-/// Memory in which a product's algorithms are timed.
+/// Device memory in which a product's algorithms are timed.
 pub struct Trial {
     pub search: Search,
     pub dtype: DType,
-    /// All of it.
+    /// The whole range.
     pub base: Address,
     pub nbytes: usize,
-    /// The operands in it, and the bytes of the result.
+    /// The addresses of the operands, and the bytes of the result.
     pub at: Addresses,
     pub written: usize,
 }
 
 impl Trial {
-    /// Fills the memory with numbers in [-1, 1): algorithms take longer over them than over zeros.
+    /// Fills the memory with numbers in [-1, 1), because algorithms take longer on them than on zeros.
     fn fill(&self, device: &Device) -> Result<()> {
         let block = noise(self.dtype, self.nbytes.min(NOISE));
         device.upload(self.base, &block)?;
@@ -83,7 +85,7 @@ impl Trial {
         Ok(out)
     }
 
-    /// Times the candidates and keeps the fastest that may win.
+    /// Times the candidates and selects the fastest one that is allowed to replace the first.
     pub fn pick(&self, blas: &Blas, gemm: &mut Gemm, candidates: &[sys::cublasLtMatmulAlgo_t]) -> Result<()> {
         let device = &blas.device;
         self.fill(device)?;
@@ -119,7 +121,7 @@ impl Trial {
     }
 }
 
-/// Numbers in [-1, 1) that any two matrices may be made of: SplitMix64 (Steele, Lea and Flood, 2014).
+/// Returns numbers in [-1, 1) to fill any pair of matrices with: SplitMix64 (Steele, Lea and Flood, 2014).
 fn noise(dtype: DType, nbytes: usize) -> Vec<u8> {
     let mut state = 0u64;
     let mut next = || {
@@ -142,10 +144,10 @@ fn noise(dtype: DType, nbytes: usize) -> Vec<u8> {
     out
 }
 
-/// What searches found, a file a product. An algorithm is plain words, which NVIDIA allows to be kept for the same version of
-/// the library; the name of a file is a hash of that, the device, the driver and the product.
+/// Results of searches on disk, one file per product. An algorithm is stored as plain words, which NVIDIA permits for
+/// the same version of the library. The file name is a hash of that version, the device, the driver and the product.
 pub struct Table {
-    /// `None`: nothing is kept.
+    /// `None`: nothing is stored.
     pub folder: Option<PathBuf>,
     pub machine: String,
 }
@@ -160,7 +162,7 @@ impl Table {
 
     pub fn get(&self, key: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
         let bytes = std::fs::read(self.folder.as_ref()?.join(key)).ok()?;
-        // The words, and a hash of them: a file that was cut off or changed is as good as none.
+        // The words and a hash of them: a truncated or changed file is treated as missing.
         let (words, hash) = bytes.split_at_checked(WORDS * 8)?;
         if blake3::hash(words).as_bytes() != hash {
             return None;
@@ -172,7 +174,7 @@ impl Table {
         Some(algo)
     }
 
-    /// A folder that cannot be written costs time, never a run.
+    /// If the folder cannot be written, later runs only repeat the search.
     pub fn put(&self, key: &str, algo: &sys::cublasLtMatmulAlgo_t) {
         let Some(folder) = &self.folder else { return };
         let words: Vec<u8> = algo.data.iter().flat_map(|w| w.to_le_bytes()).collect();

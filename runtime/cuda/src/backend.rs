@@ -1,4 +1,5 @@
-//! Implements the plan's backend on a GPU: buffers, the arena that all programs share, compilation and readings.
+//! Implements the `Backend` trait on a GPU: buffers, the arena that all programs share, compilation and sensor
+//! readings.
 
 use crate::autotune::Search;
 use crate::blas::{self, Blas};
@@ -13,42 +14,49 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
-use std::cell::{OnceCell, RefCell};
 use std::collections::HashMap;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
 
-/// A GPU as a device.
+/// The GPU device.
 pub struct Cuda {
     name: String,
-    shared: Rc<DeviceContext>,
+    shared: Arc<SharedDevice>,
 }
 
-/// State that all programs of a device share. Memory comes last: it is unmapped once nothing uses it.
+/// A device as its backend and its programs share it. The lock is held while work is queued, so that the work of a program enters the
+/// stream, or a graph that is being captured, as a whole. Buffers are allocated and freed without it.
+pub(crate) struct SharedDevice {
+    context: Mutex<DeviceContext>,
+    heap: Arc<Heap>,
+    device: Arc<Device>,
+}
+
+/// State that all programs of a device share. Memory is the last field, so that it is unmapped after everything that
+/// uses it.
 pub(crate) struct DeviceContext {
-    pub compiler: RefCell<Compiler>,
-    pub modules: RefCell<HashMap<[u8; 32], Rc<Module>>>,
+    pub compiler: Compiler,
+    pub modules: HashMap<[u8; 32], Arc<Module>>,
     pub blas: Blas,
-    /// cuDNN, opened when the first convolution asks for it; `None` without it.
-    dnn: OnceCell<Option<Dnn>>,
+    /// cuDNN, opened when the first convolution asks for it; `Some(None)` without it.
+    dnn: Option<Option<Dnn>>,
     /// Faults that have not been reported yet.
-    notices: RefCell<Vec<String>>,
-    /// Where bad indices are reported, of every program alive.
-    pub cells: RefCell<Vec<Weak<DeviceErrors>>>,
-    pub heap: Rc<Heap>,
-    /// Intermediate values of whichever program runs.
-    pub arena: RefCell<Range>,
+    notices: Vec<String>,
+    /// Where the programs alive report bad indices.
+    pub cells: Vec<Weak<DeviceErrors>>,
+    pub heap: Arc<Heap>,
+    /// Intermediate values of the running program.
+    pub arena: Range,
     /// Scratch of kernels.
-    pub scratch: RefCell<Range>,
+    pub scratch: Range,
     pub _workspace: CudaBuffer,
-    /// Whether steps are replayed as graphs.
+    /// Whether steps are replayed as CUDA graphs.
     pub replay: bool,
-    /// How products find their algorithms.
+    /// How algorithms for products are chosen.
     pub search: Search,
     /// Copies that do not wait for the compute stream.
     pub beside: CopyStreams,
-    pub device: Rc<Device>,
+    pub device: Arc<Device>,
 }
 
 impl Cuda {
@@ -57,26 +65,27 @@ impl Cuda {
         let device = Device::open(ordinal)?;
         let heap = Heap::new(&device)?;
         let workspace = heap.alloc(blas::WORKSPACE)?;
-        let shared = DeviceContext {
-            compiler: RefCell::new(Compiler::new(device.props.arch, nvrtc::folder())?),
-            modules: RefCell::default(),
+        let context = DeviceContext {
+            compiler: Compiler::new(device.props.arch, nvrtc::folder())?,
+            modules: HashMap::new(),
             blas: Blas::new(&device, workspace.address)?,
             beside: CopyStreams::new(&device)?,
-            dnn: OnceCell::new(),
-            notices: RefCell::default(),
-            cells: RefCell::default(),
-            arena: RefCell::new(Range::new(&device)?),
-            scratch: RefCell::new(Range::new(&device)?),
+            dnn: None,
+            notices: Vec::new(),
+            cells: Vec::new(),
+            arena: Range::new(&device)?,
+            scratch: Range::new(&device)?,
             _workspace: workspace,
             replay: env_flags::REPLAY.is_on(true),
             search: Search::of_env(),
-            heap,
-            device,
+            heap: heap.clone(),
+            device: device.clone(),
         };
-        Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Rc::new(shared) })
+        let shared = SharedDevice { context: Mutex::new(context), heap, device };
+        Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Arc::new(shared) })
     }
 
-    /// The device of that name: `cuda` or `cuda:N`.
+    /// Opens the device with that name: `cuda` or `cuda:N`.
     pub fn named(name: &str) -> Result<Cuda> {
         let ordinal = match name.strip_prefix("cuda") {
             Some("") => Some(0),
@@ -85,7 +94,7 @@ impl Cuda {
         };
         match ordinal {
             Some(n) => Cuda::new(n),
-            None => Err(Error::argument("device", format!("{name:?} is no device")).hint("say cpu, cuda or cuda:0")),
+            None => Err(Error::argument("device", format!("{name:?} is not a device")).hint("use cpu, cuda or cuda:0")),
         }
     }
 }
@@ -98,10 +107,10 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Records operation `number` as the buffer's last writer.
+/// Records operation `number` as the last writer of the buffer.
 pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
-        b.written.set(number);
+        b.set_last_write(number);
     }
 }
 
@@ -128,7 +137,7 @@ impl Backend for Cuda {
 
     fn has_kernel(&self, node: &Node) -> bool {
         crate::executable::has_kernel(node, &self.shared.device.props)
-            || (crate::conv::has_kernel(node) && self.shared.dnn().is_some())
+            || (crate::conv::has_kernel(node) && self.shared.lock().is_ok_and(|mut context| context.dnn().is_some()))
     }
 
     fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
@@ -146,40 +155,44 @@ impl Backend for Cuda {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(self.shared.heap.alloc(nbytes)?))
+        Ok(Arc::new(self.shared.heap.alloc(nbytes)?))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
         let buffer = self.shared.heap.alloc(bytes.len())?;
-        buffer.written.set(self.shared.beside.number());
-        self.shared.beside.upload(buffer.address, bytes)?;
-        Ok(Rc::new(buffer))
+        let mut context = self.shared.lock()?;
+        buffer.set_last_write(context.beside.number());
+        context.beside.upload(buffer.address, bytes)?;
+        Ok(Arc::new(buffer))
     }
 
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
         let (mut out, from) = (vec![0; nbytes], address(buffer, nbytes)?);
-        let number = buffer.as_any().downcast_ref::<CudaBuffer>().map_or(u64::MAX, |b| b.written.get());
-        if !self.shared.beside.download(from, &mut out, number)? {
-            self.shared.device.download(from, &mut out)?;
+        let mut context = self.shared.lock()?;
+        let number = buffer.as_any().downcast_ref::<CudaBuffer>().map_or(u64::MAX, CudaBuffer::last_write);
+        if !context.beside.download(from, &mut out, number)? {
+            context.device.download(from, &mut out)?;
         }
-        self.shared.faults()?;
+        context.faults()?;
         Ok(out)
     }
 
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        written(buffer, self.shared.beside.number());
-        self.shared.beside.upload(address(buffer, bytes.len())?, bytes)
+        let mut context = self.shared.lock()?;
+        written(buffer, context.beside.number());
+        context.beside.upload(address(buffer, bytes.len())?, bytes)
     }
 
     fn snapshot(&self, parts: &[(Buffer, usize)], room: Option<usize>) -> Result<Snapshot> {
         let parts = parts.iter().map(|(buffer, nbytes)| Ok((address(buffer, *nbytes)?, *nbytes)));
-        driver::snapshot(&self.shared.device, parts.collect::<Result<_>>()?, room)
+        let context = self.shared.lock()?;
+        driver::snapshot(&context.device, parts.collect::<Result<_>>()?, room)
     }
 
     fn memory(&self) -> Memory {
         let (used, peak, mapped) = self.shared.heap.counts();
-        // The arena and the scratch keep what the largest program needed.
-        let fixed = self.shared.arena.borrow().mapped() + self.shared.scratch.borrow().mapped();
+        // The arena and the scratch stay as large as the largest program required.
+        let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
         let fixed = fixed + self.shared.device.snapshots.held();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
@@ -190,12 +203,13 @@ impl Backend for Cuda {
     }
 
     fn take_notices(&self) -> Vec<String> {
-        std::mem::take(&mut *self.shared.notices.borrow_mut())
+        self.shared.lock().map_or(Vec::new(), |mut context| std::mem::take(&mut context.notices))
     }
 
     fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
-        let functions = crate::executable::functions(&self.shared, program)?;
-        Ok(self.shared.compiler.borrow().prepare(&functions))
+        let mut context = self.shared.lock()?;
+        let functions = crate::executable::functions(&mut context, program)?;
+        Ok(context.compiler.prepare(&functions))
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
@@ -204,26 +218,38 @@ impl Backend for Cuda {
     }
 }
 
+impl SharedDevice {
+    /// Locks the device for this thread, with its CUDA context current.
+    pub fn lock(&self) -> Result<MutexGuard<'_, DeviceContext>> {
+        self.device.bind()?;
+        // A run fills in what it reads, so a panic leaves nothing invalid.
+        Ok(self.context.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
 impl DeviceContext {
-    /// cuDNN, if it is there and wanted. That it is there and does not start is reported once; that it is not there is what
-    /// `doctor` reports.
-    pub fn dnn(&self) -> Option<&Dnn> {
+    /// Returns cuDNN, if it is installed and enabled. A cuDNN that fails to start is reported once; `doctor` reports a
+    /// missing one.
+    pub fn dnn(&mut self) -> Option<&Dnn> {
         let open = || {
             if !env_flags::CUDNN.is_on(true) || dylib::load("cuDNN").is_err() {
                 return None;
             }
             let made = Dnn::new(&self.device);
-            let failed = |e| self.notices.borrow_mut().push(crate::dnn::left_out(&e));
-            made.map_err(failed).ok()
+            made.map_err(|e| self.notices.push(crate::dnn::left_out(&e))).ok()
         };
-        self.dnn.get_or_init(open).as_ref()
+        self.dnn.get_or_insert_with(open).as_ref()
     }
 
-    /// The error of a kernel that met a bad index, if one did in what is done so far.
-    fn faults(&self) -> Result<()> {
-        let mut cells = self.cells.borrow_mut();
-        cells.retain(|c| c.strong_count() > 0);
-        for c in cells.iter().filter_map(Weak::upgrade) {
+    /// cuDNN, if [`DeviceContext::dnn`] has opened it.
+    pub fn opened_dnn(&self) -> Option<&Dnn> {
+        self.dnn.as_ref()?.as_ref()
+    }
+
+    /// Returns the error of a kernel that read a bad index, if one has done so in the completed work.
+    fn faults(&mut self) -> Result<()> {
+        self.cells.retain(|c| c.strong_count() > 0);
+        for c in self.cells.iter().filter_map(Weak::upgrade) {
             if let Some((_, error)) = c.take() {
                 return Err(error);
             }

@@ -1,8 +1,8 @@
 //! Calls cuBLASLt for matrix products.
 //!
-//! cuBLASLt is column-major and Perilune row-major: a row-major C = A B is the column-major C' = B' A' over the same memory, so the
-//! operands are exchanged and nothing is copied. Sums are in f32 for f32 and 16-bit floats (TF32 only on request) and in f64 for
-//! f64. Split-K partial sums are added in the compute type, in a fixed order.
+//! cuBLASLt is column-major and Perilune row-major: a row-major C = A B is the column-major C' = B' A' over the same
+//! memory, so the operands are swapped instead of copied. Sums are in f32 for f32 and 16-bit floats (TF32 only on
+//! request) and in f64 for f64. Split-K partial sums are added in the compute type, in a fixed order.
 
 mod problem;
 
@@ -16,38 +16,40 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::fp8::Format;
 use problem::Side;
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Bytes of workspace for products, as NVIDIA recommends for Hopper.
 pub const WORKSPACE: usize = 64 << 20;
-/// Algorithms that are timed against each other.
+/// Maximum number of algorithms that are timed.
 const CANDIDATES: usize = 8;
 /// The alignment in bytes of fp8 operands and of their rows.
 pub const ALIGNMENT: u32 = 16;
 
 /// cuBLASLt on one device.
 pub struct Blas {
-    pub(crate) device: Rc<Device>,
+    pub(crate) device: Arc<Device>,
     handle: sys::cublasLtHandle_t,
     workspace: Address,
-    /// Algorithms found by the clock, kept for later processes.
+    /// Algorithms found by timing, stored for later processes.
     found: Table,
     /// Algorithms chosen in this process.
-    chosen: RefCell<HashMap<Choice, sys::cublasLtMatmulAlgo_t>>,
+    chosen: HashMap<Choice, sys::cublasLtMatmulAlgo_t>,
 }
 
-/// All that the choice of an algorithm depends on.
+// SAFETY: cuBLASLt's handle belongs to no thread; the backend's lock holds its calls apart.
+unsafe impl Send for Blas {}
+
+/// Everything that the choice of an algorithm depends on.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 struct Choice {
     problem: Problem,
     tf32: bool,
     epilogue: Epilogue,
     bias_align: u32,
-    /// Whether there was memory to time algorithms in.
+    /// Whether there was memory for timing algorithms.
     tried: bool,
 }
 
@@ -59,36 +61,38 @@ fn check(status: sys::cublasStatus_t, what: &str) -> Result<()> {
 }
 
 impl Blas {
-    /// `workspace` has [`WORKSPACE`] bytes.
-    pub fn new(device: &Rc<Device>, workspace: Address) -> Result<Blas> {
+    /// Initialises cuBLASLt. `workspace` has [`WORKSPACE`] bytes.
+    pub fn new(device: &Arc<Device>, workspace: Address) -> Result<Blas> {
         dylib::load("cuBLASLt")?;
         let mut handle = null_mut();
-        // SAFETY: the library is there and the device's context is current.
+        // SAFETY: the library is loaded and the device's context is current.
         check(unsafe { sys::cublasLtCreate(&mut handle) }, "starting cuBLASLt")?;
-        // SAFETY: as above; it takes nothing.
+        // SAFETY: as above; the function has no arguments.
         let version = unsafe { sys::cublasLtGetVersion() };
         let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
         let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
-        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: RefCell::default() })
+        Ok(Blas { device: device.clone(), handle, workspace, found, chosen: HashMap::new() })
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // SAFETY: made by `new`.
-        unsafe { sys::cublasLtDestroy(self.handle) };
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { sys::cublasLtDestroy(self.handle) };
+        }
     }
 }
 
-/// What is done to the sum before it is stored.
+/// Operations applied to the sum before it is stored.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct Epilogue {
-    /// A vector of N is added to each row.
+    /// Adds a vector of N elements to each row.
     pub bias: bool,
-    /// A matrix like the result is added.
+    /// Adds a matrix with the shape of the result.
     pub residual: bool,
-    /// The sums must be those of the plain product, bit for bit: its algorithm is taken. Else the first that is offered for
-    /// the product with its bias.
+    /// Whether the sums must equal those of the plain product bit for bit, which requires the plain product's
+    /// algorithm. Otherwise the first algorithm offered for the product with its bias is used.
     pub plain_sums: bool,
 }
 
@@ -101,6 +105,9 @@ pub struct Gemm {
     fp8: bool,
     epilogue: Epilogue,
 }
+
+// SAFETY: descriptions are host memory of their own, which one thread at a time uses: the type is not `Sync`.
+unsafe impl Send for Gemm {}
 
 /// The operands of a call.
 #[derive(Clone, Copy, Debug)]
@@ -131,10 +138,10 @@ fn byte_type(format: Format) -> sys::cudaDataType_t {
 }
 
 impl Blas {
-    /// Picks an algorithm: the first that cuBLASLt offers, or with a trial what that finds (`search.rs`). The addresses of a
-    /// bias are multiples of `bias_align`.
+    /// Picks an algorithm: the first one that cuBLASLt offers or, with a trial, the one that the search finds
+    /// (`autotune`). The addresses of a bias are multiples of `bias_align`.
     pub fn gemm(
-        &self,
+        &mut self,
         p: &Problem,
         tf32: bool,
         epilogue: Epilogue,
@@ -149,8 +156,8 @@ impl Blas {
         };
         let scale = if double { sys::cudaDataType_t::CUDA_R_64F } else { sys::cudaDataType_t::CUDA_R_32F };
         use sys::cublasLtMatmulDescAttributes_t::*;
-        // SAFETY: out-pointers are to locals; attributes are passed with their sizes; what is made here is destroyed by
-        // `Gemm`.
+        // SAFETY: out-pointers point to locals; attributes are passed with their sizes; `Gemm` destroys the objects
+        // created here.
         unsafe {
             let mut desc = null_mut();
             check(sys::cublasLtMatmulDescCreate(&mut desc, compute, scale), "describing a product")?;
@@ -188,25 +195,25 @@ impl Blas {
             if let Some(f) = p.fp8 {
                 set(CUBLASLT_MATMUL_DESC_FAST_ACCUM, u64::from(f.fast), 1)?;
                 set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, wide as u64, 4)?;
-                // As of a bias: `run` names the right ones.
+                // A placeholder, as for the bias: `run` sets the actual address.
                 set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, self.workspace, 8)?;
                 set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, self.workspace, 8)?;
             }
             let bias = sys::cublasLtEpilogue_t::CUBLASLT_EPILOGUE_BIAS as u64;
             if epilogue.bias && !epilogue.plain_sums {
                 set(CUBLASLT_MATMUL_DESC_EPILOGUE, bias, 4)?;
-                // A choice is made for some address; `run` names the right one.
+                // The algorithm is chosen for any address; `run` sets the actual one.
                 set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, self.workspace, 8)?;
             }
             let algo = sys::cublasLtMatmulAlgo_t { data: [0; 8] };
             let mut gemm = Gemm { desc, layouts, algo, dtype: p.dtype, fp8: p.fp8.is_some(), epilogue };
             let choice = Choice { problem: *p, tf32, epilogue, bias_align, tried: trial.is_some() };
-            let known = self.chosen.borrow().get(&choice).copied();
+            let known = self.chosen.get(&choice).copied();
             match known {
                 Some(algo) => gemm.algo = algo,
                 None => {
                     self.choose(&mut gemm, &choice, trial)?;
-                    self.chosen.borrow_mut().insert(choice, gemm.algo);
+                    self.chosen.insert(choice, gemm.algo);
                 }
             }
             if epilogue.bias && epilogue.plain_sums {
@@ -227,8 +234,8 @@ impl Blas {
         }
     }
 
-    /// Asks cuBLASLt for algorithms, and with a trial times them. Asking is slow for products of bytes, so the
-    /// answer is kept (`chosen`): the layers of a model share few kinds of products.
+    /// Queries cuBLASLt for algorithms and, with a trial, times them. Queries are slow for fp8 products, so the answer
+    /// is cached (`chosen`): the layers of a model share few kinds of products.
     fn choose(&self, gemm: &mut Gemm, choice: &Choice, trial: Option<&Trial>) -> Result<()> {
         use sys::cublasLtMatmulPreferenceAttributes_t::*;
         let Choice { problem: p, tf32, epilogue, bias_align, .. } = choice;
@@ -242,13 +249,13 @@ impl Blas {
                 sys::cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, size);
             };
             prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, WORKSPACE as u64, 8);
-            // In the compute type, in a fixed order.
+            // Reduce in the compute type, in a fixed order.
             prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, 2, 4);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, u64::from(p.align.1), 4);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, u64::from(p.align.0), 4);
             let out_align = 1u64 << (p.m * p.n * p.dtype.size()).trailing_zeros().min(8);
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, out_align, 4);
-            // It stands for the bias too, which has no preference of its own.
+            // It also limits the bias, which has no preference of its own.
             let bias_align = if epilogue.bias { u64::from(*bias_align) } else { 256 };
             prefer(CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, out_align.min(bias_align), 4);
             let mut found: [sys::cublasLtMatmulHeuristicResult_t; CANDIDATES] = std::mem::zeroed();
@@ -276,7 +283,7 @@ impl Blas {
             let key = self.found.key(&format!("{p:?} {tf32} {epilogue:?} {} {:?}", choice.bias_align, trial.search));
             match self.found.get(&key).filter(|algo| self.takes(gemm, algo)) {
                 Some(algo) => gemm.algo = algo,
-                // A search that fails (a driver too old to time with) leaves the first.
+                // If the search fails (a driver too old for timing), the first algorithm stays.
                 None if trial.pick(self, gemm, &found).is_ok() => self.found.put(&key, &gemm.algo),
                 None => gemm.algo = found[0],
             }
@@ -284,10 +291,10 @@ impl Blas {
         }
     }
 
-    /// Whether cuBLASLt takes an algorithm from the disk for this product.
+    /// Whether cuBLASLt accepts an algorithm from disk for this product.
     fn takes(&self, gemm: &Gemm, algo: &sys::cublasLtMatmulAlgo_t) -> bool {
         let [a, b, out] = gemm.layouts;
-        // SAFETY: the descriptions are alive; the result is a local that is written only.
+        // SAFETY: the descriptors are alive; the result is a local that is only written.
         unsafe {
             let mut result: sys::cublasLtMatmulHeuristicResult_t = std::mem::zeroed();
             let status = sys::cublasLtMatmulAlgoCheck(self.handle, gemm.desc, a, b, out, out, algo, &mut result);
@@ -305,8 +312,8 @@ impl Blas {
         let alpha: *const c_void = number(&one, &one64);
         let beta: *const c_void = if gemm.epilogue.residual { alpha } else { number(&zero, &zero64) };
         let c = if gemm.epilogue.residual { at.residual } else { at.out };
-        // SAFETY: the addresses hold matrices of the described forms (`product` bounds them by the views that the planner
-        // checked); the workspace has its size; alpha and beta are read before the call returns.
+        // SAFETY: the addresses hold matrices of the described shapes (`product` bounds them by the views that the
+        // planner checked); the workspace has its size; alpha and beta are read before the call returns.
         unsafe {
             if gemm.epilogue.bias {
                 let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_BIAS_POINTER;
@@ -315,7 +322,7 @@ impl Blas {
             }
             if gemm.fp8 {
                 use sys::cublasLtMatmulDescAttributes_t::*;
-                // The operands change places.
+                // The operands are swapped.
                 let [of_b, of_a] = [CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER];
                 for (attribute, address) in [(of_a, &at.scales[0]), (of_b, &at.scales[1])] {
                     let address = std::ptr::from_ref(address).cast();
@@ -339,7 +346,7 @@ impl Blas {
                 &gemm.algo,
                 self.workspace as *mut c_void,
                 WORKSPACE,
-                self.device.stream.cast(),
+                self.device.stream.0.cast(),
             );
             check(status, "a matrix product")
         }
@@ -348,7 +355,7 @@ impl Blas {
 
 impl Drop for Gemm {
     fn drop(&mut self) {
-        // SAFETY: made by `Blas::gemm`.
+        // SAFETY: created by `Blas::gemm`.
         unsafe {
             sys::cublasLtMatmulDescDestroy(self.desc);
             for l in self.layouts {

@@ -1,7 +1,7 @@
 //! Lowers convolutions over images to cuDNN calls: 16-bit floats, channels last.
 //!
-//! Plain data that needs no device: which nodes have a kernel, and the problem and operands of a call. An operand that is not channels
-//! last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
+//! The result is plain data that needs no device: which nodes have a kernel, and the problem and operands of a call. An
+//! operand that is not channels last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
 
 use crate::attention;
 use crate::dnn::ALIGNMENT;
@@ -24,7 +24,7 @@ pub enum Kind {
     Weight,
 }
 
-/// A convolution of x (N, C, H, W) with w (O, C / groups, h, w) to y (N, O, ...); numbers of rows and columns in pairs.
+/// A convolution of x (N, C, H, W) with w (O, C / groups, h, w) to y (N, O, ...). Pairs are for rows and columns.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
     pub kind: Kind,
@@ -38,7 +38,7 @@ pub struct Problem {
     pub dilation: [i64; 2],
 }
 
-/// A call: the addresses of x, w and y, and the offset of cuDNN's own workspace.
+/// A cuDNN call: the addresses of x, w and y, and the offset of cuDNN's workspace.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Call {
     pub problem: Problem,
@@ -57,13 +57,13 @@ fn kind(op: &Op) -> Option<Kind> {
     }
 }
 
-/// Whether an op is one of these.
+/// Whether an op is a convolution or one of its gradients.
 pub fn is(op: &Op) -> bool {
     kind(op).is_some()
 }
 
-/// Whether a node is a convolution that cuDNN can run. One with a bias is one without, and an addition; one with more zeros
-/// on one side than on the other ("same" with an even kernel) is left to its decomposition.
+/// Whether a node is a convolution that cuDNN can run. A convolution with a bias becomes one without and an addition.
+/// Asymmetric padding ("same" with an even kernel) is left to the decomposition.
 pub fn has_kernel(node: &Node) -> bool {
     kind(node.op).is_some()
         && node.inputs.len() == 2
@@ -72,7 +72,7 @@ pub fn has_kernel(node: &Node) -> bool {
         && pair(&node.attrs, 1) == pair(&node.attrs, 2)
 }
 
-/// Whether the result can be written through `layout`.
+/// Whether the result can be stored through `layout`.
 pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
     output == 0 && kind(node.op).is_some() && is_last(layout)
 }
@@ -90,17 +90,18 @@ fn pair(attrs: &[i64], k: usize) -> [i64; 2] {
     [attrs[2 * k], attrs[2 * k + 1]]
 }
 
-/// The fewest channels that cuDNN's fast kernels take: fewer are padded with zeros, which is faster than cuDNN's kernels for 3.
+/// Minimum channels for cuDNN's fast kernels. Padding fewer channels with zeros is faster than cuDNN's kernels for 3
+/// channels.
 const LEAST: usize = 8;
 
-/// What a library call takes.
+/// The launches and the cuDNN call of a library call.
 #[derive(Debug)]
 pub struct Parts {
     /// Copies of operands with other layouts.
     pub before: Work,
-    /// `None` where there is nothing to add up and zeros were filled in.
+    /// `None` if there is nothing to sum and the result was filled with zeros.
     pub call: Option<Call>,
-    /// A copy of the result out of the workspace, without the channels that were padded.
+    /// A copy of the result from the workspace, without the padded channels.
     pub after: Work,
 }
 
@@ -108,7 +109,7 @@ pub fn parts(l: &Library) -> Result<Parts> {
     let Some(kind) = kind(l.op) else { return Err(bug("no convolution")) };
     let result = l.layouts[0];
     if !is_last(&result) {
-        return Err(bug("a convolution cannot write its result there"));
+        return Err(bug("a convolution cannot store its result in this layout"));
     }
     let (mut before, mut after) = (Work::default(), Work::default());
     let out = Arg::Value(l.outputs[0], result.offset as i64 * 2);
@@ -124,10 +125,10 @@ pub fn parts(l: &Library) -> Result<Parts> {
         Kind::Weight => (a.shape(), result.shape),
     };
     let c = x.dims()[1];
-    // Without groups; a constant is not worth it.
+    // Only without groups; a constant operand is not worth padding.
     let views = [a, b].iter().all(|o| matches!(o, Operand::View(..)));
     let padded = (c < LEAST && w.dims()[1] == c && views).then_some(LEAST);
-    // Of x and w the channels may be padded, of y never.
+    // The channels of x and w may be padded, those of y never.
     let mut operand = |x: Operand, pads: bool| -> (Arg, [i64; 4]) {
         let (shape, mut dims) = (x.shape(), dims(x.shape()));
         let mut room = |bytes: usize| {
@@ -186,7 +187,7 @@ pub fn parts(l: &Library) -> Result<Parts> {
     Ok(Parts { before, call, after })
 }
 
-/// Pads the channels of an image to `to` of them.
+/// Pads the channels of an image to `to`.
 fn pad(from: Arg, layout: &Layout, channels: usize, to: Arg) -> Launch {
     let [n, c, h, w] = dims(layout.shape);
     let groups = (channels / 8) as i64;

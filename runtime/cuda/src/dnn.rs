@@ -1,9 +1,10 @@
 //! Runs convolutions through cuDNN's graph API. cuDNN is optional: without it convolutions are decomposed.
 //!
-//! Backend descriptors are created, filled attribute by attribute and finalized. A problem becomes a graph of one operation. cuDNN
-//! lists engine configurations for it, ordered by its heuristics, and the first one that is deterministic and accumulates in f32 is
-//! taken. So a problem has the same bits in every run with one version of cuDNN on one kind of GPU. Constants are
-//! cudarc's. Functions are loaded here, since a symbol that cudarc does not find is a panic.
+//! Backend descriptors are created, filled attribute by attribute and finalized. A problem becomes a graph of one
+//! operation. cuDNN lists engine configurations for it, ordered by its heuristics, and the first one that is
+//! deterministic and accumulates in f32 is used. A problem therefore has the same bits in every run with one version of
+//! cuDNN on one kind of GPU. Constants come from cudarc. Functions are loaded here, because cudarc panics on a missing
+//! symbol.
 
 use crate::conv::{Kind, Problem};
 use crate::driver::{Address, Device};
@@ -18,13 +19,13 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// What a convolution may use as scratch.
+/// Maximum scratch bytes of a convolution.
 const MOST_WORKSPACE: usize = 1 << 30;
-/// Configurations that cuDNN is asked for.
+/// Maximum number of configurations requested from cuDNN.
 const MOST_CONFIGS: usize = 64;
-/// Addresses of tensors are multiples of this.
+/// Alignment of tensor addresses in bytes.
 pub const ALIGNMENT: i64 = 16;
 
 type Handle = *mut c_void;
@@ -32,7 +33,7 @@ type Descriptor = *mut c_void;
 
 macro_rules! api {
     ($($name:ident: fn($($arg:ty),*) -> $out:ty = $symbol:literal),* $(,)?) => {
-        /// The functions of the library, and the library.
+        /// The library and its functions.
         struct Api {
             $($name: unsafe extern "C" fn($($arg),*) -> $out,)*
             _library: libloading::os::unix::Library,
@@ -69,9 +70,9 @@ api! {
     execute: fn(Handle, Descriptor, Descriptor) -> c_int = b"cudnnBackendExecute\0",
 }
 
-/// Heuristics, by preference: the decision tree, then the fallback.
+/// Heuristic modes in order of preference: the decision tree, then the fallback.
 const MODES: [HeurMode; 2] = [CUDNN_HEUR_MODE_A, CUDNN_HEUR_MODE_FALLBACK];
-/// Engines with these notes are refused: sums in reduced precision, nondeterministic ones, Winograd transforms.
+/// Engines with these notes are rejected: sums in reduced precision, nondeterministic ones, Winograd transforms.
 const REFUSED: [Note; 6] = [
     CUDNN_NUMERICAL_NOTE_REDUCED_PRECISION_REDUCTION,
     CUDNN_NUMERICAL_NOTE_NONDETERMINISTIC,
@@ -83,32 +84,41 @@ const REFUSED: [Note; 6] = [
 
 /// cuDNN on one device.
 pub struct Dnn {
-    api: Rc<Api>,
+    api: Arc<Api>,
     handle: Handle,
-    _device: Rc<Device>,
+    device: Arc<Device>,
 }
+
+// SAFETY: cuDNN's handle belongs to no thread; the backend's lock holds its calls apart.
+unsafe impl Send for Dnn {}
 
 /// A descriptor, destroyed on drop.
 struct Desc {
-    api: Rc<Api>,
+    api: Arc<Api>,
     raw: Descriptor,
 }
 
+// SAFETY: a descriptor is host memory that belongs to no thread. It is written until it is finalized, by the thread that makes it, and
+// only read afterwards.
+unsafe impl Send for Desc {}
+// SAFETY: as above.
+unsafe impl Sync for Desc {}
+
 impl Drop for Desc {
     fn drop(&mut self) {
-        // SAFETY: made by `Dnn::make`.
+        // SAFETY: created by `Dnn::make`.
         unsafe { (self.api.unmake)(self.raw) };
     }
 }
 
-/// A way to run a problem.
+/// An execution plan for a problem.
 pub struct Plan {
     desc: Desc,
     pub workspace: usize,
-    /// The engine's number, for people.
+    /// The engine's number, for messages.
     pub engine: i64,
-    /// What the plan was made of.
-    _parts: Rc<Vec<Desc>>,
+    /// The descriptors that the plan was built from.
+    _parts: Arc<Vec<Desc>>,
 }
 
 /// The addresses of x, w, y (or their gradients) and of scratch.
@@ -120,20 +130,20 @@ pub struct Addresses {
     pub scratch: Address,
 }
 
-/// Why configurations were passed over, for the error where none is left.
+/// Why configurations were rejected, for the error if none is left.
 #[derive(Default, Debug)]
 pub struct Refusals {
-    /// Not deterministic, or with sums below f32.
+    /// Nondeterministic, or with sums below f32.
     inexact: usize,
-    /// More scratch than allowed.
+    /// Exceeds the scratch limit.
     large: usize,
     failures: usize,
-    /// The first error, with the status of cuDNN in it.
+    /// The first error, including cuDNN's status.
     first: Option<String>,
 }
 
 impl Refusals {
-    /// Counts an error; nothing comes of what failed.
+    /// Counts an error and returns no candidates.
     fn failed<T>(&mut self, what: &str, e: Error) -> Vec<T> {
         self.failures += 1;
         self.first.get_or_insert_with(|| format!("{what}: {}", e.message));
@@ -143,16 +153,16 @@ impl Refusals {
 
 impl std::fmt::Display for Refusals {
     fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
-        write!(f, "{} inexact, {} of too much workspace, {} failed", self.inexact, self.large, self.failures)?;
+        write!(f, "{} inexact, {} with too much workspace, {} failed", self.inexact, self.large, self.failures)?;
         self.first.as_ref().map_or(Ok(()), |first| write!(f, ", first {first}"))
     }
 }
 
-/// What is reported where cuDNN is there and does not start, with its status and what that means for the run.
+/// The notice for a cuDNN that is installed but fails to start: its status and the consequence for the run.
 pub fn left_out(e: &Error) -> String {
     let hint = e.hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default();
     format!(
-        "cuDNN is left out: {}{hint}. 16-bit convolutions are unfolded and multiplied instead, which is slower",
+        "cuDNN is not used: {}{hint}. 16-bit convolutions are unfolded and multiplied instead, which is slower",
         e.message
     )
 }
@@ -162,34 +172,34 @@ impl Api {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: gives a static string for any number.
+        // SAFETY: returns a static string for any number.
         let text = unsafe { CStr::from_ptr((self.error)(status)) }.to_string_lossy().into_owned();
         Err(Error::system("cuda", format!("{what} failed: {text} (cuDNN error {status})")))
     }
 }
 
 impl Dnn {
-    pub fn new(device: &Rc<Device>) -> Result<Dnn> {
-        let api = Rc::new(Api::load()?);
+    pub fn new(device: &Arc<Device>) -> Result<Dnn> {
+        let api = Arc::new(Api::load()?);
         let mut handle = null_mut();
-        // SAFETY: the device's context is current; the out-pointer is to a local.
+        // SAFETY: the device's context is current; the out-pointer points to a local.
         unsafe {
             api.check((api.create)(&mut handle), "starting cuDNN")?;
-            let dnn = Dnn { api, handle, _device: device.clone() };
-            dnn.api.check((dnn.api.set_stream)(handle, device.stream.cast()), "giving cuDNN a stream")?;
+            let dnn = Dnn { api, handle, device: device.clone() };
+            dnn.api.check((dnn.api.set_stream)(handle, device.stream.0.cast()), "giving cuDNN a stream")?;
             Ok(dnn)
         }
     }
 
-    /// As 91900 for cuDNN 9.19.0.
+    /// The version, such as 91900 for cuDNN 9.19.0.
     pub fn version(&self) -> usize {
-        // SAFETY: takes nothing.
+        // SAFETY: the function has no arguments.
         unsafe { (self.api.version)() }
     }
 
     fn make(&self, kind: DescriptorType) -> Result<Desc> {
         let mut raw = null_mut();
-        // SAFETY: the out-pointer is to a local.
+        // SAFETY: the out-pointer points to a local.
         self.api.check(unsafe { (self.api.make)(kind as c_int, &mut raw) }, "describing a convolution")?;
         Ok(Desc { api: self.api.clone(), raw })
     }
@@ -208,10 +218,10 @@ impl Dnn {
         self.api.check(status, "describing a convolution")
     }
 
-    /// Up to `values.len()` values of an attribute; how many there were.
+    /// Reads up to `values.len()` values of an attribute; returns how many there were.
     fn get<T>(&self, d: &Desc, attribute: Attribute, kind: AttributeType, values: &mut [T]) -> Result<usize> {
         let mut count = 0i64;
-        // SAFETY: there is room for as many values as are asked for, of the attribute's type.
+        // SAFETY: there is room for the requested number of values, of the attribute's type.
         let status = unsafe {
             (self.api.get)(
                 d.raw,
@@ -222,7 +232,7 @@ impl Dnn {
                 values.as_mut_ptr().cast::<c_void>(),
             )
         };
-        self.api.check(status, "asking about a convolution")?;
+        self.api.check(status, "querying a convolution")?;
         Ok((count.max(0) as usize).min(values.len()))
     }
 
@@ -313,7 +323,7 @@ impl Dnn {
         self.finalize(graph)
     }
 
-    /// The configurations that heuristics of one mode offer, best first.
+    /// The configurations that the heuristics of one mode offer, best first.
     fn configs(&self, graph: &Desc, mode: HeurMode) -> Result<Vec<Desc>> {
         let heuristic = self.make(CUDNN_BACKEND_ENGINEHEUR_DESCRIPTOR)?;
         self.set(&heuristic, CUDNN_ATTR_ENGINEHEUR_OPERATION_GRAPH, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[graph.raw])?;
@@ -329,7 +339,7 @@ impl Dnn {
         Ok(configs)
     }
 
-    /// The engine of a configuration, and whether it may be used.
+    /// Returns the engine of a configuration, and whether it may be used.
     fn engine(&self, config: &Desc) -> Result<(i64, bool)> {
         let engine = self.make(CUDNN_BACKEND_ENGINE_DESCRIPTOR)?;
         let mut raw = [engine.raw];
@@ -341,7 +351,7 @@ impl Dnn {
         Ok((number[0], !notes[..count].iter().any(|n| REFUSED.iter().any(|r| *r as i32 == *n))))
     }
 
-    fn plan_of(&self, config: Desc, engine: i64, parts: &Rc<Vec<Desc>>) -> Result<Plan> {
+    fn plan_of(&self, config: Desc, engine: i64, parts: &Arc<Vec<Desc>>) -> Result<Plan> {
         let desc = self.make(CUDNN_BACKEND_EXECUTION_PLAN_DESCRIPTOR)?;
         self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
         self.set(&desc, CUDNN_ATTR_EXECUTION_PLAN_ENGINE_CONFIG, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[config.raw])?;
@@ -351,17 +361,17 @@ impl Dnn {
         Ok(Plan { desc, workspace: workspace[0].max(0) as usize, engine, _parts: parts.clone() })
     }
 
-    /// Up to `most` ways to run a problem that are deterministic and sum in f32, best first as cuDNN sees it; and why others
-    /// were passed over.
+    /// Returns up to `most` deterministic plans of a problem that sum in f32, ordered by cuDNN's preference, and why
+    /// others were rejected.
     pub fn plans(&self, p: &Problem, most: usize) -> Result<(Vec<Plan>, Refusals)> {
         let mut parts = Vec::new();
         let graph = self.graph(p, &mut parts)?;
         let (mut found, mut refused) = (Vec::new(), Refusals::default());
         let modes = MODES.map(|mode| self.configs(&graph, mode));
         parts.push(graph);
-        let parts = Rc::new(parts);
+        let parts = Arc::new(parts);
         for configs in modes {
-            // A mode that knows nothing of a problem returns an error.
+            // A mode without heuristics for a problem returns an error.
             for config in configs.unwrap_or_else(|e| refused.failed("a heuristic", e)) {
                 let engine = match self.engine(&config) {
                     Ok((engine, true)) => engine,
@@ -393,14 +403,14 @@ impl Dnn {
         Ok((found, refused))
     }
 
-    /// The way a problem is run.
+    /// Returns the plan to run a problem with.
     pub fn plan(&self, p: &Problem) -> Result<Plan> {
         let (mut found, refused) = self.plans(p, 1)?;
         match found.pop() {
             Some(plan) => Ok(plan),
             None => {
                 let message = format!("cuDNN {} has no deterministic kernel for {p:?}: {refused}", self.version());
-                Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 leaves cuDNN out"))
+                Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 disables cuDNN"))
             }
         }
     }
@@ -412,7 +422,7 @@ impl Dnn {
         self.set(&pack, CUDNN_ATTR_VARIANT_PACK_DATA_POINTERS, CUDNN_TYPE_VOID_PTR, &[at.x, at.w, at.y])?;
         self.set(&pack, CUDNN_ATTR_VARIANT_PACK_WORKSPACE, CUDNN_TYPE_VOID_PTR, &[at.scratch])?;
         let pack = self.finalize(pack)?;
-        // SAFETY: the addresses hold tensors of the described forms, and scratch of the plan's size.
+        // SAFETY: the addresses hold tensors of the described shapes, and scratch has the plan's size.
         let status = unsafe { (self.api.execute)(self.handle, plan.desc.raw, pack.raw) };
         self.api.check(status, "a convolution")
     }
@@ -420,8 +430,10 @@ impl Dnn {
 
 impl Drop for Dnn {
     fn drop(&mut self) {
-        // SAFETY: made by `new`.
-        unsafe { (self.api.destroy)(self.handle) };
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `new`.
+            unsafe { (self.api.destroy)(self.handle) };
+        }
     }
 }
 
@@ -436,7 +448,7 @@ mod tests {
     #[test]
     fn a_failure_names_its_status_and_what_runs_instead() {
         let text = left_out(&failure());
-        for part in ["cuDNN is left out", "(cuDNN error 1001)", "unfolded and multiplied instead"] {
+        for part in ["cuDNN is not used", "(cuDNN error 1001)", "unfolded and multiplied instead"] {
             assert!(text.contains(part), "{part}: {text}");
         }
         let text = left_out(&Error::system("cuda", "cuDNN lacks a function: cudnnX").hint("cuDNN 9 is needed"));
@@ -449,7 +461,7 @@ mod tests {
         let none: Vec<()> = r.failed("engine 7", failure());
         r.failed::<()>("engine 8", Error::system("cuda", "another"));
         assert!(none.is_empty());
-        let want = "2 inexact, 0 of too much workspace, 2 failed, first engine 7: starting cuDNN failed: \
+        let want = "2 inexact, 0 with too much workspace, 2 failed, first engine 7: starting cuDNN failed: \
                     CUDNN_STATUS_NOT_INITIALIZED (cuDNN error 1001)";
         assert_eq!(r.to_string(), want);
     }

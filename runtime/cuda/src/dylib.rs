@@ -1,8 +1,8 @@
-//! Opens NVIDIA's libraries at run time: from the loader's paths, a CUDA toolkit, or the `nvidia-*` wheels of a virtual environment or
-//! of the Python on the path.
+//! Opens NVIDIA's libraries at run time from the loader's paths, a CUDA toolkit, or the `nvidia-*` wheels of a virtual
+//! environment or of the Python on the path.
 //!
-//! A library opened here by its full path is also the one that cudarc gets by name: the loader matches the SONAME of libraries that are
-//! already loaded.
+//! A library opened here by its full path is also the one that cudarc opens by name, since the loader matches the
+//! SONAME of loaded libraries.
 
 use perilune_core::error::{Error, Result};
 use std::path::{Path, PathBuf};
@@ -61,7 +61,7 @@ pub const WANTED: [Wanted; 6] = [
     },
 ];
 
-/// Directories beside the loader's own: a toolkit, and wheels.
+/// Directories besides the loader's own: a toolkit's, and those of wheels.
 fn extra_dirs() -> Vec<PathBuf> {
     let mut out: Vec<PathBuf> = Vec::new();
     for name in ["CUDA_HOME", "CUDA_PATH"] {
@@ -83,7 +83,7 @@ fn extra_dirs() -> Vec<PathBuf> {
     out
 }
 
-/// Folders with CUDA's headers, of a toolkit or of wheels.
+/// Folders with CUDA's headers, from a toolkit or from wheels.
 pub fn include_dirs() -> Vec<PathBuf> {
     let mut out: Vec<PathBuf> = extra_dirs().iter().filter_map(|d| Some(d.parent()?.join("include"))).collect();
     out.retain(|d| d.join("cuda_fp16.h").is_file());
@@ -98,7 +98,7 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
     out
 }
 
-/// Opens the library of that name in [`WANTED`], or says how to get it.
+/// Opens the library with that name in [`WANTED`]; the error of a missing one states how to install it.
 pub fn load(name: &str) -> Result<()> {
     let Some(wanted) = WANTED.iter().find(|w| w.name == name) else {
         return Err(Error::system("cuda", format!("this is a bug: no library is called {name}")));
@@ -112,7 +112,7 @@ pub fn load(name: &str) -> Result<()> {
     }
 }
 
-/// Where a library was found. It stays open.
+/// Returns the path of a library, which stays open.
 pub fn find(wanted: &Wanted) -> Option<String> {
     for file in wanted.files {
         if opens(Path::new(file)) {
@@ -124,18 +124,18 @@ pub fn find(wanted: &Wanted) -> Option<String> {
     paths.into_iter().find(|p| p.is_file() && opens(p)).map(|p| p.display().to_string())
 }
 
-/// The library of that name once more, for its symbols.
+/// Opens the library with that name again, for its symbols.
 pub fn open_found(name: &str) -> Result<libloading::os::unix::Library> {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
     load(name)?;
     let files = WANTED.iter().filter(|w| w.name == name).flat_map(|w| w.files);
-    // SAFETY: it is open already: the loader matches its SONAME.
+    // SAFETY: the library is already open, and the loader matches its SONAME.
     let mut open = files.filter_map(|f| unsafe { Library::open(Some(*f), RTLD_NOW | RTLD_GLOBAL) }.ok());
     open.next().ok_or_else(|| Error::system("cuda", format!("{name} was found, but cannot be opened by its name")))
 }
 
 fn opens(file: &Path) -> bool {
-    // NVRTC opens its builtins by name, from a folder that the loader may not know.
+    // NVRTC opens its builtins by name, from a folder that may not be on the loader's path.
     if let (Some(dir), Some(name)) = (file.parent(), file.file_name().and_then(|n| n.to_str()))
         && name.starts_with("libnvrtc.so")
         && dir != Path::new("")
@@ -153,8 +153,8 @@ fn opens(file: &Path) -> bool {
 
 fn open(file: &Path) -> bool {
     use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
-    // SAFETY: loading runs the library's initialisers. These are NVIDIA's own, made to be loaded at run time. The handle is
-    // leaked: unloading a driver in mid-process is what is known to go wrong.
+    // SAFETY: loading runs the library's initialisers. NVIDIA's are designed for loading at run time. The handle is
+    // leaked, because unloading a driver from a running process is known to cause crashes.
     match unsafe { Library::open(Some(file), RTLD_NOW | RTLD_GLOBAL) } {
         Ok(library) => {
             std::mem::forget(library);
@@ -164,7 +164,7 @@ fn open(file: &Path) -> bool {
     }
 }
 
-/// The path the loader took, from the process's own map.
+/// The path that the loader used, from the process's memory map.
 fn mapped(file: &str) -> Option<String> {
     let stem = file.split(".so").next()?;
     let maps = std::fs::read_to_string("/proc/self/maps").ok()?;

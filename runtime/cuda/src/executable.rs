@@ -1,10 +1,12 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
-//! The first runs are launched one by one. Once a program runs again over the same addresses, its launches are captured and
-//! replayed as one CUDA graph. Numbers that change from run to run (slots) are uploaded to a block of device memory before.
+//! The first runs are launched one by one. Once a program runs again over the same addresses, its launches are captured
+//! and replayed as one CUDA graph. Before each run, the run-time numbers (slots) are uploaded to a block of device
+//! memory.
 //!
-//! An index out of range does not stop a kernel: the kernel reports it to a cell in host memory and continues with a harmless one.
-//! The first runs of a program synchronize and raise it at once; later ones raise it at the next host wait or the next run.
+//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory and continues with a
+//! valid index. The first runs of a program synchronize and raise the error at once; later ones raise it at the next
+//! host wait or the next run.
 
 mod errors;
 mod products;
@@ -13,7 +15,7 @@ mod run;
 pub(crate) use errors::DeviceErrors;
 pub(crate) use products::{epilogue, product};
 
-use crate::backend::DeviceContext;
+use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
 use crate::driver::{Address, CudaBuffer, Entry, Module, Pinned, Replay};
@@ -27,14 +29,12 @@ use perilune_core::graph::Node;
 use perilune_core::op::IndexFault;
 use perilune_core::ops::matmul::LINEAR;
 use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
-use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap, VecDeque};
-use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
-/// Whether a fused op has a kernel of its own here.
+/// Whether this backend has a kernel for a fused op.
 pub fn has_kernel(node: &Node, props: &Props) -> bool {
-    // In f64 a sum is not rounded before its bias is added, in a kernel or in a map.
+    // In f64, a sum is not rounded before its bias is added, whether a kernel or a map adds it.
     (node.op == &LINEAR && node.dtype != DType::F64)
         || attention::has_kernel(node)
         || library::pool::has_kernel(node)
@@ -43,7 +43,7 @@ pub fn has_kernel(node: &Node, props: &Props) -> bool {
 
 enum Step {
     Conv {
-        plan: Rc<Plan>,
+        plan: Arc<Plan>,
         call: conv::Call,
     },
     Fp8 {
@@ -73,23 +73,29 @@ enum Step {
 struct Table {
     words: Arc<[Word]>,
     buffer: CudaBuffer,
-    last: RefCell<Vec<u64>>,
+    last: Vec<u64>,
 }
 
+/// A program with its device. A run takes the device's lock, and then its own.
 pub(crate) struct CudaExecutable {
-    steps: Vec<(usize, Step)>,
-    replays: RefCell<VecDeque<(Vec<Address>, Option<Replay>)>>,
-    slots: CudaBuffer,
-    cells: Option<Rc<DeviceErrors>>,
-    scratch: usize,
-    runs: Cell<u64>,
-    /// Inputs that the program writes: States.
-    writes: Vec<usize>,
+    compiled: Mutex<Compiled>,
     program: Arc<Program>,
-    shared: Rc<DeviceContext>,
+    shared: Arc<SharedDevice>,
 }
 
-/// IndexKind a kernel takes: launches, and products.
+/// The launches of a program, and what its runs leave for later ones.
+struct Compiled {
+    steps: Vec<(usize, Step)>,
+    replays: VecDeque<(Vec<Address>, Option<Replay>)>,
+    slots: CudaBuffer,
+    cells: Option<Arc<DeviceErrors>>,
+    scratch: usize,
+    runs: u64,
+    /// Inputs that the program writes, which are States.
+    writes: Vec<usize>,
+}
+
+/// What a kernel takes: launches, and products.
 enum Part {
     Work(Work),
     Conv(Box<conv::Call>),
@@ -97,8 +103,8 @@ enum Part {
 }
 
 /// The functions that a program launches.
-pub(crate) fn functions(shared: &Rc<DeviceContext>, program: &Program) -> Result<Vec<Arc<Function>>> {
-    Ok(launched(&CudaExecutable::parts(shared, program)?))
+pub(crate) fn functions(context: &mut DeviceContext, program: &Program) -> Result<Vec<Arc<Function>>> {
+    Ok(launched(&parts(context, program)?))
 }
 
 fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
@@ -106,69 +112,74 @@ fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
     launches.map(|l| l.function.clone()).collect()
 }
 
-impl CudaExecutable {
-    /// IndexKind each kernel takes, with its number, in order.
-    fn parts(shared: &Rc<DeviceContext>, program: &Program) -> Result<Vec<(usize, Part)>> {
-        let props = &shared.device.props;
-        let mut parts: Vec<(usize, Part)> = Vec::new();
-        for (k, kernel) in program.kernels.iter().enumerate() {
-            match kernel {
-                Kernel::Region(r) => {
-                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)))
-                }
-                Kernel::Multi(list) => parts.push((k, Part::Work(emit::regions(program, list, props)?))),
-                Kernel::Library(l) if conv::is(l.op) => {
-                    let conv::Parts { before, call, after } = conv::parts(l)?;
-                    parts.push((k, Part::Work(before)));
-                    parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
-                    parts.push((k, Part::Work(after)));
-                }
-                Kernel::Library(l) if fp8::is(l.op) => {
-                    let (before, operands) = fp8::parts(program, l)?;
-                    parts.push((k, Part::Work(before)));
-                    let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
-                    let gemm = shared.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
-                    let operands = Box::new(operands);
-                    parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
-                }
-                Kernel::Library(l) => {
-                    let (gemm, rest) = match product(program, l) {
-                        Some(p) if l.op == &LINEAR => (products::linear(shared, program, l, p), l.epilogue.as_ref()),
-                        Some(p) => {
-                            let (gemm, taken) = products::gemm(shared, program, l, p)?;
-                            (Some(gemm), if taken { None } else { l.epilogue.as_ref() })
-                        }
-                        None => (None, l.epilogue.as_ref()),
-                    };
-                    match gemm {
-                        Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
-                        None => parts.push((k, Part::Work(library::routine(program, l, props)?))),
+/// What each kernel takes, with its number, in order.
+fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, Part)>> {
+    let props = &context.device.clone().props;
+    let mut parts: Vec<(usize, Part)> = Vec::new();
+    for (k, kernel) in program.kernels.iter().enumerate() {
+        match kernel {
+            Kernel::Region(r) => parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?))),
+            Kernel::Multi(list) => parts.push((k, Part::Work(emit::regions(program, list, props)?))),
+            Kernel::Library(l) if conv::is(l.op) => {
+                let conv::Parts { before, call, after } = conv::parts(l)?;
+                parts.push((k, Part::Work(before)));
+                parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
+                parts.push((k, Part::Work(after)));
+            }
+            Kernel::Library(l) if fp8::is(l.op) => {
+                let (before, operands) = fp8::parts(program, l)?;
+                parts.push((k, Part::Work(before)));
+                let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
+                let gemm = context.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
+                let operands = Box::new(operands);
+                parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
+            }
+            Kernel::Library(l) => {
+                let (gemm, rest) = match product(program, l) {
+                    Some(p) if l.op == &LINEAR => (products::linear(context, program, l, p), l.epilogue.as_ref()),
+                    Some(p) => {
+                        let (gemm, taken) = products::gemm(context, program, l, p)?;
+                        (Some(gemm), if taken { None } else { l.epilogue.as_ref() })
                     }
-                    if let Some(r) = rest {
-                        parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
-                    }
+                    None => (None, l.epilogue.as_ref()),
+                };
+                match gemm {
+                    Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
+                    None => parts.push((k, Part::Work(library::routine(program, l, props)?))),
+                }
+                if let Some(r) = rest {
+                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
             }
         }
-        Ok(parts)
     }
+    Ok(parts)
+}
 
-    pub fn new(shared: &Rc<DeviceContext>, program: Arc<Program>) -> Result<CudaExecutable> {
-        let parts = CudaExecutable::parts(shared, &program)?;
-        let mut entries = entries(shared, &launched(&parts))?;
+impl CudaExecutable {
+    pub fn new(shared: &Arc<SharedDevice>, program: Arc<Program>) -> Result<CudaExecutable> {
+        let compiled = Compiled::new(&mut *shared.lock()?, &program)?;
+        Ok(CudaExecutable { compiled: Mutex::new(compiled), program, shared: shared.clone() })
+    }
+}
+
+impl Compiled {
+    fn new(context: &mut DeviceContext, program: &Program) -> Result<Compiled> {
+        let parts = parts(context, program)?;
+        let mut entries = entries(context, &launched(&parts))?;
         let mut steps = Vec::new();
         let mut scratch = 0;
-        let mut plans: HashMap<conv::Problem, Rc<Plan>> = HashMap::new();
+        let mut plans: HashMap<conv::Problem, Arc<Plan>> = HashMap::new();
         let mut faults: Vec<(Origin, IndexFault)> = Vec::new();
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
                 Part::Conv(call) => {
-                    let Some(dnn) = shared.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
+                    let Some(dnn) = context.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
                     let plan = match plans.get(&call.problem) {
-                        Some(plan) => Rc::clone(plan),
+                        Some(plan) => Arc::clone(plan),
                         None => {
-                            let plan = Rc::new(dnn.plan(&call.problem)?);
+                            let plan = Arc::new(dnn.plan(&call.problem)?);
                             plans.insert(call.problem, plan.clone());
                             plan
                         }
@@ -185,15 +196,15 @@ impl CudaExecutable {
                         let entry = entries.remove(&nvrtc::name(&launch.function));
                         let Some(entry) = entry else { return Err(Error::system("cuda", "this is a bug: no entry")) };
                         entries.insert(nvrtc::name(&launch.function), entry.clone());
-                        // With what a kernel declares beside it, more than 48 KiB need leave.
+                        // Together with the kernel's static shared memory, more than 48 KiB needs an explicit limit.
                         if launch.shared_bytes > 32 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
                         }
                         let mut tables = Vec::new();
                         for arg in &launch.args {
                             if let Arg::Table(words) = arg {
-                                let buffer = shared.heap.alloc(words.len() * 8)?;
-                                tables.push(Table { words: words.clone(), buffer, last: RefCell::default() });
+                                let buffer = context.heap.alloc(words.len() * 8)?;
+                                tables.push(Table { words: words.clone(), buffer, last: Vec::new() });
                             }
                         }
                         if launch.args.contains(&Arg::Fault) {
@@ -215,46 +226,36 @@ impl CudaExecutable {
         let cells = if faults.is_empty() {
             None
         } else {
-            let memory = Pinned::new(&shared.device, faults.len() * FAULT_WORDS * 8)?;
-            let cells = Rc::new(DeviceErrors { memory, kernels: faults });
-            shared.cells.borrow_mut().push(Rc::downgrade(&cells));
+            let memory = Pinned::new(&context.device, faults.len() * FAULT_WORDS * 8)?;
+            let cells = Arc::new(DeviceErrors { memory, kernels: faults });
+            context.cells.push(Arc::downgrade(&cells));
             Some(cells)
         };
-        let slots = shared.heap.alloc(program.slots.len() * 8)?;
+        let slots = context.heap.alloc(program.slots.len() * 8)?;
         let input = |v: ValueId| match program.values[v.0 as usize].storage {
             Storage::Input(k) => Some(k as usize),
             _ => None,
         };
         let writes: BTreeSet<usize> = program.kernels.iter().flat_map(Kernel::writes).filter_map(input).collect();
-        Ok(CudaExecutable {
-            writes: writes.into_iter().collect(),
-            steps,
-            replays: RefCell::default(),
-            slots,
-            cells,
-            scratch,
-            runs: Cell::new(0),
-            program,
-            shared: shared.clone(),
-        })
+        let (writes, replays) = (writes.into_iter().collect(), VecDeque::new());
+        Ok(Compiled { writes, steps, replays, slots, cells, scratch, runs: 0 })
     }
 }
 
-/// Compiles functions and finds them in their modules, by name.
-fn entries(shared: &Rc<DeviceContext>, functions: &[Arc<crate::launch::Function>]) -> Result<HashMap<String, Entry>> {
-    let cubins = shared.compiler.borrow_mut().compile(functions)?;
-    let mut modules = shared.modules.borrow_mut();
+/// Compiles functions and looks them up in their modules by name.
+fn entries(context: &mut DeviceContext, functions: &[Arc<crate::launch::Function>]) -> Result<HashMap<String, Entry>> {
+    let cubins = context.compiler.compile(functions)?;
     let mut out = HashMap::new();
     for (f, cubin) in functions.iter().zip(cubins) {
         let name = nvrtc::name(f);
         if out.contains_key(&name) {
             continue;
         }
-        let module = match modules.get(&cubin.hash) {
+        let module = match context.modules.get(&cubin.hash) {
             Some(m) => m.clone(),
             None => {
-                let m = Module::load(&shared.device, &cubin.bytes)?;
-                modules.insert(cubin.hash, m.clone());
+                let m = Module::load(&context.device, &cubin.bytes)?;
+                context.modules.insert(cubin.hash, m.clone());
                 m
             }
         };

@@ -7,7 +7,7 @@ use perilune_core::DType;
 use perilune_core::error::Result;
 use std::fmt::Write;
 
-/// A square convolution of `n` images in bf16: channels, rows, channels out, kernel, stride.
+/// A square convolution of `n` images in bf16: input channels, rows, output channels, kernel size, stride.
 pub fn square(kind: Kind, n: i64, [c, h, o, k, stride]: [i64; 5]) -> Problem {
     let out = (h + 2 * (k / 2) - k) / stride + 1;
     let pad = [k / 2; 2];
@@ -24,7 +24,7 @@ pub fn square(kind: Kind, n: i64, [c, h, o, k, stride]: [i64; 5]) -> Problem {
     }
 }
 
-/// A line for each problem: its work, then engine, microseconds and MiB of workspace of each plan, in cuDNN's order.
+/// One line per problem: its work, then engine, microseconds and MiB of workspace of each plan, in cuDNN's order.
 pub fn convolutions(problems: &[Problem], most: usize) -> Result<String> {
     let device = Device::open(0)?;
     let heap = Heap::new(&device)?;

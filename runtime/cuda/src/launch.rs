@@ -1,34 +1,34 @@
-//! Defines kernels and launches as plain data, which `emit`, `library` and `attention` make and `executable` runs.
+//! Defines kernels and launches as plain data, which `emit`, `library` and `attention` build and `executable` runs.
 //!
-//! No device is needed, so plans are compiled and checked on machines without a GPU. Addresses are symbolic (a value, the slots, an
-//! offset in the workspace) and are filled in at launch.
+//! No device is needed, so plans can be compiled and checked on machines without a GPU. Addresses are symbolic (a
+//! value, the slots, an offset in the workspace) and are resolved at launch.
 
 use perilune_core::DType;
 use perilune_plan::ir::ValueId;
 use std::sync::Arc;
 
-/// Facts about a GPU that kernels are made for.
+/// Properties of the GPU that kernels are compiled for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Props {
     /// Compute capability, as in (9, 0).
     pub arch: (u32, u32),
     /// Multiprocessors.
     pub sms: u32,
-    /// Most shared memory a block can have, in bytes.
+    /// Maximum shared memory of a block, in bytes.
     pub shared_bytes: u32,
 }
 
 impl Props {
-    /// An H200: what kernels are made for where there is no GPU.
+    /// An H200, the default target if there is no GPU.
     pub const H200: Props = Props { arch: (9, 0), sms: 132, shared_bytes: 227 << 10 };
 }
 
 /// A CUDA function.
 ///
-/// `text` is CUDA C++ that defines `extern "C" __global__ void KERNEL(...)`, with the word `KERNEL` where its name
-/// stands; it may include the headers of `kernels/` by their path there (`#include "device/philox.cuh"`). Many functions
-/// are compiled as one program, so nothing else at file scope may have a name that another function's text could use:
-/// keep helpers in headers. Its real name is `label` and a hash of the text.
+/// `text` is CUDA C++ that defines `extern "C" __global__ void KERNEL(...)`, with the word `KERNEL` in place of the
+/// name. It may include the headers of `kernels/` by their paths there (`#include "device/philox.cuh"`). Many functions
+/// are compiled as one program, so the text must not define other names at file scope; helpers belong in headers. The
+/// actual name is `label` and a hash of the text.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Function {
     /// The name in profiles: letters, digits and `_`.
@@ -40,17 +40,17 @@ pub struct Function {
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Word {
     Number(u64),
-    /// The device address of a value, plus bytes.
+    /// The device address of a value, plus a byte offset.
     Value(ValueId, i64),
 }
 
-/// A tensor map for TMA (sm_90): boxes of a tensor of 16-bit floats, written to shared memory with a 128-byte swizzle, 0 outside of
-/// the tensor. Dims are innermost first.
+/// A tensor map for TMA (sm_90): boxes of a tensor of 16-bit floats, stored to shared memory with a 128-byte swizzle, 0
+/// outside the tensor. Dims are ordered innermost first.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TmaDesc {
     pub dtype: DType,
     pub dims: [u64; 4],
-    /// In bytes, of the dims but the first.
+    /// Strides in bytes of all dims but the first.
     pub strides: [u64; 3],
     pub shape: [u32; 4],
 }
@@ -58,11 +58,11 @@ pub struct TmaDesc {
 /// An argument of a launch.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Arg {
-    /// The device address of a value, plus bytes.
+    /// The device address of a value, plus a byte offset.
     Value(ValueId, i64),
     /// The run-time numbers, `const unsigned long long*`: slot k is an i64 or the bits of an f64.
     Slots,
-    /// Bytes of the program's workspace from this offset on. Kernels of one plan step own it until the next step.
+    /// The program's workspace from this byte offset. Kernels of one plan step own it until the next step.
     Scratch(usize),
     /// Where a kernel reports a bad index: `Fault*` (see `kernels/device/fault.cuh`).
     Fault,
@@ -70,7 +70,7 @@ pub enum Arg {
     I64(i64),
     F32(f32),
     F64(f64),
-    /// A structure passed by value, as the kernel lays it out: aligned to 8 bytes, at most 4,000 long.
+    /// A structure passed by value, laid out as in the kernel: aligned to 8 bytes, at most 4,000 bytes long.
     Bytes(Vec<u8>),
     /// `const unsigned long long*`: a table in device memory.
     Table(Arc<[Word]>),

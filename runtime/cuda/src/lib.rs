@@ -1,13 +1,14 @@
-//! Runs plans on NVIDIA GPUs, from sm_80.
+//! Runs plans on NVIDIA GPUs from sm_80 on.
 //!
-//! - `schedule` analyses fused regions and `emit` generates CUDA C++ for them, `library` and `attention` launch the hand-written kernels of `kernels/`, `blas`
-//!   calls cuBLASLt and `dnn` cuDNN, where it is found.
+//! - `schedule` analyses fused regions and `emit` generates CUDA C++ for them, `library` and `attention` launch the
+//!   hand-written kernels of `kernels/`, `blas` calls cuBLASLt, and `dnn` calls cuDNN if it is installed.
 //! - Generated and hand-written kernels are [`launch::Work`]: plain data that needs no device. `nvrtc` compiles it and caches the
 //!   machine code on disk.
 //! - `executable` runs a program through `driver`; `backend` implements the plan's `Backend` trait.
 //! - `offline_target` plans and prints kernels without a GPU.
 //!
-//! No NVIDIA library is linked: `dylib` opens each at run time, and a missing one is an error that says how to get it.
+//! No NVIDIA library is linked: `dylib` opens each at run time, and the error of a missing one states how to install
+//! it.
 
 // The wrappers of NVIDIA's libraries are C calls. Every unsafe block states why it is sound; `emit` and `library` have none.
 #![allow(unsafe_code)]
@@ -33,4 +34,12 @@ mod peak;
 mod schedule;
 
 pub use backend::Cuda;
+
+/// A compile-time assertion: a device, its buffers and its programs may move to and be shared with other threads.
+const _: () = {
+    const fn shared<T: Send + Sync>() {}
+    shared::<Cuda>();
+    shared::<driver::CudaBuffer>();
+    shared::<executable::CudaExecutable>();
+};
 pub use offline_target::OfflineTarget;

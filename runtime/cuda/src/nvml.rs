@@ -1,8 +1,8 @@
 //! Reads a GPU's utilization, memory, power, temperature and throttle reasons from NVML.
 //!
-//! The library comes with the driver and is opened at run time; without it there are no readings. A probe may run on its own thread: a
-//! reading takes from microseconds to milliseconds, and a step must not wait for it. NVML ignores CUDA_VISIBLE_DEVICES, so the GPU is
-//! found by its PCI address.
+//! The library comes with the driver and is opened at run time; without it there are no readings. A probe may run on a
+//! separate thread, because a reading takes from microseconds to milliseconds and a step must not wait for it. NVML
+//! ignores CUDA_VISIBLE_DEVICES, so the GPU is found by its PCI address.
 
 use nvml_wrapper::Nvml;
 use nvml_wrapper::bitmasks::device::ThrottleReasons;
@@ -10,10 +10,11 @@ use nvml_wrapper::enum_wrappers::device::{Clock, TemperatureSensor};
 use perilune_plan::{Probe, Readings};
 use std::ffi::OsStr;
 
-/// Drivers without the development package have only the second.
+/// Drivers without the development package install only the second name.
 const NAMES: [&str; 2] = ["libnvidia-ml.so", "libnvidia-ml.so.1"];
 
-/// A probe of the GPU at that PCI address (`00000000:1B:00.0`); none where NVML is absent or does not know it.
+/// Returns a probe of the GPU at that PCI address (`00000000:1B:00.0`), or `None` if NVML is absent or does not list
+/// it.
 pub fn probe(pci: &str) -> Option<Probe> {
     let nvml = NAMES.iter().find_map(|name| Nvml::builder().lib_path(OsStr::new(name)).init().ok())?;
     nvml.device_by_pci_bus_id(pci).ok()?;
@@ -38,7 +39,7 @@ fn read(nvml: &Nvml, pci: &str) -> Option<Readings> {
     })
 }
 
-/// The reasons that throttle the clocks. An idle GPU and user-set clocks do not count.
+/// The reasons for throttled clocks, except an idle GPU and user-set clocks.
 fn reasons(r: ThrottleReasons) -> Vec<&'static str> {
     let known = [
         (ThrottleReasons::SW_POWER_CAP, "power limit"),

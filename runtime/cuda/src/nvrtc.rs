@@ -1,8 +1,9 @@
 //! Compiles CUDA C++ to machine code with NVRTC and caches it on disk.
 //!
-//! Functions that are not cached are compiled in batches, one batch per core: one program of many functions takes a fraction of the time
-//! of as many programs. A cache key is the BLAKE3 of everything that determines the code: text, headers, options, architecture,
-//! compiler version. A cached file holds its own hash and is renamed into place, so readers see all of it or nothing.
+//! Functions that are not cached are compiled in batches, one batch per core: one program of many functions takes a
+//! fraction of the time of many programs with one function each. A cache key is the BLAKE3 of everything that
+//! determines the code: text, headers, options, architecture, compiler version. A cached file holds its own hash and is
+//! renamed into place, so readers see either a complete file or none.
 
 use crate::dylib;
 use crate::headers::HEADERS;
@@ -18,13 +19,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::thread::JoinHandle;
 
-/// Functions in one program at most.
+/// Maximum functions per program.
 const BATCH: usize = 16;
-/// Generated functions in one program at least, where there are more than cores: the headers alone take as long as some of them.
+/// Minimum generated functions per program, if there are more functions than cores: the headers alone take as long as
+/// several functions.
 const LEAST: usize = 4;
 
-/// A text that begins with this line may have products and sums contracted: hand-written kernels that state their own
-/// arithmetic. Fused regions never do.
+/// The first line of texts that allow contraction of products and sums: hand-written kernels that state their own
+/// arithmetic. Fused regions never allow it.
 pub const CONTRACT: &str = "// contract\n";
 
 /// Machine code of some functions.
@@ -39,11 +41,11 @@ pub struct Compiler {
     arch: (u32, u32),
     /// CUDA version of the compiler.
     pub version: (i32, i32),
-    /// Where machine code is kept; `None`: nowhere.
+    /// The cache folder; `None` disables the cache.
     folder: Option<PathBuf>,
-    /// What every key begins with.
+    /// The common prefix of all keys.
     base: blake3::Hash,
-    /// Programs compiled since it was made, and the seconds they took.
+    /// Number of programs compiled so far, and the seconds they took.
     pub compiled: usize,
     pub seconds: f64,
 }
@@ -52,8 +54,8 @@ impl Compiler {
     pub fn new(arch: (u32, u32), folder: Option<PathBuf>) -> Result<Compiler> {
         dylib::load("NVRTC")?;
         let (mut major, mut minor) = (0, 0);
-        // SAFETY: the library is there; out-pointers are to locals.
-        check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "asking for NVRTC's version")?;
+        // SAFETY: the library is loaded; out-pointers point to locals.
+        check(unsafe { sys::nvrtcVersion(&mut major, &mut minor) }, "querying NVRTC's version")?;
         let mut base = blake3::Hasher::new();
         base.update(format!("{arch:?} {major}.{minor} {:?}", options(arch, Kind::Generated)).as_bytes());
         for (name, text) in HEADERS {
@@ -63,7 +65,7 @@ impl Compiler {
         Ok(Compiler { arch, version: (major, minor), folder, base, compiled: 0, seconds: 0.0 })
     }
 
-    /// Machine code that holds each function, in order. Functions compiled together share a cubin.
+    /// Returns the machine code that holds each function, in order. Functions compiled together share a cubin.
     pub fn compile(&mut self, functions: &[Arc<Function>]) -> Result<Vec<Cubin>> {
         let mut found: HashMap<String, Cubin> = HashMap::new();
         let mut missing: Vec<(String, Arc<Function>)> = Vec::new();
@@ -77,7 +79,7 @@ impl Compiler {
                 None => missing.push((key, f.clone())),
             }
         }
-        // Stable: functions with the same options come together.
+        // The sort is stable and groups functions with the same options.
         missing.sort_by_key(|m| Kind::of(&m.1.text));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
         let kinds = missing.chunk_by(|a, b| Kind::of(&a.1.text) == Kind::of(&b.1.text));
@@ -95,8 +97,8 @@ impl Compiler {
         Ok(functions.iter().map(|f| found[&self.key(f)].clone()).collect())
     }
 
-    /// Compiles what the cache lacks of functions in a thread of its own, for a later `compile`. `None`: it has them all, or
-    /// there is no cache to leave them in.
+    /// Starts a thread that compiles the functions missing from the cache, for a later `compile`. Returns `None` if
+    /// none is missing or there is no cache.
     pub fn prepare(&self, functions: &[Arc<Function>]) -> Option<JoinHandle<()>> {
         let folder = self.folder.as_ref()?;
         let lacks = |f: &&Arc<Function>| !folder.join(format!("{}.ref", self.key(f))).exists();
@@ -105,12 +107,12 @@ impl Compiler {
             return None;
         }
         let mut own = self.clone();
-        // What NVRTC refuses it refuses again, and is reported, when the program is compiled.
+        // If NVRTC rejects a function, compiling the program reports the error again.
         let work = move || drop(own.compile(&missing));
         std::thread::Builder::new().name("nvrtc".into()).spawn(work).ok()
     }
 
-    /// Compiles programs, as many at a time as there are cores.
+    /// Compiles programs, one per core at a time.
     fn programs(&mut self, batches: &[&[(String, Arc<Function>)]], cores: usize) -> Vec<Result<(Vec<u8>, String)>> {
         let start = std::time::Instant::now();
         let arch = self.arch;
@@ -123,7 +125,7 @@ impl Compiler {
         };
         std::thread::scope(|s| {
             for k in 1..cores.min(batches.len()) {
-                // One thread less is slower, no more.
+                // If a thread cannot be started, the others take over its share.
                 let _ = std::thread::Builder::new().name(format!("nvrtc-{k}")).spawn_scoped(s, work);
             }
             work();
@@ -134,7 +136,7 @@ impl Compiler {
         done.into_iter().map(|cell| cell.into_inner().unwrap_or_else(lost)).collect()
     }
 
-    /// Compiles functions as one program, without the cache: machine code and the compiler's log.
+    /// Compiles functions as one program, without the cache; returns machine code and the compiler's log.
     pub fn program(&mut self, functions: &[&Function]) -> Result<(Vec<u8>, String)> {
         let start = std::time::Instant::now();
         let done = program(self.arch, functions);
@@ -143,13 +145,13 @@ impl Compiler {
         done
     }
 
-    /// The PTX of one function in a program of its own, so that no other function decides what is inlined: tests pin it.
+    /// Returns the PTX of one function compiled alone, so that no other function affects inlining; tests pin it.
     pub fn ptx(&self, f: &Function) -> Result<String> {
         let mut options = options(self.arch, Kind::of(&f.text));
         // A virtual architecture stops before the assembler.
         options[0] = options[0].replace("=sm_", "=compute_");
         options.retain(|o| !o.starts_with("--ptxas-options"));
-        let failed = |log| Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", f.label));
+        let failed = |log| Error::system("cuda", format!("this is a bug: NVRTC rejects {}:\n{log}", f.label));
         let (bytes, _) = compile(&named(f), &options, Output::Ptx).map_err(failed)?;
         let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| failed("PTX without an end".to_string()))?;
         Ok(text.to_string_lossy().into_owned())
@@ -169,11 +171,11 @@ impl Compiler {
         let code = std::fs::read_to_string(folder.join(format!("{key}.ref"))).ok()?;
         let bytes = std::fs::read(folder.join(format!("{}.cubin", code.trim()))).ok()?;
         let hash = blake3::hash(&bytes);
-        // A file that was cut off or changed is as good as none.
+        // A truncated or changed file is treated as missing.
         (hash.to_hex().as_str()[..32] == *code.trim()).then(|| Cubin { bytes: Arc::new(bytes), hash: *hash.as_bytes() })
     }
 
-    /// A cache that cannot be written costs time, never a run.
+    /// If the cache cannot be written, later runs only compile again.
     fn keep(&self, keys: &[&str], cubin: &Cubin) {
         let Some(folder) = &self.folder else { return };
         let code = blake3::Hash::from(cubin.hash).to_hex()[..32].to_string();
@@ -191,13 +193,13 @@ impl Compiler {
     }
 }
 
-/// The text of a function with its name in it.
+/// The text of a function with its name inserted.
 fn named(f: &Function) -> String {
     let word = if Kind::of(&f.text) == Kind::Own { ENTRY } else { "KERNEL" };
     f.text.replace(word, &name(f))
 }
 
-/// Functions as one program: machine code and the compiler's log.
+/// Compiles functions as one program; returns machine code and the compiler's log.
 fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String)> {
     let mut text = String::new();
     for f in functions {
@@ -210,7 +212,7 @@ fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String
             return source::refused(&f.text, &log);
         }
         let labels: Vec<&str> = functions.iter().map(|f| f.label.as_str()).collect();
-        Error::system("cuda", format!("this is a bug: NVRTC refuses {}:\n{log}", labels.join(", ")))
+        Error::system("cuda", format!("this is a bug: NVRTC rejects {}:\n{log}", labels.join(", ")))
     })
 }
 
@@ -230,13 +232,13 @@ pub fn name(f: &Function) -> String {
     format!("{}_{}", f.label, &h.finalize().to_hex()[..12])
 }
 
-/// What a text is, by how it begins.
+/// The kind of a text, by its first line.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Generated,
     /// Hand-written, with contraction.
     Contract,
-    /// From a recipe: a program of its own, as NVIDIA's compiler would take it.
+    /// From a recipe: compiled as a separate program, as nvcc would.
     Own,
 }
 
@@ -249,7 +251,7 @@ impl Kind {
         }
     }
 
-    /// How many functions make a program where a core's share is so many.
+    /// The number of functions per program, given a core's share.
     fn batch(self, share: usize) -> usize {
         match self {
             Kind::Generated if share > 1 => share.clamp(LEAST, BATCH),
@@ -260,7 +262,7 @@ impl Kind {
 }
 
 fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
-    // wgmma and TMA exist in the architecture-specific feature set only.
+    // wgmma and TMA exist only in the architecture-specific feature set.
     let specific = if arch >= (9, 0) { "a" } else { "" };
     let mut out = vec![
         format!("--gpu-architecture=sm_{}{}{specific}", arch.0, arch.1),
@@ -270,7 +272,7 @@ fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
         "--device-as-default-execution-space".into(),
     ];
     if kind == Kind::Own {
-        // cuda_fp16.h and the like, where a toolkit is there.
+        // cuda_fp16.h and similar headers, if a toolkit is installed.
         out.extend(dylib::include_dirs().iter().map(|d| format!("--include-path={}", d.display())));
     }
     out
@@ -283,15 +285,15 @@ fn check(status: sys::nvrtcResult, what: &str) -> Result<()> {
     Err(Error::system("cuda", format!("{what} failed (NVRTC error {})", status as u32)))
 }
 
-/// What NVRTC is asked for.
+/// The output format requested from NVRTC.
 #[derive(Clone, Copy, PartialEq)]
 enum Output {
     Cubin,
-    /// Text that ends in 0.
+    /// NUL-terminated text.
     Ptx,
 }
 
-/// Code and log, or the log alone.
+/// Returns code and log, or only the log on failure.
 fn compile(text: &str, options: &[String], output: Output) -> std::result::Result<(Vec<u8>, String), String> {
     let c = |s: &str| CString::new(s).map_err(|_| "a text holds a 0".to_string());
     let source = c(text)?;
@@ -301,8 +303,8 @@ fn compile(text: &str, options: &[String], output: Output) -> std::result::Resul
     let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
     let (names, texts, options) = (pointers(&names), pointers(&texts), pointers(&options));
     let mut program = null_mut();
-    // SAFETY: `Compiler::new` saw the library. All strings end in 0 and outlive the calls; buffers have the sizes that
-    // NVRTC asked for; the program is destroyed once.
+    // SAFETY: `Compiler::new` loaded the library. All strings are NUL-terminated and outlive the calls; buffers have
+    // the sizes that NVRTC reported; the program is destroyed once.
     unsafe {
         let status = sys::nvrtcCreateProgram(
             &mut program,
@@ -344,7 +346,7 @@ fn compile(text: &str, options: &[String], output: Output) -> std::result::Resul
     }
 }
 
-/// Files of machine code in a cache folder, and their bytes.
+/// Number of machine-code files in a cache folder, and their total bytes.
 pub fn size(path: &Path) -> (usize, u64) {
     let files = std::fs::read_dir(path).map(|d| d.flatten().collect::<Vec<_>>()).unwrap_or_default();
     let cubins = files.iter().filter(|f| f.path().extension().is_some_and(|e| e == "cubin"));
@@ -360,14 +362,15 @@ mod tests {
         Arc::new(Function { label: format!("test_{k}"), text })
     }
 
-    /// More functions than a program holds, some of them twice: each gets the code that its name is in, also from the disk.
+    /// More functions than a program holds, some of them twice: each must get the code that contains its name, also
+    /// from disk.
     #[test]
     fn programs_made_side_by_side_go_to_their_functions() {
         let folder = tempfile::tempdir().unwrap();
         let Ok(mut c) = Compiler::new((9, 0), Some(folder.path().to_path_buf())) else {
             assert!(
                 std::env::var_os("PERILUNE_TEST_NVRTC").is_none(),
-                "no libnvrtc, which PERILUNE_TEST_NVRTC asks for"
+                "no libnvrtc, which PERILUNE_TEST_NVRTC requires"
             );
             println!("skipped: no libnvrtc (set LD_LIBRARY_PATH)");
             return;
@@ -383,15 +386,15 @@ mod tests {
         if let Some(work) = c.prepare(&list[..5]) {
             work.join().unwrap();
         }
-        assert!(c.prepare(&list[..5]).is_none(), "all of it lies on the disk");
+        assert!(c.prepare(&list[..5]).is_none(), "everything is on disk");
         c.compile(&list[..5]).unwrap();
         assert_eq!(c.compiled, 0);
         holds(&c.compile(&list).unwrap());
         let programs = c.compiled;
-        // 32 were left: a core takes its share in one program, or each is one of its own.
+        // 32 functions were left: each core compiles its share as one program, or each function is a program.
         assert!((2..=32).contains(&programs), "{programs}");
         holds(&c.compile(&list).unwrap());
-        assert_eq!(c.compiled, programs, "all of it lay on the disk");
+        assert_eq!(c.compiled, programs, "everything was on disk");
         let bad = function(99, "x[0] = missing;");
         let e = c.compile(&[list[0].clone(), bad]).err().unwrap();
         assert!(e.message.contains("test_99") && e.message.contains("missing"), "{e}");

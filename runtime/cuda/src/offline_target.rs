@@ -1,4 +1,4 @@
-//! Plans and prints kernels for a GPU that is not there: a backend that compiles and runs nothing.
+//! Plans and prints kernels for a GPU that is not present: a backend that neither compiles nor runs.
 
 use crate::launch::{Arg, Props, Work};
 use crate::library::fp8;
@@ -12,7 +12,7 @@ use perilune_plan::{Backend, Buffer, Executable};
 use std::fmt::Write;
 use std::sync::Arc;
 
-/// A GPU that plans and writes texts, and computes nothing.
+/// A target GPU that plans and emits texts, but computes nothing.
 #[derive(Clone, Copy, Debug)]
 pub struct OfflineTarget(pub Props);
 
@@ -23,7 +23,7 @@ impl Default for OfflineTarget {
 }
 
 fn nothing<T>() -> Result<T> {
-    Err(Error::system("cuda", "this is a bug: an offline target was asked to compute"))
+    Err(Error::system("cuda", "this is a bug: an offline target cannot compute"))
 }
 
 impl Backend for OfflineTarget {
@@ -77,8 +77,8 @@ impl Backend for OfflineTarget {
     }
 }
 
-/// What kernel `k` of a program takes: a line about the product that cuBLASLt does or the convolution that cuDNN does, if
-/// one does, and launches.
+/// Returns the work of kernel `k` of a program: a line about the cuBLASLt product or the cuDNN convolution, if there is
+/// one, and launches.
 pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String>, Vec<Work>)> {
     let (mut product, mut works) = (None, Vec::new());
     let regions = match &program.kernels[k] {
@@ -114,7 +114,7 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
     Ok((product, works))
 }
 
-/// The launches of kernel `k` and the text of each; a product that cuBLASLt does is a line.
+/// The launches of kernel `k` with the text of each; a cuBLASLt product is one line.
 pub fn text(program: &Program, k: usize, props: &Props) -> Result<String> {
     let (product, works) = work(program, k, props)?;
     let mut out = product.map_or_else(String::new, |line| format!("// {line}\n"));

@@ -1,9 +1,9 @@
-//! Gives a GPU's peak FLOP/s by precision, for model FLOPs utilization (MFU).
+//! Estimates a GPU's peak FLOP/s by precision, for model FLOPs utilization (MFU).
 //!
 //! Listed GPUs have the vendor's published dense figures at boost clock; others are estimated from the number of SMs, their clock and
 //! the multiply-adds per SM and cycle of the architecture.
 
-/// (part of the name, bf16 and fp16, tf32, f32) in TFLOP/s. The first that fits counts.
+/// (substring of the name, bf16 and fp16, tf32, f32) in TFLOP/s. The first match counts.
 const KNOWN: [(&str, f64, f64, f64); 14] = [
     ("B200", 2250.0, 1125.0, 75.0),
     ("H200", 989.4, 494.7, 66.9),
@@ -21,7 +21,8 @@ const KNOWN: [(&str, f64, f64, f64); 14] = [
     ("A10", 125.0, 62.5, 31.2),
 ];
 
-/// FLOP/s of products in a precision (`f32`, `tf32`, `bf16`, `fp16`); none for a precision or architecture not known here.
+/// Peak FLOP/s of products in a precision (`f32`, `tf32`, `bf16`, `fp16`); `None` for an unknown precision or
+/// architecture.
 pub fn flops(name: &str, arch: (u32, u32), sms: u32, clock_hz: f64, precision: &str) -> Option<f64> {
     let pick = |half: f64, tf32: f64, single: f64| match precision {
         "bf16" | "fp16" => Some(half),
@@ -34,7 +35,7 @@ pub fn flops(name: &str, arch: (u32, u32), sms: u32, clock_hz: f64, precision: &
     if let Some((_, half, tf32, single)) = KNOWN.iter().find(|k| fits(k.0)) {
         return pick(half * 1e12, tf32 * 1e12, single * 1e12);
     }
-    // FLOP a cycle and SM.
+    // FLOP per cycle and SM.
     let (half, tf32, single) = match arch {
         (8, 0) => (2048.0, 1024.0, 128.0),
         (8, _) => (1024.0, 512.0, 256.0),
@@ -57,7 +58,7 @@ mod tests {
         assert_eq!(bf16("NVIDIA H100 PCIe"), Some(756.0));
         assert_eq!(bf16("NVIDIA H100 80GB HBM3"), Some(989.4));
         assert_eq!(flops("NVIDIA A100-SXM4-80GB", (8, 0), 108, 1.41e9, "bf16"), Some(312e12));
-        // The formula gives what is published where it can be compared.
+        // The formula must reproduce published figures.
         let estimate = flops("unknown", (9, 0), 132, 1.83e9, "bf16").map(|f| (f / 1e12).round());
         assert_eq!(estimate, Some(989.0));
         assert_eq!(flops("unknown", (7, 5), 40, 1.5e9, "bf16"), None);

@@ -17,7 +17,7 @@ use perilune_cuda::attention::{
 use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
-// ---- which nodes, which launches ---------------------------------------------------------------------------------
+// ---- supported nodes and their launches --------------------------------------------------------------------------
 
 const CAUSAL: Mask = Mask { causal: true, window: false, documents: false };
 
@@ -73,12 +73,12 @@ fn dense(v: u32, dims: &[usize]) -> Operand {
     Operand::View(ValueId(v), Layout::contiguous(Shape::of(dims)))
 }
 
-/// Numbers of documents among the inputs.
+/// Document ids as an operand.
 fn documents(dims: &[usize], strides: &[isize]) -> Operand {
     view(7, dims, strides, 3)
 }
 
-/// A GPU whose kernels are of warps.
+/// A GPU without warpgroup kernels.
 const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 };
 
 fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
@@ -131,7 +131,7 @@ fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, output
     }
 }
 
-/// The i64 at place `i` of the last argument.
+/// The `i`-th i64 of the last argument.
 fn number(args: &[Arg], i: usize) -> i64 {
     let Some(Arg::Bytes(bytes)) = args.last() else { panic!("{args:?}") };
     i64::from_le_bytes(bytes[8 * i..8 * i + 8].try_into().unwrap())
@@ -198,7 +198,7 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
     let both = ["attention_backward_q_sm90_d64_bf16_causal", "attention_backward_kv_sm90_d64_bf16_causal"];
     assert_eq!(labels(&w), both);
     assert_eq!(w.scratch_bytes, 2 * 4 * (384 + 128) * 8);
-    // The side that a block keeps comes in its rows, the other in steps.
+    // The side that a block keeps is read in its rows, the other in steps.
     let tile = WarpgroupTile::of(Pass::BackwardKv, 64, &Props::H200, CAUSAL).unwrap().1;
     let rows: Vec<u32> = w.launches[1].args[..4]
         .iter()
@@ -210,7 +210,7 @@ fn on_sm_90_the_copy_engine_reads_a_fused_projection() {
 #[test]
 fn documents_take_one_small_launch_more() {
     let x = || dense(0, &[3, 2, 4, 200, 64]);
-    // One row of numbers for each of 2, the same for all 3.
+    // One row of ids for each of 2 batches, the same for all 3.
     let ids = documents(&[3, 2, 200], &[0, 200, 1]);
     let padded = 256 + 128;
     for (props, wg) in [(&A100, ""), (&Props::H200, "_sm90")] {
@@ -225,7 +225,7 @@ fn documents_take_one_small_launch_more() {
         let numbers: Vec<i64> = (0..16).map(|i| number(&l.args, i)).collect();
         assert_eq!(numbers[..7], [1, 1, 1, 1, 1, 3, 2]);
         assert_eq!(numbers[7..], [0, 0, 0, 0, 0, 0, 200, 1, 200 | (padded as i64) << 32]);
-        // They come before the sizes, behind all that the kernel without documents takes.
+        // They precede the sizes and follow the arguments of the kernel without documents.
         let forward = &w.launches[1].args;
         assert_eq!(forward[forward.len() - 3..][..2], l.args[1..3]);
 
@@ -237,7 +237,7 @@ fn documents_take_one_small_launch_more() {
         let bounds = "attention_segment_bounds".to_string();
         assert_eq!(labels(&w), [bounds].into_iter().chain(of_rows).chain(both).collect::<Vec<_>>());
     }
-    // One document for all: nothing to choose.
+    // One document for all positions masks nothing.
     let one = Operand::Constant(0, Shape::of(&[3, 2, 200]), DType::I64);
     assert_eq!(labels(&work(vec![x(), x(), x(), one], 2, false)), ["attention_forward_d64_bf16_causal"]);
 }
@@ -245,7 +245,7 @@ fn documents_take_one_small_launch_more() {
 #[test]
 fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
     let q = dense(0, &[2, 5, 64]);
-    // One key head for all, without a stride of its own.
+    // One key head for all, without a stride.
     let wide = view(1, &[2, 6, 64], &[0, 64, 1], 0);
     assert_eq!(labels(&work_on(&Props::H200, vec![q, wide, wide], 1, false)), ["attention_forward_d64_bf16_causal"]);
     // No keys; heads of 32 and of 256 columns.
@@ -255,14 +255,14 @@ fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
         let x = dense(0, &[2, 5, d]);
         assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), [label]);
     }
-    // 80 columns go into a kernel for 128.
+    // 80 columns use a kernel for 128.
     let x = dense(0, &[2, 5, 80]);
     assert_eq!(labels(&work_on(&Props::H200, vec![x, x, x], 1, false)), ["attention_forward_sm90_d128_bf16_causal"]);
 }
 
 #[test]
 fn f32_is_read_where_it_lies_too() {
-    // (B, T, H + 2 G, D) = (2, 300, 8, 60), 16 bytes at a time; two heads of queries for each of the keys.
+    // (B, T, H + 2 G, D) = (2, 300, 8, 60), 16 bytes at a time; two query heads per key head.
     let row = 8 * 60;
     let strides = [300 * row, 60, row, 1];
     let qkv = |heads: usize, from: isize| view(0, &[2, heads, 300, 60], &strides, from * 60);
@@ -284,7 +284,7 @@ fn f32_is_read_where_it_lies_too() {
         let tile = Tf32::of(Pass::BackwardKv, 64, products, props).unwrap();
         assert_eq!(w.launches[2].grid, [2 * 2 * 300u32.div_ceil(tile.rows()), 1, 1]);
     }
-    // A number, and rows that are not aligned to 16 bytes.
+    // A constant, and rows that are not aligned to 16 bytes.
     let x = dense(0, &[2, 5, 60]);
     let one = Operand::Constant(1.0f64.to_bits(), Shape::of(&[2, 5, 60]), DType::F32);
     let odd = view(1, &[2, 5, 60], &[305, 61, 1], 0);
@@ -297,7 +297,7 @@ fn f32_is_read_where_it_lies_too() {
 #[test]
 fn operands_that_cannot_be_read_in_place_are_copied() {
     let q = dense(0, &[2, 5, 64]);
-    // A transposed head, a number, an offset that is not aligned to 16 bytes.
+    // A transposed head, a constant, an offset that is not aligned to 16 bytes.
     let k = view(1, &[2, 6, 64], &[384, 1, 6], 0);
     let v = Operand::Constant(1.0f64.to_bits(), Shape::of(&[2, 6, 64]), DType::BF16);
     let w = work(vec![q, k, v], 1, false);
@@ -307,7 +307,7 @@ fn operands_that_cannot_be_read_in_place_are_copied() {
     assert_eq!(w.launches[2].args[4], Arg::I64(0));
     let w = work(vec![view(0, &[2, 5, 64], &[320, 64, 1], 4), q, q], 1, false);
     assert_eq!(w.launches.len(), 2);
-    // Nothing to do, and no keys to see.
+    // No rows, and no keys.
     assert!(work(vec![dense(0, &[2, 0, 64]), q, q], 1, false).launches.is_empty());
     assert_eq!(work(vec![q, dense(1, &[2, 0, 64]), dense(1, &[2, 0, 64])], 1, false).launches.len(), 1);
 }
@@ -317,7 +317,7 @@ fn every_tile_fits_a_multiprocessor() {
     for &(pass, size, when, tile) in MMA_TILES {
         let bytes = tile.shared_bytes(pass, size);
         assert!(bytes <= 99 << 10, "{pass:?} {size}: {bytes} bytes do not fit sm_86");
-        // Of the A100's 164 KiB, or the H100's 228 KiB, each block takes 1 KiB beside its own.
+        // Each block reserves 1 KiB of the A100's 164 KiB or the H100's 228 KiB in addition to its own shared memory.
         if when == When::Large {
             assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size}: {bytes} bytes");
         }
@@ -325,10 +325,10 @@ fn every_tile_fits_a_multiprocessor() {
     for &(pass, size, when, tile) in WARPGROUP_TILES {
         let bytes = tile.shared_bytes(pass, size);
         assert!(tile.blocks * (bytes + 1024) <= 228 << 10, "{pass:?} {size} {when:?}: {bytes} bytes");
-        // Tiles start at multiples of 1,024 bytes, and a step is refilled two behind.
+        // Tiles start at multiples of 1,024 bytes, and a stage is refilled two steps later.
         assert!(tile.bn % 16 == 0 && tile.bn <= 128 && tile.stages >= 3 && tile.groups * 64 <= 256);
     }
-    // Each tile of f32 is some GPU's: none stands behind one that always fits before it.
+    // Some GPU uses each f32 tile: none follows one that always fits before it.
     for (i, &(pass, size, products, tile)) in TF32.iter().enumerate() {
         let before = TF32[..i].iter().filter(|t| (t.0, t.1, t.2) == (pass, size, products));
         let kilobytes = [99 << 10, 163 << 10, 227 << 10];
@@ -347,7 +347,7 @@ fn every_tile_fits_a_multiprocessor() {
 
 // ---- compilation -------------------------------------------------------------------------------------------------
 
-/// What the tables go by for a GPU of that kind.
+/// The properties that the tables test, for a GPU of that kind.
 fn props(arch: &str) -> Props {
     match arch {
         "sm_80" => A100,
@@ -356,7 +356,7 @@ fn props(arch: &str) -> Props {
     }
 }
 
-/// A causal mask, none, a window, each without documents and with them.
+/// A causal mask, none, and a window, each with and without documents.
 fn masks() -> impl Iterator<Item = Mask> {
     let near = [(true, false), (false, false), (true, true)];
     [false, true]
@@ -370,7 +370,7 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
     each(kinds, |&(arch, dtype, mask)| {
         let mut text = String::new();
         let props = props(arch);
-        // The one of each pass and size that is taken.
+        // The tile that is used for each pass and size.
         let tiles = MMA_TILES
             .iter()
             .filter(|t| warps && MmaTile::of(t.0, t.1, &props, mask) == Some(t.3) && t.2.holds(&props, mask));

@@ -26,7 +26,7 @@ fn leaf(g: &mut Graph, dims: &[usize], dtype: DType) -> NodeId {
     g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], payload)
 }
 
-/// A call by name: tensors, then options as lists of ints.
+/// Calls an op by name: tensors, then options as lists of ints.
 fn record(g: &mut Graph, name: &str, positional: &[Value], options: &[(&str, i64)]) -> NodeId {
     let op = by_name(name).unwrap();
     let params = parse_signature(op.sig).unwrap();
@@ -81,7 +81,7 @@ fn parts(p: &Program, op: &str) -> Parts {
 fn operands_that_lie_otherwise_are_copied() {
     let p = convolution(&[2, 16, 9, 9], &[8, 16, 3, 3], &[("stride", 2), ("padding", 1)]);
     let forward = parts(&p, "conv2d");
-    // Leaves lie channels first.
+    // Leaves are channels-first.
     assert_eq!((forward.before.launches.len(), forward.after.launches.len()), (2, 0));
     let problem = forward.call.as_ref().unwrap().problem;
     assert_eq!(
@@ -117,11 +117,11 @@ fn few_channels_are_padded() {
     assert_eq!((problem.x, problem.w, problem.y), ([2, 8, 9, 9], [8, 8, 3, 3], [2, 8, 9, 9]));
     for (op, launches) in [("conv2d_backward_input", 2), ("conv2d_backward_weight", 2)] {
         let back = parts(&p, op);
-        // The operand with channels is padded, the other one copied; the padding of the result is left out.
+        // The operand with channels is padded and the other one copied; the padding is removed from the result.
         assert_eq!((back.before.launches.len(), back.after.launches.len()), (launches, 1), "{op}");
         assert!(matches!(back.call.unwrap(), conv::Call { problem, .. } if problem.x[1] == 8 && problem.w[1] == 8));
     }
-    // Groups have channels of their own.
+    // With groups, each group has its own channels.
     let p = convolution(&[2, 4, 9, 9], &[4, 1, 3, 3], &[("groups", 4)]);
     assert_eq!(parts(&p, "conv2d").call.unwrap().problem.x, [2, 4, 9, 9]);
 }
@@ -142,7 +142,7 @@ fn what_is_kept() {
         let p = plan(g, vec![y]);
         calls(&p).iter().map(|l| l.op.name).collect::<Vec<_>>()
     };
-    // With the bias taken off; in f32 the decomposition.
+    // Without the bias; in f32, the decomposition.
     assert_eq!(p(DType::F16), ["conv2d"]);
     assert!(!p(DType::F32).contains(&"conv2d"));
     let g = &mut Graph::new();
@@ -178,10 +178,10 @@ fn kernels_compile_without_spills() {
                 for l in calls(&p).into_iter().filter(|l| l.op.name.starts_with("max_pool2d")) {
                     let work = library::routine(&p, l, &Props::H200).unwrap();
                     texts.extend(work.launches.iter().map(|l| l.function.text.clone()));
-                    // 16 bytes at a time where channels lie side by side.
+                    // 16 bytes at a time if channels are adjacent in memory.
                     let wide = matches!(dtype, DType::BF16 | DType::F16) && behind_a_convolution;
                     let vector = work.launches[0].function.text.contains(", 8, true>");
-                    // The seed of the gradient lies channels first.
+                    // The seed of the gradient is channels-first.
                     let wide = wide && l.op.name == "max_pool2d";
                     assert_eq!(vector, wide, "{dtype} {:?}", work.launches[0].function.text);
                 }

@@ -12,14 +12,15 @@ use perilune_cuda::launch::Props;
 use perilune_plan::ir::{Kernel, Program};
 use std::collections::BTreeSet;
 
-/// The oldest that is looked after, and the one that kernels are tuned for. Large sets are compiled for the latter only; the
-/// patterns of training steps also for the newest, as are those of all plan snapshots (tests/tests/plan.rs).
+/// The oldest supported architecture, and the one that kernels are tuned for. Large sets are compiled only for the
+/// latter; the patterns of training steps also for the newest, as are those of all plan snapshots
+/// (tests/tests/plan.rs).
 const OLDEST: &str = "sm_80";
 const NEWEST: &str = "sm_90a";
 const COMING: &str = "sm_100a";
 
-/// Compiles a call of each map's device function on every type it computes in, by overload: no conversion may hide a missing
-/// one.
+/// Compiles a call of each map's device function on every type it computes in. The overload is selected explicitly, so
+/// that no conversion can hide a missing one.
 #[test]
 fn every_map_has_a_device_function() {
     let Some(nvrtc) = nvrtc::Nvrtc::open() else { return };
@@ -39,7 +40,7 @@ fn every_map_has_a_device_function() {
             n += 1;
         }
     }
-    // Takes the overload of exactly these types, and whatever it returns.
+    // Selects the overload with exactly these types and any return type.
     let exact = "template <typename A, typename R> __device__ R exact(R (*f)(A), A x) { return f(x); }\n\
         template <typename A, typename B, typename R> __device__ R exact(R (*f)(A, B), A x, B y) { return f(x, y); }\n\
         template <typename A, typename B, typename C, typename R>\n\
@@ -109,7 +110,7 @@ fn strategies(p: &Program) -> BTreeSet<String> {
     labels(p).iter().map(|l| l.split('_').next().unwrap_or("").to_string()).collect()
 }
 
-/// Functions with a long way for rare arguments are not unrolled: an edit of a recipe's kernel shall run within 300 ms.
+/// Functions with long code for rare arguments are not unrolled: an edit of a recipe's kernel must run within 300 ms.
 #[test]
 fn long_functions_are_written_once_a_pack() {
     let mut s = Sketch::default();
@@ -256,7 +257,7 @@ fn norms_and_losses_read_their_inputs_once() {
     let d = DType::BF16;
     let (x, w, b, c) = (s.leaf(d, &[4096, 4096]), s.leaf(d, &[4096]), s.leaf(d, &[4096]), s.leaf(d, &[4096, 4096]));
     let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
-    // What is not a cast of a weight.
+    // All labels except casts of weights.
     let large = |p: &Program| -> Vec<String> {
         labels(p).into_iter().filter(|l| !l.starts_with("map_cast") && !l.starts_with("map_copy")).collect()
     };
@@ -276,8 +277,8 @@ fn norms_and_losses_read_their_inputs_once() {
     let over_logits = loss.kernels.iter().flat_map(Kernel::regions).filter(|r| r.numel() == 4096 * 50304).count();
     let staged = labels(&loss).iter().filter(|l| l.starts_with("row_smem")).count();
     assert_eq!((over_logits, staged), (1, 1), "{:?}", labels(&loss));
-    // The row waits in registers; `exp` is computed once, in each of a team's three chunks, and kept; no pass over the
-    // row asks for the target's column; the next row is asked for.
+    // The row is in registers. `exp` is computed once in each of a team's three chunks, and kept. No pass over the row
+    // compares the target's column. The next row is prefetched.
     let works = works(&loss);
     let launches = works.iter().flat_map(|w| &w.launches);
     let text = &launches.map(|l| &l.function).find(|f| f.label.starts_with("row_smem")).unwrap().text;
@@ -290,7 +291,8 @@ fn norms_and_losses_read_their_inputs_once() {
     assert_eq!((count("cp_async"), count("unpack_words")), (0, 3), "{text}");
 }
 
-/// Rows of all kinds that are staged in shared memory: exp kept there or not, columns apart in sums that hang on them.
+/// All kinds of rows staged in shared memory: with and without kept `exp`, and with separate columns in sums that
+/// depend on them.
 #[test]
 fn staged_rows_compile() {
     let mut programs = Vec::new();
@@ -316,7 +318,8 @@ fn staged_rows_compile() {
     all.compile(COMING);
 }
 
-/// What a block does between two products: adds to the stream, normalises, and backward also the gradient of a bias.
+/// The work of a block between two products: adds to the residual stream, normalises and, in the backward pass, also
+/// computes a bias gradient.
 fn between_products(d: DType, rows: usize, cols: usize) -> Program {
     let mut s = Sketch::default();
     let f = DType::F32;
@@ -329,7 +332,7 @@ fn between_products(d: DType, rows: usize, cols: usize) -> Program {
     let y = s.call("layer_norm", &[t(x), t(w), t(b)]);
     let y = s.g.cast(y, d).unwrap();
     let z = s.call("linear", &[t(y), t(second)]);
-    // Squared, so that the backward pass waits for the forward one.
+    // Squared, so that the backward pass depends on the forward one.
     let m = s.call("mul", &[t(z), t(z)]);
     let m = s.call("mul", &[t(m), t(g)]);
     let (l, k) = (s.call("sum", &[t(m)]), s.call("mul", &[t(x), t(r)]));
@@ -339,7 +342,7 @@ fn between_products(d: DType, rows: usize, cols: usize) -> Program {
     s.program(&g, true)
 }
 
-/// One walk over the rows forward and one backward, whatever the width: where registers are short, passes compute again.
+/// One pass over the rows forward and one backward for every width; if registers are short, passes recompute values.
 #[test]
 fn norms_between_products_take_one_walk() {
     let programs: Vec<Program> =
@@ -351,7 +354,7 @@ fn norms_between_products_take_one_walk() {
     compile(&programs, &[NEWEST]);
 }
 
-/// Writes the texts of the main patterns to `PERILUNE_DUMP`, for a look at their machine code.
+/// Writes the texts of the main patterns to `PERILUNE_DUMP`, for inspecting their machine code.
 #[test]
 fn main_patterns() {
     let mut all = Functions::default();
@@ -424,8 +427,8 @@ fn like_reductions_of_equal_shape_share_launches() {
     compile(&[p], &[OLDEST, NEWEST]);
 }
 
-/// The gradient of GPT-2's positions: so many columns that nothing is won by cutting their few rows into chunks, whose partials
-/// would have to be joined.
+/// The gradient of GPT-2's position embeddings. With so many columns, splitting the few rows into chunks gains nothing,
+/// since the partials would have to be combined.
 #[test]
 fn wide_columns_of_few_rows_are_summed_at_once() {
     for rows in [2, 4, 32] {

@@ -1,4 +1,4 @@
-//! Tests fp8 products: which ones cuBLASLt takes, and which operands are copied first.
+//! Tests fp8 products: which ones cuBLASLt supports, and which operands are copied first.
 #![allow(clippy::unwrap_used)]
 
 #[allow(dead_code)]
@@ -23,7 +23,7 @@ fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
     p
 }
 
-/// What the kernel of a product takes, if it is one of bytes.
+/// The work of a product's kernel, if it is an fp8 product.
 fn product(p: &Program) -> Option<(String, Vec<Work>)> {
     let k = p.kernels.iter().position(|k| matches!(k, Kernel::Library(l) if l.op.name == "matmul_fp8"))?;
     let (line, works) = offline_target::work(p, k, &Props::H200).unwrap();
@@ -77,7 +77,7 @@ fn operands_that_lie_otherwise_are_turned() {
     assert_eq!(labels(&works), ["transpose", "transpose"]);
     assert!(works.iter().map(|w| w.scratch_bytes).sum::<usize>() >= 64 * (160 + 304));
     all.add(&works);
-    // Rows with something between them, and columns from an odd place on.
+    // Rows with gaps between them, and columns starting at an odd offset.
     let rows = s.g.slice(a, 1, 3, 67, 1).unwrap();
     let cols = s.g.slice(b, 1, 1, 33, 1).unwrap();
     let cols = s.g.t(cols).unwrap();
@@ -85,7 +85,7 @@ fn operands_that_lie_otherwise_are_turned() {
     let (_, works) = product(&plan_for(&s, y, (9, 0))).unwrap();
     assert_eq!(labels(&works), ["dense", "dense"]);
     all.add(&works);
-    // Constants have no address of their own.
+    // Constants have no address.
     let (x, w) = (s.leaf(DType::U8, &[16, 64]), s.leaf(DType::U8, &[32, 64]));
     let scale = s.g.constant(1.0, DType::F32);
     let bias = s.g.filled(2.0, Shape::of(&[32]), DType::BF16).unwrap();

@@ -1,5 +1,5 @@
-//! Tests library calls without a GPU: every op, dtype and layout makes launches that match their kernels' parameters, and every kernel
-//! compiles for every supported architecture without spilling registers.
+//! Tests library calls without a GPU: the launches of every op, dtype and layout match their kernels' parameters, and
+//! every kernel compiles for every supported architecture without spilling registers.
 
 mod common_library;
 
@@ -8,7 +8,7 @@ use common_library::{bench, cases};
 use perilune_cuda::launch::{Arg, Props};
 use std::collections::BTreeSet;
 
-/// Parameters of a function, as its text has them.
+/// The parameters of a function, parsed from its text.
 fn parameters(text: &str) -> Vec<String> {
     let (_, rest) = text.split_once("KERNEL(").expect("a function");
     let (list, _) = rest.split_once(") {").expect("a body");

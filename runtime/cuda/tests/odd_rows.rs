@@ -12,7 +12,7 @@ use perilune_cuda::launch::Props;
 use perilune_cuda::{OfflineTarget, offline_target};
 use perilune_plan::ir::{Kernel, Level, Program, Region};
 
-/// A plan as a GPU makes it.
+/// A plan as compiled for a GPU.
 fn program(s: &Sketch, roots: &[NodeId]) -> Program {
     plan_on(&s.g, s.request(roots), true, &OfflineTarget::default())
 }
@@ -21,7 +21,7 @@ fn regions(p: &Program) -> impl Iterator<Item = &Region> {
     p.kernels.iter().flat_map(Kernel::regions)
 }
 
-/// How far rows of those many elements lie apart where they are stored.
+/// The row strides of stored values with that many columns.
 fn pitches(p: &Program, cols: usize) -> Vec<usize> {
     let of = |r: &Region| -> Vec<usize> {
         let full = r.stores.iter().filter(|s| r.body[s.0 as usize].level == Level::Full && r.cols == cols);
@@ -30,23 +30,23 @@ fn pitches(p: &Program, cols: usize) -> Vec<usize> {
     regions(p).flat_map(of).collect()
 }
 
-/// The texts of the kernels over rows of those many elements.
+/// The texts of the kernels over rows of that length.
 fn texts(p: &Program, cols: usize) -> String {
     let over = |k: &Kernel| k.regions().iter().any(|r| r.cols == cols);
     let all = (0..p.kernels.len()).filter(|k| over(&p.kernels[*k]));
     all.map(|k| offline_target::text(p, k, &Props::H200).unwrap()).collect()
 }
 
-/// Elements that are copied to be filled up.
+/// Number of elements that are copied for padding.
 fn copied(p: &Program) -> usize {
     let numel = |k: &Kernel| match k {
-        Kernel::Library(l) if l.op.name == "place" => l.inputs[0].shape().numel(),
+        Kernel::Library(l) if l.op.name == "strided_pad" => l.inputs[0].shape().numel(),
         _ => 0,
     };
     p.kernels.iter().map(numel).sum()
 }
 
-/// A language model's head: its loss and, in training, the gradients of what the product takes.
+/// A language model's head: its loss and, in training, the gradients of the product's operands.
 fn head(d: DType, [rows, width, classes]: [usize; 3], smoothing: f64, biased: bool, trains: bool) -> Program {
     let mut s = Sketch::default();
     let (x, w, target) = (s.leaf(d, &[rows, width]), s.leaf(d, &[classes, width]), s.leaf(I64, &[rows]));
@@ -61,7 +61,7 @@ fn head(d: DType, [rows, width, classes]: [usize; 3], smoothing: f64, biased: bo
     program(&s, &roots)
 }
 
-/// Two products with something between them that keeps the odd width, with or without gradients.
+/// Two products with ops between them that keep the odd width, with or without gradients.
 fn between(d: DType, rows: usize, width: usize, trains: bool, f: impl Fn(&mut Sketch, NodeId) -> NodeId) -> Program {
     let mut s = Sketch::default();
     s.g.modes.tf32 = d == F32;
@@ -83,7 +83,7 @@ fn between(d: DType, rows: usize, width: usize, trains: bool, f: impl Fn(&mut Sk
 fn a_loss_writes_its_gradient_in_whole_rows() {
     for (d, classes, pitch) in [(BF16, 50257, 50304), (F16, 50257, 50304), (BF16, 32003, 32064), (BF16, 9001, 9024)] {
         let p = head(d, [8192, 768, classes], 0.0, false, true);
-        // The weight alone is copied, and the gradient lies where the logits did.
+        // Only the weight is copied, and the gradient is stored in place of the logits.
         assert_eq!(copied(&p), classes * 768, "{classes}");
         assert_eq!(pitches(&p, classes), [pitch], "{classes}");
         assert!(p.arena_bytes < 8192 * pitch * 2 + (80 << 20), "{classes}: {} bytes", p.arena_bytes);
@@ -91,7 +91,7 @@ fn a_loss_writes_its_gradient_in_whole_rows() {
         assert!(text.contains("store_vec_padded<8>") && text.contains("prefetch_l2("), "{text}");
         assert!(!text.contains("_pack<1") && !text.contains("cp_async<2>"), "{text}");
     }
-    // With a bias, whose gradient sums columns of what the loss writes.
+    // With a bias, whose gradient sums columns of the loss's output.
     let p = head(BF16, [8192, 768, 50257], 0.0, true, true);
     assert_eq!((copied(&p), pitches(&p, 50257)), (50257 * 769, vec![50304]));
     let text = texts(&p, 50257);
@@ -115,13 +115,13 @@ fn what_lies_between_odd_products_is_stored_as_they_want_it() {
             assert!(texts(&p, width).contains("store_vec_padded<8>"), "{name} {width}");
         }
     }
-    // TF32: 32 to a line.
+    // TF32: 32 elements per line.
     let p = between(F32, 4096, 1003, false, softmax);
     assert_eq!((copied(&p), pitches(&p, 1003)), (2 * 1024 * 1003, vec![1024]));
     assert!(texts(&p, 1003).contains("store_vec_padded<4>"));
 }
 
-/// A copy does not pay for narrow models, but nothing is copied of what a kernel makes.
+/// Copies are not profitable for narrow models, but operands that a kernel computes are padded without a copy.
 #[test]
 fn what_costs_no_copy_grows_always() {
     let p = head(BF16, [4096, 128, 50257], 0.0, false, true);
@@ -135,7 +135,7 @@ fn what_costs_no_copy_grows_always() {
     }
 }
 
-/// What is wanted for itself is not: rows of a result lie as they always did.
+/// Requested results are not padded: their rows stay contiguous.
 #[test]
 fn results_keep_their_rows() {
     let mut s = Sketch::default();

@@ -1,4 +1,4 @@
-//! Tests kernels from CUDA source: the text around them, that it compiles, and the errors. Needs NVRTC, no GPU.
+//! Tests kernels from CUDA source: the generated text, its compilation and the errors. Needs NVRTC, no GPU.
 #![allow(clippy::unwrap_used)]
 
 #[path = "../../../tests/src/skip.rs"]
@@ -12,7 +12,7 @@ use perilune_cuda::library;
 use perilune_cuda::nvrtc::Compiler;
 use perilune_plan::ir::{Kernel, Library, Operand, Origin, Program, Root, Storage, Value, ValueId};
 
-/// The call of a body with inputs and outputs of 100 elements, two numbers and a scalar.
+/// Calls a body with inputs and outputs of 100 elements, two numbers and a scalar.
 fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared: i64) -> Result<Work, Error> {
     let dims = Shape::of(&[100]);
     let body = Body { name: "mine".into(), text: text.into(), file: "recipes/a.lua".into(), line: 40 };
@@ -39,7 +39,7 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         attrs: launch.attrs(),
         dtypes: values[..values.len() - 1].iter().map(|v| v.dtype).collect(),
         inputs: operands,
-        // Further outputs are not wanted.
+        // Further outputs are not needed.
         outputs: vec![out],
         layouts: vec![Layout::contiguous(dims)],
         epilogue: None,
@@ -116,7 +116,7 @@ fn errors_name_lines_of_the_recipe() {
     assert_eq!(e.op, "mine");
     assert!(e.message.contains("recipes/a.lua:46: error: identifier \"ids_\" is undefined"), "{e}");
     assert!(!e.message.contains("compilation of"), "{e}");
-    // Arguments that do not fit.
+    // Arguments that do not match.
     let w = work(GOOD, &[DType::F64, DType::I64], &[DType::F32, DType::I32], [1, 1, 1], 0).unwrap();
     let e = compile(&w).unwrap().unwrap_err();
     assert!(e.message.contains("its call: error:"), "{e}");

@@ -1,11 +1,11 @@
 //! Reads tables of text (`.csv`, plain or gzipped) into columns of numbers or categories.
 //!
-//! The whole table is kept as text and each column is parsed when it is asked for, so one file serves columns of many
+//! The whole table is kept as text and each column is parsed when it is requested, so one file serves columns of many
 //! dtypes and every message can name line and column. Cells follow RFC 4180 (quotes may hold delimiters and line
-//! ends); blank lines are skipped, unquoted cells are trimmed, and every row must have as many cells as the first.
-//! `records` does the splitting.
+//! ends); blank lines are skipped, unquoted cells are trimmed, and every row must have the number of cells of the first.
+//! `csv_records` splits the text.
 //!
-//! Not here: guessing dtypes behind the caller's back, dates, decimal commas, or tables larger than memory.
+//! Not supported: implicit dtypes, dates, decimal commas, tables larger than memory.
 
 use crate::csv_records::{self, Records};
 use crate::error::{Error, Result, quote};
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// Whether the first row names the columns.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Header {
-    /// It does if none of its cells is a number and a cell of the second row is.
+    /// Detected: the first row is a header if none of its cells is a number and a cell of the second row is.
     #[default]
     Auto,
     Yes,
@@ -28,13 +28,13 @@ pub enum Header {
 #[derive(Clone, PartialEq, Debug)]
 pub struct Options {
     pub header: Header,
-    /// Found among tab, `;` and `,` when absent: the first of them that splits the first rows alike.
+    /// Detected if absent: the first of tab, `;` and `,` that splits the first rows into equal numbers of cells.
     pub delimiter: Option<char>,
-    /// Lines that start with it are skipped.
+    /// Lines that start with this are skipped.
     pub comment: Option<char>,
-    /// What a missing number becomes. Missing is: nothing, `?`, `NA`, `N/A`, `NaN`, `null`, `none`, in any case.
+    /// The value of missing numbers. Missing cells are empty, `?`, `NA`, `N/A`, `NaN`, `null` or `none`, in any case.
     pub missing: Option<f64>,
-    /// The most text, unpacked; at most 4 GiB.
+    /// The limit of the unpacked text in bytes; at most 4 GiB.
     pub max_bytes: u64,
 }
 
@@ -44,7 +44,7 @@ impl Default for Options {
     }
 }
 
-/// Which columns: a single one gives a tensor of shape {rows}, the others one of shape {rows, columns}.
+/// A selection of columns: a single one gives a tensor of shape {rows}, the others one of shape {rows, columns}.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Columns {
     Index(usize),
@@ -61,10 +61,10 @@ pub struct Rows {
     path: PathBuf,
     names: Option<Vec<String>>,
     num_columns: usize,
-    /// All cells, row by row, one after the other; `ends[i]` is where cell `i` stops.
+    /// The text of all cells, row by row; `ends[i]` is the end of cell `i`.
     text: String,
     ends: Vec<u32>,
-    /// The line each row starts on, from 1.
+    /// The line on which each row starts, from 1.
     lines: Vec<u32>,
     missing: Option<f64>,
 }
@@ -114,7 +114,7 @@ impl Rows {
         &self.path
     }
 
-    /// How many rows, without the header.
+    /// Returns the number of rows, without the header.
     pub fn len(&self) -> usize {
         self.lines.len()
     }
@@ -127,24 +127,24 @@ impl Rows {
         self.num_columns
     }
 
-    /// The header, if there is one.
+    /// Returns the header, if there is one.
     pub fn names(&self) -> Option<&[String]> {
         self.names.as_deref()
     }
 
-    /// The text of a cell. Panics out of range.
+    /// Returns the text of a cell. Panics out of range.
     pub fn cell(&self, row: usize, column: usize) -> &str {
         let i = row * self.num_columns + column;
         let start = if i == 0 { 0 } else { self.ends[i - 1] as usize };
         &self.text[start..self.ends[i] as usize]
     }
 
-    /// The line of the file that row starts on, from 1.
+    /// Returns the line of the file on which a row starts, from 1.
     pub fn line(&self, row: usize) -> u64 {
         u64::from(self.lines[row])
     }
 
-    /// Whether every cell of the column is a number or missing, and at least one is a number.
+    /// Returns whether every cell of the column is a number or missing, and at least one is a number.
     pub fn is_numeric(&self, column: usize) -> bool {
         let mut any = false;
         (0..self.len()).all(|r| {
@@ -155,7 +155,7 @@ impl Rows {
         }) && any
     }
 
-    /// Indices of the columns meant, all of them valid.
+    /// Resolves a selection to valid column indices.
     pub fn resolve(&self, columns: &Columns) -> Result<Vec<usize>> {
         let n = self.num_columns;
         let at = |i: usize| match i < n {
@@ -175,7 +175,7 @@ impl Rows {
         }
     }
 
-    /// Columns of numbers, each multiplied by `scale` in f64 and rounded once. Integers must come out whole and in
+    /// Returns columns of numbers, each multiplied by `scale` in f64 and rounded once. Integers must be whole and in
     /// range. A missing cell becomes `missing` (before scaling) if that or the option of the same name is given.
     pub fn numbers(&self, columns: &Columns, dtype: DType, scale: f64, missing: Option<f64>) -> Result<HostTensor> {
         let picked = self.resolve(columns)?;
@@ -198,7 +198,7 @@ impl Rows {
         Ok(HostTensor::new(dtype, shape.map_err(|e| self.wrong(e.message))?, bytes))
     }
 
-    /// A column of words as codes into a vocabulary: the column's own words, sorted, or a given list in its order (that of
+    /// Encodes a column of words by a vocabulary: the column's own words, sorted, or a given list in its order (that of
     /// the training set, say). `dtype` is i64, i32 or u8.
     pub fn codes(&self, column: &Columns, dtype: DType, given: Option<&[String]>) -> Result<(HostTensor, Vec<String>)> {
         let picked = self.resolve(column)?;
@@ -300,7 +300,7 @@ impl Rows {
         let error = Error::line(&self.path, self.line(row), format!("column {column}{name}: "), rule);
         match cure {
             Some(cure) => error.hint(cure),
-            // What was taken for the first row of data may be a header that holds a number.
+            // The first row of data may be a header that contains a number.
             None if row == 0 && self.names.is_none() && !self.cell(row, column).is_empty() => {
                 error.hint("if this line is a header, say header = true")
             }
@@ -309,7 +309,7 @@ impl Rows {
     }
 }
 
-/// Whether codes below `len` fit `dtype`; `Err` holds the rule.
+/// Checks that codes below `len` fit `dtype`; `Err` has the rule.
 pub(crate) fn check_code_dtype(dtype: DType, len: usize) -> std::result::Result<(), String> {
     let most = match dtype {
         DType::U8 => 256,
@@ -358,7 +358,7 @@ fn push_cell(cell: &str, dtype: DType, scale: f64, out: &mut Vec<u8>) -> std::re
     push_float(v * scale, dtype, out)
 }
 
-/// Appends `v` if `dtype` can hold it: floats may round but not overflow, integers must be whole.
+/// Appends `v` if `dtype` can represent it: floats may round but not overflow, integers must be whole.
 fn push_float(v: f64, dtype: DType, out: &mut Vec<u8>) -> std::result::Result<(), Wrong> {
     let (low, high) = match dtype {
         DType::Bool => (0.0, 1.0),
@@ -372,7 +372,7 @@ fn push_float(v: f64, dtype: DType, out: &mut Vec<u8>) -> std::result::Result<()
         DType::F64 => (f64::NEG_INFINITY, f64::INFINITY),
     };
     if !dtype.is_float() && v.fract() != 0.0 {
-        // An infinite or NaN `v` has a NaN fraction and ends here too.
+        // An infinite or NaN `v` has a NaN fraction and is rejected here too.
         return Err((format!("{v} is not a whole number, which {dtype} needs"), Some("read it as f32".into())));
     }
     if v.is_finite() && (v < low || v > high) {

@@ -1,7 +1,7 @@
-//! Splits the lines of a text file into records and cells, each with the line it starts on.
+//! Splits the lines of a text file into records and cells, each with the line on which it starts.
 //!
-//! Not done by the `csv` crate, which reports a row that follows blank or comment lines by the first of those, cannot
-//! say where a quote that never closes was opened, and does not look for the delimiter.
+//! The `csv` crate is not used: it reports a row after blank or comment lines by the first of those, cannot
+//! locate the opening of an unclosed quote, and does not detect the delimiter.
 
 use crate::error::{Error, Result};
 use crate::gzip_text;
@@ -11,8 +11,8 @@ use std::path::Path;
 
 pub(crate) const QUOTE_CURE: &str = "close every quote, and write a quote inside quotes twice";
 
-/// Splits a record into cells: appends their text, and where in `text` each ends. A cell that starts with a quote ends
-/// at the next lone quote. `Err` holds place and rule.
+/// Splits a record into cells: appends their text, and the end of each in `text`. A cell that starts with a quote ends
+/// at the next single quote mark. `Err` has the position and the rule.
 pub(crate) fn split(
     record: &str,
     delimiter: u8,
@@ -53,7 +53,7 @@ pub(crate) fn split(
     Ok(())
 }
 
-/// Appends what stands before the closing quote and returns what stands after it.
+/// Appends the text before the closing quote and returns the text after it.
 fn unquote<'a>(mut quoted: &'a str, text: &mut String) -> Option<&'a str> {
     loop {
         let end = quoted.find('"')?;
@@ -69,7 +69,7 @@ fn unquote<'a>(mut quoted: &'a str, text: &mut String) -> Option<&'a str> {
     }
 }
 
-/// The first delimiter that splits all these records into the same number of cells, more than one.
+/// Returns the first delimiter that splits all these records into the same number of cells, more than one.
 pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
     let count = |record: &str, d: u8| {
         let mut inside = false;
@@ -83,12 +83,12 @@ pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
     let alike = |d: u8| count(first, d) > 0 && records.iter().all(|(_, r)| count(r, d) == count(first, d));
     let candidates = [b'\t', b';', b','];
     candidates.into_iter().find(|&d| alike(d)).unwrap_or_else(|| {
-        // Rows that no delimiter splits alike will be refused; the message should name the likeliest one.
+        // If no delimiter splits all rows equally, they will be refused; the message should name the most likely one.
         candidates.into_iter().max_by_key(|&d| count(first, d)).unwrap_or(b',')
     })
 }
 
-/// Records with the line they start on: one line each, or several where a quoted cell holds line ends.
+/// Iterates over records with their first lines: one line each, or several if a quoted cell contains line ends.
 pub(crate) struct Records<'a> {
     path: &'a Path,
     limit: u64,
@@ -171,13 +171,13 @@ impl<'a> Records<'a> {
     }
 }
 
-/// Where in a record a scan stands, so that each byte is looked at once however many lines a cell spans.
+/// The state of a scan within a record, so that each byte is scanned once even if a cell spans many lines.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Quotes {
     CellStart,
     Plain,
     Inside,
-    /// After a quote inside quotes: the end of the cell, or the first of a pair.
+    /// After a quote inside a quoted cell: its end, or the first quote of a pair.
     Closing,
 }
 

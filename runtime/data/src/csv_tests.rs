@@ -1,4 +1,4 @@
-//! Tables good and bad; the digits and cars of `recipes/data`.
+//! Tests valid and invalid tables, and those of `recipes/data`.
 
 use super::*;
 use std::io::Write;

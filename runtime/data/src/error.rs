@@ -1,6 +1,6 @@
-//! Defines the error of `data`: file, value, rule, and a hint where there is a cure.
+//! Defines the error type of `data`: file, value, rule, and a hint if a cure is known.
 //!
-//! Callers match on the variant, never on text. Names and cells that come from a file are shown escaped and cut short,
+//! Callers match on the variant, never on text. Names and cells from a file are escaped and truncated,
 //! so a hostile file cannot write to the terminal. The recipe's line is added by the Lua layer.
 
 use std::fmt;
@@ -14,27 +14,27 @@ pub enum Error {
     #[error("{path}: cannot {action}: {source}{hint}")]
     Io { path: PathBuf, action: &'static str, source: std::io::Error, hint: Hint },
 
-    // What a file holds.
-    /// The file is not what its format says it must be. `place` is a field, a tensor or a member.
+    // Contents of files.
+    /// The file violates its format. `place` is a field, a tensor or a member.
     #[error("{path}: {place}: {rule}{hint}")]
     Malformed { path: PathBuf, place: String, rule: String, hint: Hint },
-    /// Sound, but of a kind this crate has no place for (a dtype, a compression method).
+    /// Valid, but not supported by this crate (a dtype, a compression method).
     #[error("{path}: {place}: {rule}{hint}")]
     Unsupported { path: PathBuf, place: String, rule: String, hint: Hint },
-    /// More than a stated limit.
+    /// Above a stated limit.
     #[error("{path}: {what} is {found}, and the limit is {limit}{hint}")]
     TooLarge { path: PathBuf, what: String, found: u64, limit: u64, hint: Hint },
     /// A cell or a line of a text file. Lines count from 1, as in an editor; columns from 0, as in `columns = {0, 64}`.
     #[error("{path}:{line}: {place}{rule}{hint}")]
     Line { path: PathBuf, line: u64, place: String, rule: String, hint: Hint },
 
-    // What the caller asked for.
-    /// A column, a name or a dtype that this file or tensor does not have.
+    // Requests of the caller.
+    /// A column, name or dtype that this file or tensor lacks.
     #[error("{subject}: {rule}{hint}")]
     Argument { subject: String, rule: String, hint: Hint },
 }
 
-/// A cure, printed on a line of its own; nothing when there is none.
+/// A cure, printed on a separate line; empty if none is known.
 #[derive(Clone, Default, PartialEq, Eq, Debug)]
 pub struct Hint(pub Option<String>);
 
@@ -94,7 +94,7 @@ impl Error {
     }
 }
 
-/// For the layers above, whose errors are all of `core`. The hint stays part of the message.
+/// Converts to the error type of `core` for higher layers. The hint becomes part of the message.
 impl From<Error> for perilune_core::Error {
     fn from(error: Error) -> perilune_core::Error {
         match error {
@@ -104,7 +104,7 @@ impl From<Error> for perilune_core::Error {
     }
 }
 
-/// Text from a file, fit to be shown: quoted, escaped, at most 60 characters.
+/// Formats text from a file for display: quoted, escaped, at most 60 characters.
 pub(crate) fn quote(text: &str) -> String {
     let mut out = String::from("'");
     for (i, c) in text.chars().enumerate() {

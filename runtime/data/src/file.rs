@@ -1,8 +1,8 @@
 //! Opens regular files only, and writes files atomically.
 //!
 //! A write goes to a temporary file in the same directory, is flushed to the disk, renamed over the target, and the
-//! directory is flushed too: after a crash there is the old file or the new one, never a piece. Not here: locking,
-//! directories made on the way (a misspelt path should fail), or memory maps.
+//! directory is flushed too: after a crash there is the old file or the new one, never a part. Not supported: locking,
+//! creation of directories (a misspelt path should fail), memory maps.
 
 use crate::error::{Error, Result, quote};
 use perilune_core::error::did_you_mean;
@@ -13,7 +13,7 @@ use std::path::Path;
 /// Names of tensors and members longer than this are refused.
 pub(crate) const MAX_NAME: usize = 512;
 
-/// An open regular file and its length. A directory, pipe or device is refused, since its length is not known.
+/// Opens a regular file and returns its length. A directory, pipe or device is refused, since its length is not known.
 pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     let meta = std::fs::metadata(path).map_err(|e| match (e.kind(), neighbour(path)) {
         (std::io::ErrorKind::NotFound, Some(name)) => {
@@ -29,7 +29,7 @@ pub(crate) fn open(path: &Path) -> Result<(File, u64)> {
     Ok((file, meta.len()))
 }
 
-/// A file in the same directory whose name is nearly that of `path`.
+/// Finds a file in the same directory with a name similar to that of `path`.
 fn neighbour(path: &Path) -> Option<String> {
     let wanted = path.file_name()?.to_str()?;
     let entries = std::fs::read_dir(parent_of(path)).ok()?.take(1000);
@@ -45,7 +45,7 @@ fn parent_of(path: &Path) -> &Path {
     }
 }
 
-/// Writes a file so that `path` is never seen half-written. `write` gets a buffered writer over the temporary file.
+/// Writes a file atomically. `write` gets a buffered writer over the temporary file.
 pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -> Result<()>) -> Result<()> {
     let parent = parent_of(path);
     if path.is_dir() || path.file_name().is_none() {
@@ -57,7 +57,7 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -
     }
     let mut builder = tempfile::Builder::new();
     builder.prefix(".perilune-").suffix(".tmp");
-    // tempfile's own default is 0600; what a recipe saves should be as readable as any other file of its owner.
+    // tempfile's default is 0600; saved files should have the default permissions of the user.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
     let mut temp = builder.tempfile_in(parent).map_err(|e| Error::io(path, "create a temporary file beside", e))?;
@@ -73,7 +73,7 @@ pub fn write_atomic(path: &Path, write: impl FnOnce(&mut BufWriter<&mut File>) -
 }
 
 /// The rule for names that may become paths, State names or table keys: `[A-Za-z0-9_.:/-]`, no `..`, no empty part,
-/// at most `MAX_NAME` bytes. `Err` holds the rule that is broken.
+/// at most `MAX_NAME` bytes. `Err` has the violated rule.
 pub(crate) fn check_path_name(name: &str) -> std::result::Result<(), String> {
     if name.is_empty() || name.len() > MAX_NAME {
         return Err(format!("name {} must have 1 to {MAX_NAME} bytes, not {}", quote(name), name.len()));
@@ -91,7 +91,7 @@ pub(crate) fn check_path_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// The most bytes that `compressed` bytes of deflate can expand to, with room for the framing: 1032 for one.
+/// Returns the maximum expansion of `compressed` bytes of deflate, with room for the framing: 1032 bytes for one.
 pub(crate) fn max_inflated(compressed: u64) -> u64 {
     compressed.saturating_mul(1032).saturating_add(1024)
 }

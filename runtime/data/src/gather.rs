@@ -1,12 +1,12 @@
 //! Gathers samples from tensors in host memory: rows by index, runs of rows, windows of a token sequence.
 //!
-//! The first dim counts samples. Copies bytes and looks at no value, so it is the same for every dtype. Which samples
-//! is decided in `batches` and `split`.
+//! The first dim counts samples. The functions copy bytes, independent of the dtype. `sample_order` and `split` select
+//! the samples.
 
 use crate::error::{Error, Result};
 use perilune_core::{HostTensor, Shape};
 
-/// Rows `indices` of `tensor`, in that order: {N, …} -> {indices, …}.
+/// Gathers rows `indices` of `tensor`, in that order: {N, …} -> {indices, …}.
 pub fn rows(tensor: &HostTensor, indices: &[u64]) -> Result<HostTensor> {
     let (n, nbytes) = rows_of(tensor)?;
     let mut bytes = Vec::with_capacity(indices.len() * nbytes);
@@ -19,7 +19,7 @@ pub fn rows(tensor: &HostTensor, indices: &[u64]) -> Result<HostTensor> {
     Ok(HostTensor::new(tensor.dtype, tensor.shape.with(0, indices.len()), bytes))
 }
 
-/// Rows `lo` to `hi`, half-open.
+/// Copies rows `lo` to `hi`, half-open.
 pub fn run(tensor: &HostTensor, lo: usize, hi: usize) -> Result<HostTensor> {
     let (n, nbytes) = rows_of(tensor)?;
     if lo > hi || hi > n {
@@ -29,7 +29,7 @@ pub fn run(tensor: &HostTensor, lo: usize, hi: usize) -> Result<HostTensor> {
     Ok(HostTensor::new(tensor.dtype, tensor.shape.with(0, hi - lo), tensor.bytes[lo * nbytes..hi * nbytes].to_vec()))
 }
 
-/// `span` tokens from each of `starts`: {N} -> {starts, span}.
+/// Gathers `span` tokens from each of `starts`: {N} -> {starts, span}.
 pub fn windows(tokens: &HostTensor, starts: &[u64], span: usize) -> Result<HostTensor> {
     let size = tokens.dtype.size();
     if tokens.shape.rank() != 1 {
@@ -48,7 +48,7 @@ pub fn windows(tokens: &HostTensor, starts: &[u64], span: usize) -> Result<HostT
     Ok(HostTensor::new(tokens.dtype, shape, bytes))
 }
 
-/// How many rows there are, and the bytes of one.
+/// Returns the number of rows and the bytes of one.
 fn rows_of(tensor: &HostTensor) -> Result<(usize, usize)> {
     if tensor.shape.is_scalar() {
         return Err(Error::argument("a tensor without dims", "has no samples; the first dim counts them"));

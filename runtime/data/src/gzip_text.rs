@@ -1,6 +1,6 @@
 //! Decompresses text files that may be gzipped: detected by their first two bytes, bounded in size.
 //!
-//! Several gzip members one after the other are one file, as for `zcat`. Other compressions are not read.
+//! Concatenated gzip members are one file, as for `zcat`. Other compressions are not supported.
 
 use crate::error::{Error, Result};
 use crate::file;
@@ -48,7 +48,7 @@ fn open_within(path: &Path, limit: u64, expansion: Expansion) -> Result<BufReade
     Ok(BufReader::with_capacity(1 << 16, Capped { source, left: limit.min(most), past }))
 }
 
-/// Turns a failed read of [`open`]'s reader into the crate's error.
+/// Converts a failed read of [`open`]'s reader to the crate's error.
 pub(crate) fn read_error(path: &Path, limit: u64, e: io::Error) -> Error {
     match e.kind() {
         io::ErrorKind::FileTooLarge => too_long(path, limit.saturating_add(1), limit),

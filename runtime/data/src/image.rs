@@ -1,9 +1,9 @@
 //! Reads and writes PNG images as tensors of shape {H, W, C}.
 //!
-//! Reading gives u8 whatever the file holds: palettes become colours, 1 to 4 bits are stretched to 8, of 16 bits the
-//! high 8 are kept, and a transparent colour becomes an alpha channel. The size is checked against a limit and against
-//! what the file's bytes can expand to before a pixel is allocated. Not here: other formats, resizing, colour
-//! management (samples are taken as they stand), and all but the first frame of an animation.
+//! Reading always returns u8: palettes become colours, 1 to 4 bits are scaled to 8, 16 bits keep their
+//! high 8, and a transparent colour becomes an alpha channel. The size is checked against a limit and against
+//! the maximum expansion of the file's bytes before a pixel is allocated. Not supported: other formats, resizing, colour
+//! management, and frames of an animation after the first.
 
 use crate::error::{Error, Result};
 use crate::file;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 /// The longest side read or written.
 pub const MAX_SIDE: u64 = 32_768;
-/// The most bytes of pixels read.
+/// The limit of pixel bytes read.
 pub const MAX_BYTES: u64 = 1 << 30;
 
 /// Reads a PNG as u8 {H, W, C}, C being 1 (grey), 2 (grey, alpha), 3 (RGB) or 4 (RGBA).
@@ -22,7 +22,7 @@ pub fn load(path: &Path) -> Result<HostTensor> {
     decode(path, BufReader::new(file), len, |_, _| Ok(()))
 }
 
-/// The same from the `len` bytes of `source`; `path` is for errors. `limit` may refuse a width and height besides.
+/// The same from the `len` bytes of `source`; `path` is for errors. `limit` may also refuse a width and height.
 pub(crate) fn decode(
     path: &Path,
     source: impl BufRead + Seek,
@@ -69,7 +69,7 @@ pub(crate) fn decode(
     Ok(HostTensor::new(DType::U8, shape, pixels))
 }
 
-/// Writes {H, W} or {H, W, C} as a PNG of 8 bits, atomically. u8 is written as it stands; floats are clamped to 0..1
+/// Writes {H, W} or {H, W, C} as a PNG of 8 bits, atomically. u8 is written unchanged; floats are clamped to 0..1
 /// and rounded to 0..255; bools are black and white.
 pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
     let bytes = encode(image, &format!("image for {}", path.display()))?;
@@ -78,7 +78,7 @@ pub fn save(path: &Path, image: &HostTensor) -> Result<()> {
     })
 }
 
-/// The bytes of the PNG that `save` writes; `subject` is what errors call the image.
+/// Returns the bytes of the PNG that `save` writes; `subject` names the image in errors.
 pub fn encode(image: &HostTensor, subject: &str) -> Result<Vec<u8>> {
     let (h, w, c) = match *image.shape.dims() {
         [h, w] => (h, w, 1),

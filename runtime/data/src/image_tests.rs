@@ -1,4 +1,4 @@
-//! Every kind of PNG, round trips, and hostile files.
+//! Tests every kind of PNG, round trips, and hostile files.
 
 use super::*;
 
@@ -6,7 +6,7 @@ fn golden(name: &str) -> HostTensor {
     load(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/golden/data").join(name)).expect(name)
 }
 
-/// A PNG with a chosen header and image data, checksums right.
+/// Makes a PNG with a chosen header and image data, and correct checksums.
 fn png_with(width: u32, height: u32, depth: u8, color: u8, data: &[u8]) -> Vec<u8> {
     let mut out = b"\x89PNG\r\n\x1a\n".to_vec();
     let mut chunk = |kind: &[u8; 4], body: &[u8]| {

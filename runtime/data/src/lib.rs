@@ -1,10 +1,10 @@
 //! Reads and writes data: file formats to and from [`perilune_core::HostTensor`], and the order of samples.
 //!
-//! Readers take files from strangers. Each checks what a header claims against what the file can hold before it
-//! allocates, and says what is wrong with file, place and rule. Writers are atomic. The order of samples is a set of
-//! pure functions of (seed, index): nothing here keeps a position that a checkpoint would have to save.
+//! Input files are untrusted. Every reader checks the claims of a header against the size of the file before it
+//! allocates, and reports errors with file, position and rule. Writers are atomic. The order of samples is a set of
+//! pure functions of (seed, index), so a checkpoint stores no position of it.
 //!
-//! Not here: the graph, devices, Lua, and anything that fetches from a network.
+//! Not included: the graph, devices, Lua, and downloads.
 #![forbid(unsafe_code)]
 
 pub mod csv;

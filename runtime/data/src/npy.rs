@@ -1,9 +1,9 @@
 //! Reads and writes `.npy`, the file of one NumPy array: versions 1 to 3 are read, version 1 is written, little-endian, C order.
 //!
-//! Big-endian data is swapped and Fortran order turned into C order on the way in. Integers that a `HostTensor` lacks
+//! Reading swaps big-endian data and converts Fortran order to C order. Integers that a `HostTensor` lacks
 //! widen without loss: i1, i2, u2 to i32 and u4 to i64. Refused: u8 (unsigned 64-bit), complex, strings, records, and
-//! object arrays, which are Python pickles and could run code. Memory is claimed only after the header's size has been
-//! compared with what the file holds.
+//! object arrays, which are Python pickles and could run code. Memory is allocated only after the header's size has been
+//! compared with the size of the file.
 
 use crate::error::{Error, Result, quote};
 use crate::file;
@@ -13,7 +13,7 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 const MAGIC: &[u8] = b"\x93NUMPY";
-/// NumPy itself stops at 10,000 unless told otherwise; only record dtypes need more than a few hundred.
+/// NumPy's default limit is 10,000; only record dtypes need more than a few hundred.
 const MAX_HEADER: u64 = 1 << 16;
 
 /// Reads a file of one array.
@@ -28,7 +28,7 @@ pub fn save(path: &Path, tensor: &HostTensor) -> Result<()> {
     file::write_atomic(path, |out| write(out, tensor, &at))
 }
 
-/// Where an array lies, for messages: a file, or a member of an .npz file.
+/// The location of an array, for messages: a file, or a member of an .npz file.
 pub(crate) struct At<'a> {
     pub path: &'a Path,
     pub member: &'a str,
@@ -57,7 +57,7 @@ impl At<'_> {
     }
 }
 
-/// One array from a stream that holds `len` bytes, all of which must belong to it.
+/// Reads one array from a stream of `len` bytes, all of which must belong to it.
 pub(crate) fn read(from: &mut impl Read, len: u64, at: &At) -> Result<HostTensor> {
     let short = || at.bad("header", format!("is cut off: the file has {len} bytes")).hint("is it an .npy file?");
     let mut fixed = [0; 8];
@@ -92,20 +92,20 @@ pub(crate) fn read(from: &mut impl Read, len: u64, at: &At) -> Result<HostTensor
         let rule = format!("shape {} of '{}' takes {needed} bytes, but {data_len} follow", header.shape, header.descr);
         return Err(at.bad("data", rule).hint("one array a file, and nothing after it"));
     }
-    // Grows with what really arrives, so a compressed stream that is shorter than it says costs nothing.
+    // Grow with the bytes that arrive, so that a compressed stream shorter than claimed costs no memory.
     let mut bytes = Vec::with_capacity(needed.min(1 << 20) as usize);
     from.take(needed).read_to_end(&mut bytes).map_err(|e| at.io(e))?;
     if bytes.len() as u64 != needed {
         return Err(at.bad("data", format!("ends after {} of {needed} bytes", bytes.len())));
     }
-    // Reaching the end is what makes a zip reader compare its checksum.
+    // A zip reader compares its checksum at the end of the stream.
     if from.read(&mut [0]).map_err(|e| at.io(e))? != 0 {
         return Err(at.bad("data", "is longer than the file's own size says"));
     }
     header.tensor(bytes, at)
 }
 
-/// One array to a stream.
+/// Writes one array to a stream.
 pub(crate) fn write(out: &mut impl Write, tensor: &HostTensor, at: &At) -> Result<()> {
     let descr = match tensor.dtype {
         DType::F64 => "<f8",
@@ -121,7 +121,7 @@ pub(crate) fn write(out: &mut impl Write, tensor: &HostTensor, at: &At) -> Resul
         }
     };
     let dims = tensor.shape.dims().iter().map(|d| format!("{d},")).collect::<Vec<_>>().join(" ");
-    // A tuple of one keeps its comma, longer ones need none at the end: `(3,)` and `(2, 3)`.
+    // A tuple of one has a trailing comma, longer ones do not: `(3,)` and `(2, 3)`.
     let dims = if tensor.shape.rank() > 1 { dims.trim_end_matches(',') } else { &dims };
     let mut header = format!("{{'descr': '{descr}', 'fortran_order': False, 'shape': ({dims}), }}");
     let padded = (10 + header.len() + 1).next_multiple_of(64) - 10;
@@ -143,12 +143,12 @@ struct Header {
     shape: Shape,
 }
 
-/// A dtype of the file and the one it becomes.
+/// A dtype of the file and the dtype it is converted to.
 #[derive(Clone, Copy)]
 struct Kind {
     file_size: usize,
     dtype: DType,
-    /// How one little-endian element widens, where the dtypes differ.
+    /// The conversion of one little-endian element, if the dtypes differ.
     widen: Option<fn(&[u8]) -> i64>,
 }
 
@@ -223,7 +223,7 @@ impl Header {
         Ok(Header { descr, kind, big_endian: order == '>', fortran, shape })
     }
 
-    /// File bytes to a tensor: swap, reorder, widen, in that order.
+    /// Converts file bytes to a tensor: swaps, reorders, widens, in that order.
     fn tensor(self, mut bytes: Vec<u8>, at: &At) -> Result<HostTensor> {
         let size = self.kind.file_size;
         if self.big_endian && size > 1 {
@@ -246,7 +246,7 @@ impl Header {
     }
 }
 
-/// Column-major bytes in row-major order.
+/// Converts column-major bytes to row-major order.
 fn from_fortran(bytes: &[u8], size: usize, shape: &Shape) -> Vec<u8> {
     let dims = shape.dims();
     let mut strides = vec![1usize; dims.len()];
@@ -270,7 +270,7 @@ fn from_fortran(bytes: &[u8], size: usize, shape: &Shape) -> Vec<u8> {
     out
 }
 
-/// The corner of Python's grammar that an .npy header uses.
+/// A parser for the part of Python's grammar that .npy headers use.
 struct Parser<'a> {
     text: &'a str,
     pos: usize,
@@ -353,7 +353,7 @@ impl<'a> Parser<'a> {
         while !self.eat(')') {
             self.skip_space();
             let start = self.pos;
-            // Python 2 wrote `3L` for a long.
+            // Python 2 writes a long as `3L`.
             let Ok(dim) = self.word().trim_end_matches('L').parse() else {
                 self.pos = start;
                 return self.fail("a dim (a whole number that fits in memory)");

@@ -1,4 +1,4 @@
-//! Round trips, NumPy's own files, and hostile headers.
+//! Tests round trips, files of NumPy, and hostile headers.
 
 use super::*;
 

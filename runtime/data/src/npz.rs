@@ -1,7 +1,7 @@
 //! Reads and writes `.npz`, the NumPy zip of named arrays: members `NAME.npy`, stored or deflated.
 //!
-//! A member may claim any size, so its claim is first held against the most its packed bytes can expand to, then
-//! against its own header, and no more than that is ever unpacked. Encrypted members, other compressions, duplicate
+//! A member may claim any size, so its claim is first compared with the maximum expansion of its packed bytes, then
+//! with its own header, and no more than that is unpacked. Encrypted members, other compressions, duplicate
 //! names and members that are not arrays are refused. Dates are not written: the same arrays give the same bytes.
 
 use crate::error::{Error, Result, quote};
@@ -92,7 +92,7 @@ pub fn save(path: &Path, tensors: &[(String, HostTensor)], compress: bool) -> Re
     })
 }
 
-/// A name is only a table key here, so anything printable will do.
+/// A name is only a table key here, so any printable text is allowed.
 fn check_name(path: &Path, name: &str) -> Result<()> {
     if name.is_empty() || name.len() > file::MAX_NAME || name.chars().any(char::is_control) {
         let rule = format!("must have 1 to {} bytes and no control characters", file::MAX_NAME);

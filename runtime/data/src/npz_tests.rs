@@ -1,4 +1,4 @@
-//! Round trips, NumPy's own archives, and hostile ones.
+//! Tests round trips, archives of NumPy, and hostile archives.
 
 use super::*;
 use perilune_core::{DType, Shape};

@@ -1,12 +1,12 @@
 //! Reads and writes `.safetensors`: named tensors and a map of strings. Headers are validated; writing is atomic and byte-stable.
 //!
 //! A file is eight bytes of header length, a JSON header, then the tensors' bytes without holes. The header is checked
-//! here first, since the `safetensors` crate lets through duplicate keys, unknown fields and any name; its own check
-//! follows. Then each tensor is read straight into its own buffer, so the file is never in memory twice.
+//! here first, since the `safetensors` crate accepts duplicate keys, unknown fields and any name; its own check
+//! follows. Then each tensor is read directly into its buffer, so the file is never in memory twice.
 //!
-//! On disk the widest dtype comes first, which keeps every tensor aligned for readers that map the file; the header
-//! lists tensors in the order they were given, and `load` gives them back in header order. Sets of files with an index are in
-//! `shards.rs`. Not here: dtypes that a `HostTensor` cannot hold.
+//! In the file the widest dtype comes first, which aligns every tensor for readers that map the file; the header
+//! lists tensors in the given order, and `load` returns them in header order. Sets of files with an index are in
+//! `shards.rs`. Not supported: dtypes that a `HostTensor` lacks.
 
 use crate::error::{Error, Result, quote};
 use crate::file;
@@ -22,24 +22,24 @@ const MAX_TENSORS: usize = 100_000;
 /// A longer `shape` array is refused while it is being read.
 const MAX_DIMS_READ: usize = 64;
 
-/// What a file holds, in the order of its header.
+/// The contents of a file, in the order of its header.
 #[derive(Clone, PartialEq, Debug, Default)]
 pub struct Contents {
     pub tensors: Vec<(String, HostTensor)>,
     pub metadata: BTreeMap<String, String>,
 }
 
-/// One tensor as the header describes it.
+/// The header's description of one tensor.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Entry {
     pub name: String,
     pub dtype: DType,
     pub shape: Shape,
-    /// First and last-plus-one byte, counted from the end of the header.
+    /// The half-open range of bytes, counted from the end of the header.
     pub span: (u64, u64),
 }
 
-/// A checked header: no bytes of tensors have been read.
+/// A checked header, without tensor bytes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Header {
     pub entries: Vec<Entry>,
@@ -55,7 +55,7 @@ pub fn load(path: &Path) -> Result<Contents> {
 /// Reads the `len` bytes of a file from its start to its end, each once, so that `from` may hash them; `path` is for errors.
 pub fn read(path: &Path, from: &mut dyn Read, len: u64) -> Result<Contents> {
     let header = read_header(path, from, len)?;
-    // The check of the header leaves no holes: by offset is the order of the file.
+    // The header check excludes holes, so the order of offsets is the order of the file.
     let mut on_disk: Vec<usize> = (0..header.entries.len()).collect();
     on_disk.sort_by_key(|&i| header.entries[i].span);
     let mut bytes: Vec<Vec<u8>> = vec![Vec::new(); header.entries.len()];
@@ -113,7 +113,7 @@ pub fn save_with(
     }
     let mut header = serde_json::to_vec(&json).map_err(|e| Error::malformed(path, "header", e.to_string()))?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    // What is written must be readable: names, counts and sizes go through the reader's own check.
+    // The file must be readable: names, counts and sizes pass the reader's check.
     check_header(path, &header, end)?;
 
     file::write_atomic(path, |out| {
@@ -162,7 +162,7 @@ fn read_header(path: &Path, file: &mut dyn Read, len: u64) -> Result<Header> {
     check_header(path, &json, len - 8 - n)
 }
 
-/// Everything a header must be, given that `data_len` bytes follow it.
+/// Validates a header that is followed by `data_len` bytes.
 fn check_header(path: &Path, json: &[u8], data_len: u64) -> Result<Header> {
     if json.first() != Some(&b'{') {
         return Err(Error::malformed(path, "header", "must be a JSON object that starts with '{'"));
@@ -208,7 +208,7 @@ fn check_header(path: &Path, json: &[u8], data_len: u64) -> Result<Header> {
         let rule = format!("{} bytes follow the last tensor; nothing may", data_len - at);
         return Err(Error::malformed(path, "end of file", rule));
     }
-    // The second opinion.
+    // Also run the crate's own check.
     safetensors::tensor::Metadata::new(None, infos).map_err(|e| Error::malformed(path, "header", e.to_string()))?;
     Ok(Header { entries, metadata: raw.metadata })
 }

@@ -1,4 +1,4 @@
-//! Round trips, files by the reference implementation, and hostile headers.
+//! Tests round trips, files of the reference implementation, and hostile headers.
 
 use super::*;
 
@@ -28,7 +28,7 @@ fn round_trip_keeps_order_bits_and_metadata() -> Result<()> {
     let metadata = BTreeMap::from([("format".to_string(), "pt".to_string()), ("z\"\n".into(), "ü".into())]);
     save(&path, &sample(), &metadata)?;
     assert_eq!(load(&path)?, Contents { tensors: sample(), metadata });
-    // The crate agrees, and every tensor is aligned.
+    // The crate accepts the file, and every tensor is aligned.
     let bytes = std::fs::read(&path).expect("read");
     let theirs = safetensors::SafeTensors::deserialize(&bytes).expect("theirs");
     for (name, t) in sample() {

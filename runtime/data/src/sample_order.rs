@@ -1,17 +1,17 @@
-//! Computes the order of samples by pure functions of a global index, so resuming is asking for a later index.
+//! Computes the order of samples by pure functions of a global index, so a resumed run continues at a later index.
 //!
 //! A shuffle is a [`Permutation`] of 0..n for (seed, epoch) whose every entry is computed alone, in a few hundred
 //! nanoseconds and no memory: a Feistel network over the next power of four, with Philox as its round function, walked
 //! until it lands below n (Black and Rogaway, "Ciphers with arbitrary finite domains", 2002). So a rank or a worker
 //! computes only the samples it needs, and which one computes a sample never changes which sample it is.
 //!
-//! Uses of one seed must not see the same randomness: each has its own [`Stream`]. Not here: reading samples
+//! Different uses of one seed need independent random numbers: each has its own [`Stream`]. Not included: reading samples
 //! (`gather`) and parts of a set (`split`).
 
 use crate::error::{Error, Result};
 use perilune_core::philox::philox4x32;
 
-/// What a seed is used for. The numbers are part of the contract: they decide which sample comes when.
+/// The use of a seed. The numbers are part of the contract, because they determine the order of samples.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u32)]
 pub enum Stream {
@@ -32,15 +32,15 @@ pub struct Permutation {
     stream: Stream,
 }
 
-/// Rounds of the network, one Philox each. By chi-square over where each sample lands in 800,000 / n epochs, a set of
-/// 5 was 18 standard deviations off uniform with 6 rounds and 5 with 8; from 12 on no size was beyond 2.7, which is
-/// chance. Sets of 17 and more were there with 6.
+/// Rounds of the network, one Philox each. By chi-square over the positions of each sample in 800,000 / n epochs, a set of
+/// 5 was 18 standard deviations off uniform with 6 rounds and 5 with 8; from 12 rounds no size exceeded 2.7, which is
+/// within chance. Sets of 17 and more need only 6.
 const fn rounds(half: u32) -> u32 {
     if half <= 3 { 24 } else { 8 }
 }
 
 impl Permutation {
-    /// The order of epoch `epoch`. `n` is at most 2^62, more than any shape allows.
+    /// Creates the order of epoch `epoch`. `n` is at most 2^62, more than any shape allows.
     pub fn new(n: u64, seed: u64, epoch: u64, stream: Stream) -> Permutation {
         assert!(n <= 1 << 62, "this is a bug: a permutation of {n} samples");
         let bits = 64 - n.saturating_sub(1).leading_zeros();
@@ -55,10 +55,10 @@ impl Permutation {
         self.n == 0
     }
 
-    /// The sample at place `i`. Panics unless `i < n`.
+    /// Returns the sample at position `i`. Panics unless `i < n`.
     pub fn at(&self, i: u64) -> u64 {
         assert!(i < self.n, "this is a bug: place {i} of a permutation of {} samples", self.n);
-        // Points at or above n are stepped over; the walk is a cycle through i, so it ends.
+        // Cycle walking: points at or above n are skipped; the walk is a cycle through i, so it ends.
         let mut x = self.encipher(i);
         while x >= self.n {
             x = self.encipher(x);
@@ -79,7 +79,7 @@ impl Permutation {
     }
 }
 
-/// How a set of `n` samples becomes batches, epoch after epoch.
+/// The division of `n` samples into batches, epoch after epoch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Batches {
     n: u64,
@@ -105,23 +105,23 @@ impl Batches {
         Ok(Batches { n, batch, drop_last, shuffle })
     }
 
-    /// Batches in one epoch, a partial last one included unless it is dropped.
+    /// Returns the number of batches in one epoch, including a partial last one unless it is dropped.
     pub fn per_epoch(&self) -> u64 {
         if self.drop_last { self.n / self.batch } else { self.n.div_ceil(self.batch) }
     }
 
-    /// Samples that one epoch shows.
+    /// Returns the number of samples in one epoch.
     pub fn samples_per_epoch(&self) -> u64 {
         if self.drop_last { self.per_epoch() * self.batch } else { self.n }
     }
 
-    /// Samples in batch `b` of any epoch. Panics unless `b < per_epoch()`.
+    /// Returns the number of samples in batch `b` of any epoch. Panics unless `b < per_epoch()`.
     pub fn size(&self, b: u64) -> u64 {
         assert!(b < self.per_epoch(), "this is a bug: batch {b} of {}", self.per_epoch());
         self.batch.min(self.n - b * self.batch)
     }
 
-    /// The samples of batch `b` of epoch `epoch`.
+    /// Returns the samples of batch `b` of epoch `epoch`.
     pub fn indices(&self, epoch: u64, b: u64) -> Vec<u64> {
         let places = b * self.batch..b * self.batch + self.size(b);
         match self.shuffle {
@@ -133,24 +133,24 @@ impl Batches {
         }
     }
 
-    /// The samples of training step `step`, counted from 0 over all epochs, and the epoch it belongs to.
+    /// Returns the samples of training step `step`, counted from 0 over all epochs, and its epoch.
     pub fn at_step(&self, step: u64) -> (u64, Vec<u64>) {
         let epoch = step / self.per_epoch();
         (epoch, self.indices(epoch, step % self.per_epoch()))
     }
 
-    /// The sample with global index `g`, counted from 0 over all epochs.
+    /// Returns the sample with global index `g`, counted from 0 over all epochs.
     pub fn sample(&self, g: u64) -> u64 {
         let (epoch, i) = (g / self.samples_per_epoch(), g % self.samples_per_epoch());
         self.shuffle.map_or(i, |seed| Permutation::new(self.n, seed, epoch, Stream::Shuffle).at(i))
     }
 }
 
-/// Windows of `span` consecutive tokens: at random for training, one after the other for evaluation. A model that
+/// Windows of `span` consecutive tokens: random for training, adjacent for evaluation. A model that
 /// predicts the next token over a context of T needs a span of T + 1.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Windows {
-    /// How many start offsets there are.
+    /// Returns the number of start offsets.
     starts: u64,
     span: u64,
 }
@@ -165,7 +165,7 @@ impl Windows {
         Ok(Windows { starts: (num_tokens - span + 1) as u64, span: span as u64 })
     }
 
-    /// Where random window `index` starts: uniform over all offsets, with replacement.
+    /// Returns the start of random window `index`: uniform over all offsets, with replacement.
     pub fn random(&self, seed: u64, index: u64) -> u64 {
         let counter = [index as u32, (index >> 32) as u32, Stream::Window as u32, 0];
         let word = philox4x32(counter, [seed as u32, (seed >> 32) as u32]);
@@ -174,14 +174,14 @@ impl Windows {
         ((u128::from(word) * u128::from(self.starts)) >> 64) as u64
     }
 
-    /// The random windows of training step `step`.
+    /// Returns the random windows of training step `step`.
     pub fn random_batch(&self, seed: u64, step: u64, batch: usize) -> Vec<u64> {
         let first = step.wrapping_mul(batch as u64);
         (0..batch as u64).map(|i| self.random(seed, first.wrapping_add(i))).collect()
     }
 
-    /// Starts of the windows that cover the text from its beginning, `stride` apart. What is left at the end and does
-    /// not fill a window is left out.
+    /// Returns the starts of the windows that cover the text from its beginning, `stride` apart. A rest at the end that does
+    /// not fill a window is omitted.
     pub fn sequential(&self, stride: usize) -> Result<Vec<u64>> {
         if stride == 0 {
             return Err(Error::argument("windows", "stride is 0; it must be at least 1"));

@@ -1,4 +1,4 @@
-//! That orders are permutations, that they look random, and that they stay what they are.
+//! Tests that orders are permutations, look random, and do not change between versions.
 
 use super::*;
 use std::collections::HashMap;
@@ -23,7 +23,7 @@ fn every_order_is_a_permutation() {
 
 #[test]
 fn orders_are_pinned() {
-    // Part of the contract: a checkpoint resumed by a later version must see the same samples. The numbers are those of
+    // Part of the contract: a checkpoint resumed by a later version must get the same samples. The numbers are those of
     // a second implementation, written in Python from the description of `Permutation` and `Windows`.
     assert_eq!(order(10, 1, 0), [6, 5, 2, 7, 4, 0, 3, 8, 9, 1]);
     assert_eq!(order(10, 1, 1), [5, 7, 8, 6, 2, 9, 4, 0, 1, 3]);
@@ -32,7 +32,7 @@ fn orders_are_pinned() {
     assert_eq!((0..4).map(|i| w.random(1, i)).collect::<Vec<_>>(), [86_234, 72_644, 31_800, 44_611]);
 }
 
-/// How many standard deviations the chi-square of `counts` against equal shares lies above what chance gives (by Wilson
+/// Returns the number of standard deviations by which the chi-square of `counts` against equal shares exceeds its mean (by Wilson
 /// and Hilferty's cube root, which is near normal even for few degrees of freedom).
 fn deviations(counts: &[u64], degrees: f64) -> f64 {
     let expected = counts.iter().sum::<u64>() as f64 / counts.len() as f64;

@@ -1,9 +1,9 @@
-//! Sharded safetensors in the layout of Hugging Face: `model-00001-of-00003.safetensors` …, and
-//! `model.safetensors.index.json`, whose `weight_map` says which file holds which tensor.
+//! Reads and writes sharded safetensors in the layout of Hugging Face: `model-00001-of-00003.safetensors` …, and
+//! `model.safetensors.index.json`, whose `weight_map` maps tensors to files.
 //!
-//! Tensors are taken in order and a file is closed before it would grow beyond the limit; a tensor larger than that has one
-//! for itself. What fits into one file is one file with the plain name and no index. Reading trusts nothing: a file of the
-//! index must lie beside it, and hold the tensors that the index says and no others.
+//! Tensors are written in order, and a file is closed before it would exceed the limit; a larger tensor has a file
+//! of its own. Tensors that fit into one file have the plain name and no index. Reading trusts no file: a file of the
+//! index must be in the same folder, and contain exactly the tensors that the index lists for it.
 
 use crate::error::{Error, Result, quote};
 use crate::file;
@@ -15,23 +15,23 @@ use std::io::{Read, Write};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
-/// As large as transformers makes them: "5GB".
+/// The default of transformers: "5GB".
 pub const LIMIT: u64 = 5_000_000_000;
-/// What the name of an index ends in.
+/// The suffix of an index.
 pub const INDEX: &str = ".safetensors.index.json";
 const MAX_INDEX: u64 = 64 << 20;
 const MAX_SHARDS: usize = 100_000;
 
-/// An index, checked as far as it goes without the files.
+/// An index, checked as far as possible without the files.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Index {
-    /// File names beside the index, in order.
+    /// The file names, in order.
     pub files: Vec<String>,
     /// The file of each tensor.
     pub map: BTreeMap<String, String>,
 }
 
-/// Which tensors go into which file.
+/// Assigns tensors to files.
 fn plan(tensors: &[(String, HostTensor)], limit: u64) -> Vec<Range<usize>> {
     let (mut out, mut start, mut bytes) = (Vec::new(), 0, 0u64);
     for (i, (_, t)) in tensors.iter().enumerate() {
@@ -46,7 +46,7 @@ fn plan(tensors: &[(String, HostTensor)], limit: u64) -> Vec<Range<usize>> {
     out
 }
 
-/// Writes `STEM.safetensors`, or shards and their index, into `dir`; the names of the files, the index last.
+/// Writes `STEM.safetensors`, or shards and their index, into `dir`. Returns the names of the files, the index last.
 pub fn save(
     dir: &Path,
     stem: &str,
@@ -87,7 +87,7 @@ pub fn save_with(
     }
     let total: usize = tensors.iter().map(|t| t.1.bytes.len()).sum();
     let text = format!("{:#}\n", json!({ "metadata": { "total_size": total }, "weight_map": map }));
-    // Last: an index whose files are not all there would be worse than none.
+    // Written last, so that an index never lists missing files.
     file::write_atomic(&index, |out| out.write_all(text.as_bytes()).map_err(|e| Error::io(&index, "write", e)))?;
     let name = format!("{stem}{INDEX}");
     observe(&name, text.as_bytes());
@@ -95,7 +95,7 @@ pub fn save_with(
     Ok(names)
 }
 
-/// Whether a path names an index.
+/// Returns whether a path names an index.
 pub fn is_index(path: &Path) -> bool {
     path.file_name().is_some_and(|n| n.to_string_lossy().ends_with(INDEX))
 }
@@ -140,7 +140,7 @@ pub fn read_index(path: &Path, from: &mut dyn Read) -> Result<Index> {
     Ok(Index { files: files.into_iter().collect(), map })
 }
 
-/// Where a file of an index lies.
+/// Returns the path of a file of an index.
 pub fn beside(index: &Path, name: &str) -> PathBuf {
     index.with_file_name(name)
 }
@@ -166,7 +166,7 @@ pub fn load(path: &Path) -> Result<Contents> {
     let mut out = Contents::default();
     for name in &index.files {
         let file = beside(path, name);
-        // The header alone first: of files that do not belong together nothing is read.
+        // Check the header first, so that no tensor of mismatched files is read.
         let header = safetensors::header(&file)?;
         let names: Vec<&str> = header.entries.iter().map(|e| e.name.as_str()).collect();
         check(path, &index, name, &names)?;

@@ -1,25 +1,25 @@
 //! Splits a set into named parts (`train`, `valid`, …): disjoint, complete, and the same for the same seed.
 //!
-//! A part can be asked for on its own, without saying what the others are for: `("train", 0.8)` and `("valid", 0.2)`
-//! must fit together although neither call sees the other. So the places of one permutation are dealt out in a fixed
-//! order, the other parts by name first and `train` last, and fractions are rounded to a billionth, where 1 - 0.2 and
-//! 0.8 are the same number. Not here: splits by group or by class.
+//! A part can be requested alone, without declaring the others: `("train", 0.8)` and `("valid", 0.2)`
+//! must be disjoint although neither call knows of the other. So the positions of one permutation are assigned in a fixed
+//! order, the other parts by name first and `train` last, and fractions are rounded to a billionth, so that 1 - 0.2 and
+//! 0.8 are equal. Not supported: splits by group or by class.
 
 use crate::error::{Error, Result, quote};
 use crate::sample_order::{Permutation, Stream};
 
 const WHOLE: u64 = 1_000_000_000;
 
-/// A set cut into parts.
+/// A set divided into parts.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Split {
     order: Permutation,
-    /// Name and places in `order`, half-open.
+    /// The name, and the half-open range in `order`.
     parts: Vec<(String, u64, u64)>,
 }
 
 impl Split {
-    /// All parts with their fractions, which must sum to 1.
+    /// Creates a split of all parts, whose fractions must sum to 1.
     pub fn new(n: usize, seed: u64, fractions: &[(&str, f64)]) -> Result<Split> {
         let mut sorted = fractions.to_vec();
         sorted.sort_by_key(|(name, _)| (*name == "train", *name));
@@ -35,7 +35,7 @@ impl Split {
             billionths.push((f * WHOLE as f64).round() as u64);
         }
         let sum: u64 = billionths.iter().sum();
-        // Thirds and the like leave a few billionths, which go to the last part.
+        // Fractions such as 1/3 leave a few billionths, which belong to the last part.
         if sum.abs_diff(WHOLE) > 1000 {
             let said = sorted.iter().map(|(name, f)| format!("{name} = {f}")).collect::<Vec<_>>().join(", ");
             let rule = format!("the fractions ({said}) sum to {}, not to 1", sum as f64 / WHOLE as f64);
@@ -55,7 +55,7 @@ impl Split {
         Ok(Split { order: Permutation::new(n as u64, seed, 0, Stream::Split), parts })
     }
 
-    /// One part of two, by its name and fraction: `train`, or the part held out from it, `valid` or `test`.
+    /// Returns one part of two, by its name and fraction: `train`, or the part held out from it, `valid` or `test`.
     ///
     /// `valid` and `test` are the same samples, so a set split by single calls has one of them; for both, name all
     /// three parts in `new`.
@@ -69,12 +69,12 @@ impl Split {
         Split::new(n, seed, &[(name, fraction), (other, 1.0 - fraction)])
     }
 
-    /// Names of the parts, in the order they were dealt.
+    /// Returns the names of the parts, in the order of assignment.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.parts.iter().map(|(name, ..)| name.as_str())
     }
 
-    /// The samples of a part, rising. A part that came out empty is an error: a recipe would train on nothing.
+    /// Returns the samples of a part in ascending order. An empty part is an error, since a recipe would train on nothing.
     pub fn part(&self, name: &str) -> Result<Vec<u64>> {
         let Some((_, start, end)) = self.parts.iter().find(|(n, ..)| n == name) else {
             let rule = format!("has no part {} (parts: {})", quote(name), self.names().collect::<Vec<_>>().join(", "));

@@ -1,7 +1,7 @@
 //! Reads plain text for character models, and maps characters to ids and back.
 //!
 //! The vocabulary is the sorted set of a text's characters (Unicode scalar values), so the same text always gives the
-//! same ids. Text is taken as it stands: only a byte order mark is dropped; line ends, case and accents stay. Not here:
+//! same ids. Text is unchanged except for a byte order mark, which is dropped. Not supported:
 //! sub-word tokenizers.
 
 use crate::csv::check_code_dtype;
@@ -12,10 +12,10 @@ use perilune_core::{DType, HostTensor, Shape};
 use std::io::Read;
 use std::path::Path;
 
-/// The most text, unpacked, that `read` takes.
+/// The limit of unpacked text in bytes for `read`.
 pub const MAX_BYTES: u64 = 1 << 32;
 
-/// The text of a UTF-8 file, plain or gzipped.
+/// Reads a UTF-8 file, plain or gzipped.
 pub fn read(path: &Path) -> Result<String> {
     let mut bytes = Vec::new();
     let read = gzip_text::open(path, MAX_BYTES)?.read_to_end(&mut bytes);
@@ -31,16 +31,16 @@ pub fn read(path: &Path) -> Result<String> {
     })
 }
 
-/// Characters and their ids: the id is the place in sorted order.
+/// Characters and their ids, the positions in sorted order.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Vocabulary {
     chars: Vec<char>,
 }
 
 impl Vocabulary {
-    /// The characters that occur in `text`. A stored vocabulary, being a text of its characters, comes back the same.
+    /// Collects the characters of `text`. A vocabulary stored as the text of its characters gives the same vocabulary.
     pub fn of(text: &str) -> Vocabulary {
-        // A bitmap of all scalar values is 136 KB and beats sorting a book.
+        // A bitmap of all scalar values takes 136 KB and is faster than sorting a book.
         let mut seen = vec![0u64; (char::MAX as usize + 64) / 64];
         for c in text.chars() {
             seen[c as usize / 64] |= 1 << (c as usize % 64);
@@ -59,7 +59,7 @@ impl Vocabulary {
         self.chars.is_empty()
     }
 
-    /// All characters in the order of their ids; `Vocabulary::of` turns it back.
+    /// Returns all characters in the order of their ids; `Vocabulary::of` inverts it.
     pub fn chars(&self) -> String {
         self.chars.iter().collect()
     }
@@ -68,7 +68,7 @@ impl Vocabulary {
         self.chars.binary_search(&c).ok()
     }
 
-    /// Ids of `text`, shape {characters}; `dtype` is i64, i32 or u8.
+    /// Encodes `text` as ids, shape {characters}; `dtype` is i64, i32 or u8.
     pub fn encode(&self, text: &str, dtype: DType) -> Result<HostTensor> {
         let fits = check_code_dtype(dtype, self.len());
         fits.map_err(|rule| Error::argument(format!("vocabulary of {} characters", self.len()), rule))?;
@@ -93,7 +93,7 @@ impl Vocabulary {
         Ok(HostTensor::new(dtype, shape, bytes))
     }
 
-    /// The text of `ids`, in row-major order whatever their shape.
+    /// Decodes `ids` of any shape, in row-major order.
     pub fn decode(&self, ids: &HostTensor) -> Result<String> {
         if !ids.dtype.is_int() {
             return Err(Error::argument("ids to decode", format!("are i64, i32 or u8, not {}", ids.dtype)));

@@ -1,7 +1,7 @@
 //! Reads token ids as llm.c and nanoGPT write them: `.bin` files of little-endian u16 or u32.
 //!
-//! llm.c puts 256 i32 words in front: a magic number, a version, the count of tokens. Magic 20240520 with version 1 is GPT-2's,
-//! u16; 20240801 with version 7 is Llama 3's, u32. nanoGPT writes u16 ids alone. Ids come back as i32, which every vocabulary
+//! llm.c's files start with 256 i32 words: a magic number, a version, the count of tokens. Magic 20240520 with version 1 is GPT-2's,
+//! u16; 20240801 with version 7 is Llama 3's, u32. nanoGPT writes u16 ids without a header. Ids are returned as i32, which every vocabulary
 //! fits.
 
 use crate::error::{Error, Result};
@@ -12,7 +12,7 @@ use std::path::Path;
 const KINDS: [(i32, i32, usize); 2] = [(20_240_520, 1, 2), (20_240_801, 7, 4)];
 const HEADER: usize = 256 * 4;
 
-/// The ids in a `.bin` file: (N) i32.
+/// Reads the ids in a `.bin` file: (N) i32.
 pub fn read(path: &Path) -> Result<HostTensor> {
     let bytes = std::fs::read(path).map_err(|e| Error::io(path, "read", e))?;
     let word = |k: usize| bytes.get(4 * k..4 * k + 4).map_or(0, |b| i32::from_le_bytes([b[0], b[1], b[2], b[3]]));

@@ -1,4 +1,4 @@
-//! Computes gradients of States: runs the reverse pass over the recording and accumulates what reaches each State.
+//! Computes gradients of States: runs the reverse pass over the recording and accumulates the gradient of each State.
 
 use crate::engine::Engine;
 use crate::recorder::Deferred;
@@ -9,7 +9,7 @@ use perilune_core::grad::Backward;
 use perilune_core::graph::NodeId;
 
 impl Engine {
-    /// The gradient that `backward` has added up for a State in this step.
+    /// Returns the gradient that `backward` has accumulated for a State in this step.
     pub fn state_grad(&mut self, id: StateId) -> Result<Option<NodeId>> {
         let Some(held) = self.states.get_mut(id)?.grad.take() else { return Ok(None) };
         let node = self.recorder.held_grad(&held);
@@ -47,7 +47,7 @@ impl Engine {
         ))
     }
 
-    /// Files the gradients of a finished pass; how many States they reached.
+    /// Stores the gradients of a finished pass and returns the number of States that have one.
     pub fn end_backward(&mut self, pass: Backward, states: Vec<StateId>) -> Result<usize> {
         let grads = pass.finish(&mut self.recorder.graph)?;
         let mut reached = 0;
@@ -68,7 +68,7 @@ impl Engine {
         Ok(reached)
     }
 
-    /// `begin_backward` to `end_backward` for a graph without host functions.
+    /// Runs `begin_backward` to `end_backward` for a graph without host functions.
     pub fn backward(&mut self, y: NodeId, seed: Option<NodeId>, create_graph: bool) -> Result<usize> {
         let (mut pass, states) = self.begin_backward(y, seed, create_graph)?;
         if pass.advance(&mut self.recorder.graph)?.is_some() {

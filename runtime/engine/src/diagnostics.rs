@@ -1,13 +1,14 @@
 //! Collects what the engine reports about itself: compiled plans, cache misses, kernel times, stalls of the host.
 //!
-//! Messages gather until they are taken, or go to a listener at once, so that a script that never ends, or a plan that
+//! Messages are queued until they are taken, or passed to a listener immediately, so that a script that never ends, or a plan that
 //! cannot run, is reported too. A listener is called in the middle of an evaluation and must not call the engine.
 
 use crate::profile::{HostStalls, Profile};
 use perilune_plan::Backend;
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// What one engine reports, and to whom.
+/// The reports of one engine, and their listener.
 #[derive(Default)]
 pub struct Diagnostics {
     /// Plan cache misses of a warmed-up loop: recipe line and first difference.
@@ -19,7 +20,7 @@ pub struct Diagnostics {
     /// Time that the host waits, while profiling.
     pub host_stalls: Option<HostStalls>,
     /// A device that has kernel texts, to show them where the computing device has none.
-    pub paper: Option<Rc<dyn Backend>>,
+    pub paper: Option<Arc<dyn Backend>>,
 }
 
 pub type Listener = Rc<dyn Fn(&str)>;
@@ -39,12 +40,12 @@ impl Messages {
         }
     }
 
-    /// What was said since the last time, unless a listener heard it.
+    /// Takes the messages since the last call, unless a listener received them.
     pub fn take(&mut self) -> Vec<String> {
         std::mem::take(&mut self.gathered)
     }
 
-    /// Who hears of everything from now on; without one it gathers again.
+    /// Sets the listener of all later messages; without one they are queued again.
     pub fn listen(&mut self, listener: Option<Listener>) {
         self.listener = listener;
     }

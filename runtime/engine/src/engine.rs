@@ -1,4 +1,4 @@
-//! Assembles the engine of its parts: recorder, States, executor and diagnostics.
+//! Assembles the engine from its parts: recorder, States, executor and diagnostics.
 
 use crate::diagnostics::Diagnostics;
 use crate::evaluate::Executor;
@@ -6,10 +6,11 @@ use crate::recorder::Recorder;
 use crate::snapshot::SnapshotBytes;
 use crate::state::StateTable;
 use crate::step::{Step, Switches};
+use perilune_core::Interrupt;
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::Backend;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ impl From<Error> for Fault {
     }
 }
 
-/// What has happened, for people and tests.
+/// Counters of the engine's work, for reports and tests.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Stats {
     pub generation: u32,
@@ -37,18 +38,18 @@ pub struct Stats {
     /// Evaluations in the middle of a step scope.
     pub splits: u64,
     pub compile_ms: f64,
-    /// Tracing and looking up plans that were there.
+    /// Tracing, and lookups of cached plans.
     pub lookup_ms: f64,
     pub run_ms: f64,
-    /// Bytes of values and States held now.
+    /// Bytes of current values and States.
     pub held_bytes: usize,
-    /// Lua handles of tensors that are no States.
+    /// Lua handles of tensors that are not States.
     pub handles: usize,
     pub arena_bytes: usize,
     pub live_bytes: usize,
-    /// Of them, States.
+    /// Of these, States.
     pub state_bytes: usize,
-    /// Of the last run: kernels, and bytes of what it handed out.
+    /// Of the last run: kernels, and bytes of its results.
     pub kernels: usize,
     pub output_bytes: usize,
 }
@@ -59,20 +60,23 @@ pub struct Engine {
     pub executor: Executor,
     pub diagnostics: Diagnostics,
     pub switches: Switches,
+    /// Ends what this engine runs; other threads hold clones.
+    pub interrupt: Interrupt,
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
-    /// Bytes that the last snapshot holds.
+    /// Bytes of the last snapshot.
     pub(crate) snapshot: Option<SnapshotBytes>,
 }
 
 impl Engine {
-    pub fn new(backend: Rc<dyn Backend>) -> Engine {
+    pub fn new(backend: Arc<dyn Backend>) -> Engine {
         Engine {
             recorder: Recorder::default(),
             executor: Executor::new(backend),
             diagnostics: Diagnostics::default(),
             switches: Switches::from_env(),
+            interrupt: Interrupt::default(),
             states: StateTable::default(),
             step: Step::default(),
             stats: Stats::default(),

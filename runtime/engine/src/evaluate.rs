@@ -12,41 +12,41 @@ use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, Tracer, show};
+use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
 use smallvec::SmallVec;
-use std::rc::Rc;
+use std::sync::Arc;
 use std::thread::JoinHandle;
 
-/// The machine code of a step that has not been run.
+/// The state of the machine code of a step that has not run yet.
 #[derive(Debug, Default)]
 pub enum Code {
-    /// Nothing was asked about it.
+    /// Unknown.
     #[default]
     Unknown,
-    /// Its plan is there, so the code is.
+    /// The plan is cached, so the code exists.
     Known,
-    /// There is none that takes long to make.
+    /// No code that takes long to compile is missing.
     Ready,
     Making(JoinHandle<()>),
 }
 
 /// The device with its compiled plans.
 pub struct Executor {
-    pub(crate) backend: Rc<dyn Backend>,
+    pub(crate) backend: Arc<dyn Backend>,
     pub(crate) cache: Cache,
     pub(crate) tracer: Tracer,
     /// FLOP of all products run so far.
     pub products: f64,
-    /// Bytes of device memory that a step may take: above it values are recomputed, or the step is an error.
+    /// The memory budget of a step in bytes: above it values are recomputed, or the step is an error.
     pub memory_budget: Option<usize>,
     /// The plan run with the largest arena.
     pub(crate) largest: Option<PlannedStep>,
-    /// The plan that is about to run, has failed to, or would exceed the budget.
+    /// The plan that is about to run, failed to run, or would exceed the budget.
     pub(crate) attempt: Option<PlannedStep>,
 }
 
 impl Executor {
-    pub(crate) fn new(backend: Rc<dyn Backend>) -> Executor {
+    pub(crate) fn new(backend: Arc<dyn Backend>) -> Executor {
         Executor {
             backend,
             cache: Cache::default(),
@@ -92,7 +92,7 @@ impl Engine {
         Ok(ops::call(&mut self.recorder.graph, op, &Args { op, values })?)
     }
 
-    /// Makes the values of `ids` and keeps them with their nodes. No State changes.
+    /// Computes the values of `ids` and stores them with their nodes. No State changes.
     pub fn evaluate(&mut self, ids: &[NodeId]) -> std::result::Result<(), Fault> {
         let roots: Vec<NodeId> = ids
             .iter()
@@ -185,7 +185,7 @@ impl Engine {
                 }
             }
         }
-        perilune_core::interrupt::check()?;
+        self.interrupt.check()?;
         self.executor.attempt = Some(plan.step.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
         for source in &self.executor.tracer.trace.inputs {
@@ -204,7 +204,8 @@ impl Engine {
         let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
-        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, times) {
+        let context = RunContext { interrupt: &self.interrupt, times };
+        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, context) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
             return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });
@@ -226,7 +227,7 @@ impl Engine {
         Ok(())
     }
 
-    /// The value of a node, evaluated if need be.
+    /// Returns the value of a node, evaluated if necessary.
     pub(crate) fn value_of(&mut self, id: NodeId) -> std::result::Result<Value, Fault> {
         self.evaluate(&[id])?;
         if let Some(v) = self.recorder.value(id) {
@@ -239,13 +240,13 @@ impl Engine {
         }
     }
 
-    /// A node's value in host memory.
+    /// Returns a node's value in host memory.
     pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
         let v = self.value_of(id)?;
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// What a buffer holds, in host memory. The wait is noted if it is in the middle of a step.
+    /// Downloads a buffer. The wait is recorded if it is in the middle of a step.
     pub(crate) fn bring(
         &mut self,
         buffer: &Buffer,
@@ -260,7 +261,7 @@ impl Engine {
         Ok(HostTensor::new(dtype, shape, bytes))
     }
 
-    /// A handle's value in host memory.
+    /// Returns a handle's value in host memory.
     pub fn read(&mut self, h: Handle) -> std::result::Result<HostTensor, Fault> {
         if h.generation == self.recorder.generation() {
             return self.read_node(h.id);
@@ -269,7 +270,7 @@ impl Engine {
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// Traces what evaluating `ids` and writing the pending assignments takes.
+    /// Traces the evaluation of `ids` and of the pending assignments.
     pub(crate) fn trace_step(&mut self, ids: &[NodeId]) -> Result<Request> {
         let mut request = self.states.request(ids.to_vec());
         self.add_copies(&mut request)?;
@@ -278,7 +279,7 @@ impl Engine {
         Ok(request)
     }
 
-    /// Plans what was traced last; nothing is compiled or run.
+    /// Plans the last trace without compiling or running anything.
     pub(crate) fn plan_traced(&self, request: &Request) -> Result<Program> {
         perilune_plan::pipeline::plan(
             &self.recorder.graph,
@@ -289,14 +290,14 @@ impl Engine {
         )
     }
 
-    /// The kernels that ending the open step with these results would run; nothing runs.
+    /// Returns the kernels that would run if the open step ended with these results. Nothing runs.
     pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.recorder.roots(ids);
         let request = self.trace_step(&roots)?;
         Ok(Fingerprint::of(&self.plan_traced(&request)?))
     }
 
-    /// Begins to make the machine code that ending the open step with these results would have to wait for.
+    /// Starts to compile the machine code that is missing to end the open step with these results.
     pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
         let roots = self.recorder.roots(ids);
         let request = self.trace_step(&roots)?;

@@ -6,7 +6,7 @@
 //! or when a plain script is flushed. A [`Handle`] names a node by generation and id; a node that was evaluated survives its
 //! generation, one that was not is stale.
 //!
-//! It knows neither Lua, nor files, nor what a model is.
+//! The crate depends neither on Lua nor on files, and has no notion of a model.
 #![forbid(unsafe_code)]
 
 mod backward;

@@ -1,7 +1,7 @@
 //! Attributes device memory by role and recipe line, for `pl.memory()` and out-of-memory errors.
 //!
-//! Buffers are known one by one: States, data, results. What a plan keeps while it runs is known from the plan: of the largest
-//! one, the values that its arena holds when it is fullest. Nothing is counted while steps run.
+//! States, data and results are tracked buffer by buffer. Intermediate values are taken from the plan: those of the largest
+//! one that are live at the peak of its arena. Nothing is counted while steps run.
 
 use crate::engine::{Engine, Fault};
 use perilune_core::error::{Error, Kind};
@@ -12,26 +12,26 @@ use perilune_plan::{Memory, PlannedStep, memory, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 
-/// What memory is for.
+/// The use of a piece of memory.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Role {
     /// Trainable States.
     Weights,
     /// Other States: running statistics, averages, frozen weights.
     Buffers,
-    /// 16-bit copies of States, which mixed precision computes with.
+    /// 16-bit copies of States, for mixed precision.
     Copies,
-    /// Moments and the like.
+    /// Moments and other optimizer slots.
     Optimizer,
-    /// What a backward pass makes while a step runs.
+    /// Intermediate values of a backward pass.
     Gradients,
-    /// What else a step keeps while it runs.
+    /// Other intermediate values of a step.
     Activations,
     /// Tensors made of host data: batches, data sets.
     Inputs,
-    /// What steps and evaluations handed out.
+    /// Results of steps and evaluations.
     Results,
-    /// Copies of States on their way to a checkpoint.
+    /// Copies of States for a checkpoint in progress.
     Checkpoint,
 }
 
@@ -63,14 +63,14 @@ impl Role {
     }
 }
 
-/// All of one role that one recipe line made.
+/// The memory of one role that one recipe line made.
 #[derive(Clone, Debug)]
 pub struct Owner {
     pub role: Role,
     pub loc: SourceLoc,
     pub nbytes: usize,
     pub count: usize,
-    /// The largest of them.
+    /// The largest tensor among them.
     pub dtype: DType,
     pub shape: Shape,
 }
@@ -84,7 +84,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// Bytes of a role.
+    /// Returns the bytes of a role.
     pub fn of(&self, role: Role) -> usize {
         self.owners.iter().filter(|o| o.role == role).map(|o| o.nbytes).sum()
     }
@@ -94,12 +94,12 @@ impl Report {
 pub(crate) type Entry = (Role, SourceLoc, DType, Shape, usize);
 
 impl Engine {
-    /// Who holds memory, with what the largest plan so far keeps while it runs.
+    /// Lists the owners of memory, including the intermediate values of the largest plan so far.
     pub fn memory(&self) -> Report {
         self.report(self.executor.largest.as_ref(), false)
     }
 
-    /// `planned`: the plan's outputs are not held yet, and count.
+    /// `planned`: the plan's outputs are not allocated yet, and are included.
     fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
         entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
@@ -113,7 +113,7 @@ impl Engine {
             let (owner, most) = by_line.entry((role, loc)).or_insert_with(new);
             owner.nbytes += nbytes;
             owner.count += 1;
-            // Of equal bytes the order of a hash map must not choose.
+            // The order of a hash map must not decide between equal sizes.
             if (nbytes, shape.dims(), dtype as u32) > (*most, owner.shape.dims(), owner.dtype as u32) {
                 (*most, owner.dtype, owner.shape) = (nbytes, dtype, shape);
             }
@@ -123,7 +123,7 @@ impl Engine {
         Report { device: self.executor.backend.memory(), owners }
     }
 
-    /// The owners as lines of a table.
+    /// Formats the owners as lines of a table.
     pub fn show_owners(&self, report: &Report, most: usize) -> Vec<String> {
         let line = |o: &Owner| {
             let many = if o.count > 1 { format!("{} tensors, such as ", o.count) } else { String::new() };
@@ -144,7 +144,7 @@ impl Engine {
         out
     }
 
-    /// Adds to an out-of-memory error who holds memory, or would in the plan that did not fit, and what would help.
+    /// Adds the owners of memory, including the plan that did not fit, and possible remedies to an out-of-memory error.
     pub(crate) fn explain(&self, mut fault: Fault) -> Fault {
         if fault.error.kind != Kind::Memory {
             return fault;
@@ -153,7 +153,7 @@ impl Engine {
         let report = self.report(plan, true);
         let budget = fault.error.op == "memory_budget";
         if budget && fault.loc.is_none() {
-            // A recipe's step has no line that is being run: the one that takes the most.
+            // A recipe's step has no current line: use the line of the largest owner.
             let planned = |o: &&Owner| matches!(o.role, Role::Activations | Role::Gradients | Role::Results);
             fault.loc = report.owners.iter().find(planned).map(|o| o.loc).filter(|s| *s != SourceLoc::NONE);
         }
@@ -177,7 +177,7 @@ impl Engine {
     }
 }
 
-/// What a plan keeps in its arena when that is fullest, and, if asked, what it hands out.
+/// Lists the values that are live at the peak of a plan's arena and, if requested, its outputs.
 fn plan_entries(plan: &PlannedStep, outputs: bool) -> Vec<Entry> {
     let p = &plan.program;
     let entry = |v: &perilune_plan::ir::Value| {
@@ -195,7 +195,7 @@ fn plan_entries(plan: &PlannedStep, outputs: bool) -> Vec<Entry> {
     out
 }
 
-/// What would help, most telling first. Under a budget all that can be computed again has been.
+/// Suggests remedies, most effective first. Under a budget everything that can be recomputed already is.
 fn cures(report: &Report, budget: bool) -> String {
     let total: usize = report.owners.iter().map(|o| o.nbytes).sum();
     let large = |role: Role, share: f64| report.of(role) as f64 > share * total as f64;
@@ -221,7 +221,7 @@ fn cures(report: &Report, budget: bool) -> String {
     format!("what would help: {}", out.join("; "))
 }
 
-/// An error of the budget itself, before anything ran.
+/// Makes the error for an exceeded budget, before anything ran.
 pub fn parse_budget(text: &str) -> perilune_core::Result<usize> {
     byte_size::amount(text).map_err(|e| Error::argument("memory_budget", e))
 }

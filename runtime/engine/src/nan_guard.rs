@@ -1,4 +1,4 @@
-//! Keeps non-finite numbers out of the States, and finds the op that made the first of them.
+//! Guards States against non-finite values, and finds the op that made the first of them.
 
 use crate::engine::{Engine, Fault};
 use crate::state::StateId;
@@ -8,42 +8,42 @@ use perilune_core::ops::create;
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, Shape};
 
-/// Where NaN or infinity came from.
+/// The origin of a NaN or infinity.
 #[derive(Clone, Debug)]
 pub struct NotFinite {
-    /// The op, which got finite numbers and gave others.
+    /// The op that made it from finite inputs.
     pub op: &'static str,
     pub shape: Shape,
     pub loc: SourceLoc,
     pub nan: bool,
-    /// It was a State that held them already.
+    /// The State that already contained it.
     pub state: Option<StateId>,
-    /// It was data from outside.
+    /// Whether it was in input data.
     pub input: bool,
 }
 
-/// What `probe` gives.
+/// The flag that `probe` computes for a NaN.
 const NAN: u8 = 2;
-/// More nodes would make a plan that takes longer than anybody waits.
+/// The maximum number of nodes; planning more would take too long.
 const MOST: usize = 20_000;
 
 impl Engine {
-    /// Makes every assignment of the open step depend on `ok`, a bool scalar: where it is false on the device, the States
-    /// keep the values that they had before the step. Initial values of new States are not touched, and reads within the step
-    /// mean the values that were assigned. It records nothing: the planner makes the selects.
+    /// Makes every assignment of the open step conditional on `ok`, a bool scalar: if it is false on the device, the States
+    /// keep their values from before the step. Initial values of new States are not affected, and reads within the step
+    /// return the assigned values. It records nothing: the planner inserts the selects.
     pub fn guard(&mut self, ok: NodeId) {
         self.states.guard = Some(ok);
     }
 
-    /// Of the first root with a NaN or infinity in it: the op that made it from finite numbers. Evaluates every float that
-    /// the roots need, which changes nothing.
+    /// Finds the op that made the NaN or infinity of the first non-finite root from finite inputs. Evaluates every float that
+    /// the roots need, and changes nothing.
     ///
-    /// From the root it walks to inputs that are not finite. An infinity on the way counts only if an op made it (exp, a
-    /// division): one that was written into the recipe, as masks do, is no fault in itself.
+    /// The search follows non-finite inputs from the root. An infinity counts only if an op computed it (exp, a
+    /// division); a constant infinity in the recipe, as in masks, is legal.
     pub fn not_finite(&mut self, roots: &[NodeId]) -> std::result::Result<Option<NotFinite>, Fault> {
         let mut needed = vec![false; self.recorder.graph.len()];
         roots.iter().for_each(|r| needed[r.index()] = true);
-        // Inputs have smaller numbers than what they are for.
+        // Inputs have smaller ids than their readers.
         for i in (0..needed.len()).rev() {
             if needed[i] {
                 self.recorder.graph.node(NodeId(i as u32)).inputs.iter().for_each(|x| needed[x.index()] = true);
@@ -79,7 +79,7 @@ impl Engine {
         }))
     }
 
-    /// 2 where there is a NaN in `x`, else 1 where there is an infinity, else 0.
+    /// Computes 2 if `x` has a NaN, else 1 if it has an infinity, else 0.
     fn probe(&mut self, x: NodeId, shape: Shape) -> Result<NodeId> {
         self.recorder.graph.with_no_grad(true, |g| {
             let [zero, one, two] = [0.0, 1.0, 2.0].map(|v| g.constant(v, DType::F32));
@@ -104,7 +104,7 @@ impl Engine {
         }
     }
 
-    /// The op behind an infinity, if it was given finite numbers only.
+    /// Returns the op that made an infinity, if all its inputs were finite.
     fn made(&self, start: NodeId, found: &[u8]) -> Option<NodeId> {
         let mut at = start;
         loop {

@@ -1,5 +1,5 @@
-//! Where the time goes: seconds by kernel, medians over all runs since profiling was switched on, by recipe line, and as a
-//! timeline. And where the host waits: for data, and for the device in the middle of a step.
+//! Profiles kernels and host stalls: seconds by kernel (medians over all runs since profiling was enabled), by recipe line, and as a
+//! timeline; and the waits of the host for data, and for the device in the middle of a step.
 
 use crate::step_parts::{RULE, median, outliers};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
@@ -27,22 +27,22 @@ impl Entry {
     }
 }
 
-/// What the device reaches, a second: bytes through memory, operations in matrix products.
+/// The measured peaks of the device per second: bytes through memory, operations in matrix products.
 #[derive(Clone, Copy, Debug)]
 pub struct Ceiling {
     pub bytes: f64,
     pub flops: f64,
 }
 
-/// What keeps a kernel, or a recipe line, from being faster.
+/// The limit of a kernel's or recipe line's speed.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum Bound {
     Compute,
     /// The device's memory.
     Memory,
-    /// What it reads lies in caches: more bytes a second move than memory gives. How fast those are is not measured.
+    /// The operands are in caches: more bytes per second move than memory supplies. The speed of caches is not measured.
     Cache,
-    /// Too short for its work to matter.
+    /// The launch: the kernel is too short for its work to matter.
     Launch,
     /// The host makes a batch.
     Data,
@@ -58,7 +58,7 @@ impl Bound {
     }
 }
 
-/// What the host waited for, since it was switched on; by recipe line and step.
+/// Waits of the host since profiling was enabled, by recipe line and step.
 #[derive(Default)]
 pub struct HostStalls {
     by: HashMap<(Bound, SourceLoc), (Vec<f64>, u64)>,
@@ -73,13 +73,13 @@ impl HostStalls {
         *count += 1;
     }
 
-    /// What comes next belongs to another step.
+    /// Starts another step.
     pub fn end_step(&mut self) {
         self.steps += 1;
         self.by.values_mut().for_each(|(steps, _)| steps.resize(self.steps, 0.0));
     }
 
-    /// Seconds of each step that has ended.
+    /// The seconds of each completed step.
     pub fn by_step(&self, bound: Bound) -> Vec<f64> {
         let mut out = vec![0.0; self.steps];
         for (_, (steps, _)) in self.by.iter().filter(|((b, _), _)| *b == bound) {
@@ -104,31 +104,31 @@ impl HostStalls {
     }
 }
 
-/// All waits of one kind at one recipe line.
+/// The waits of one kind at one recipe line.
 #[derive(Clone, Debug)]
 pub struct Wait {
     pub bound: Bound,
     pub place: String,
-    /// Of a step, the median.
+    /// The median per step.
     pub seconds: f64,
-    /// Of all steps.
+    /// The sum over all steps.
     pub count: u64,
 }
 
 /// Kernels shorter than this, in seconds, cost their launch.
 const LAUNCH: f64 = 10e-6;
 
-/// What comes from memory does not come faster than this share of its ceiling, which is measured to a few percent.
+/// The share of the measured memory bandwidth that a kernel bound by memory may reach; the roofline is accurate to a few percent.
 const THROUGH_MEMORY: f64 = 1.05;
-/// A product that makes such a share of the ceiling of products is bound by it, whatever it reads.
+/// A product that reaches this share of the peak of products is bound by it, whatever it reads.
 const PRODUCT: f64 = 0.9;
 
 /// One kernel of a plan.
 #[derive(Clone, Debug)]
 pub struct Timing {
-    /// The plan it belongs to: 0 is the one that took most time.
+    /// The plan of the kernel: 0 is the one that took most time.
     pub plan: usize,
-    /// How often the plan ran.
+    /// The number of runs of the plan.
     pub runs: u64,
     pub name: String,
     pub space: String,
@@ -138,16 +138,16 @@ pub struct Timing {
     routine: bool,
     /// Seconds of one run, the median.
     pub seconds: f64,
-    /// Runs whose seconds are far from that.
+    /// Runs far from the median.
     pub outliers: usize,
     pub cost: show::Cost,
 }
 
 impl Timing {
-    /// What bounds it, and the time it would take at that ceiling as a share of the time it took, where that ceiling is
+    /// Returns the bound, and the time at that peak as a share of the measured time, if the peak is
     /// measured.
     ///
-    /// Operations count against the ceiling of products only for routines: nothing else could reach that.
+    /// Operations are compared with the peak of products only for routines: no other kernel could reach it.
     pub fn bound(&self, c: &Ceiling) -> (Option<f64>, Bound) {
         let memory = (self.cost.read + self.cost.written) as f64 / c.bytes / self.seconds;
         let compute = if self.routine { self.cost.flops as f64 / c.flops / self.seconds } else { 0.0 };
@@ -181,7 +181,7 @@ impl Profile {
     pub fn timings(&self, source_map: &SourceMap) -> Vec<Timing> {
         let mut plans: Vec<&Entry> = self.plans.values().collect();
         let kernels = |e: &Entry| e.plan.step.program.kernels.len();
-        // Times tie only where there are none; then the larger plan comes first.
+        // Without times the larger plan comes first.
         plans.sort_by(|a, b| b.total().total_cmp(&a.total()).then(kernels(b).cmp(&kernels(a))));
         let mut out = Vec::new();
         for (at, e) in plans.into_iter().enumerate() {
@@ -204,16 +204,16 @@ impl Profile {
     }
 }
 
-/// Those of some kernels that one thing bounds.
+/// The totals of kernels with the same bound.
 #[derive(Clone, Copy, Default)]
 struct Part {
     seconds: f64,
-    /// Of the seconds, those of kernels whose ceiling is measured; and what these would take at it.
+    /// The seconds of kernels whose peak is measured, and the seconds that these would take at it.
     measured: f64,
     ideal: f64,
 }
 
-/// Seconds, bytes and operations of all runs of some kernels.
+/// Total seconds, bytes and operations of some kernels.
 #[derive(Default)]
 struct Sum {
     seconds: f64,
@@ -221,7 +221,7 @@ struct Sum {
     flops: f64,
     kernels: u64,
     outliers: usize,
-    /// By what bounds them.
+    /// Totals by bound.
     by: [Part; Bound::ALL.len()],
 }
 
@@ -242,7 +242,7 @@ impl Sum {
         }
     }
 
-    /// What bounds most of the time, and the share of that ceiling which the kernels so bound reach.
+    /// Returns the bound of most of the time, and the share of that peak that these kernels reach.
     fn bound(&self) -> (Option<f64>, &'static str) {
         let seconds = |b: &Bound| self.by[*b as usize].seconds;
         let Some(most) = Bound::ALL.into_iter().max_by(|a, b| seconds(a).total_cmp(&seconds(b))) else {
@@ -253,7 +253,7 @@ impl Sum {
     }
 }
 
-/// A share of a ceiling in `width` characters; a dash where the ceiling is not known.
+/// Formats a share of a peak in `width` characters, or a dash if the peak is unknown.
 fn percent(share: Option<f64>, width: usize) -> String {
     match share {
         Some(share) => format!("{:>width$.0} %", share * 100.0),
@@ -261,9 +261,9 @@ fn percent(share: Option<f64>, width: usize) -> String {
     }
 }
 
-/// A table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, what bounds most of
-/// its time and before it the percent of that ceiling. Stalls of the host, of one step each, have lines of their own:
-/// they have no kernels, and may pass beside kernels of other lines.
+/// Formats a table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, the bound of most of
+/// its time and before it the percent of that peak. Stalls of the host, of one step each, have separate lines:
+/// they have no kernels, and may overlap kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
     for t in timings {
@@ -310,8 +310,8 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
     out
 }
 
-/// A table by kernel, plan by plan, slowest first, equal ones of a line together: share, microseconds a run, how many, GB/s,
-/// GFLOP/s, percent of the ceiling of what bounds them, that, kernel, recipe line. Times are medians over the runs; a star
+/// Formats a table by kernel, plan by plan, slowest first, equal kernels of a line together: share, microseconds a run, count, GB/s,
+/// GFLOP/s, percent of the bound's peak, bound, kernel, recipe line. Times are medians over the runs; a star
 /// marks those with outliers.
 pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     let mut out = String::new();
@@ -353,7 +353,7 @@ pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     out
 }
 
-/// The timeline of one average run of each plan, in the format that chrome://tracing and Perfetto read: kernels one after
+/// Writes the timeline of one average run of each plan, in the format of chrome://tracing and Perfetto: kernels one after
 /// the other, as they were timed, a row a plan; and the host's waits of a step, likewise. Times are in microseconds.
 pub fn trace(timings: &[Timing], waits: &[Wait], c: &Ceiling) -> String {
     let text = |s: &str| s.replace('\\', "\\\\").replace('"', "\\\"");
@@ -433,14 +433,14 @@ mod tests {
     #[test]
     fn what_lies_in_caches_is_not_held_against_memory() {
         let c = Ceiling { bytes: 1e9, flops: 1e12 };
-        // Twice what memory gives: its data were in a cache.
+        // Twice the memory bandwidth, so the data were in a cache.
         assert_eq!(timing("copy", false, 1e-3, 2_000_000, 0).bound(&c), (None, Bound::Cache));
         assert_eq!(timing("index_select", true, 1e-3, 5_000_000, 0).bound(&c), (None, Bound::Cache));
-        // A product near the ceiling of products is bound by it, whether it reads from caches or just so from memory.
+        // A product near the peak of products is bound by it, whether it reads from caches or from memory.
         assert_eq!(timing("matmul", true, 1e-3, 2_120_000, 920_000_000).bound(&c), (Some(0.92), Bound::Compute));
         assert_eq!(timing("matmul", true, 1e-3, 950_000, 920_000_000).bound(&c), (Some(0.92), Bound::Compute));
         assert_eq!(timing("matmul", true, 1e-3, 800_000, 300_000_000).bound(&c), (Some(0.8), Bound::Memory));
-        // A line's percent is that of what bounds most of it: no kernel that something else bounds counts.
+        // A line's percent is that of its main bound; kernels with another bound are excluded.
         let all = [timing("copy", false, 3e-3, 1_500_000, 0), timing("matmul", true, 1e-3, 9_000_000, 950_000_000)];
         let table = by_line(&all, &[], &c, 2);
         assert!(table.contains(" 50 %  memory    a.lua:1"), "{table}");

@@ -1,10 +1,10 @@
 //! Records one generation: the graph, the handles that name its nodes, and the values of evaluated nodes.
 //!
 //! A *generation* is the life of one recording. A [`Handle`] is a generation and a node id, counted here as Lua copies and
-//! drops it. When the generation ends, evaluated nodes that still have handles are carried over, each as a leaf of later
+//! drops it. When the generation ends, evaluated nodes with handles are carried over, each as a leaf of later
 //! generations; all other handles are stale, and using one is an error that names the line it was recorded at.
 //!
-//! It runs nothing: `evaluate.rs` makes values and stores them here.
+//! The recorder runs nothing: `evaluate.rs` computes values and stores them here.
 
 use crate::memory::Role;
 use perilune_core::error::{Error, Kind, Result};
@@ -25,11 +25,11 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// What a freed tensor holds: generations count from 1.
+    /// The generation of a freed tensor; real generations count from 1.
     pub const FREED: Handle = Handle { generation: 0, id: NodeId(0) };
 }
 
-/// Values behind evaluated nodes: a buffer that nothing writes to any more.
+/// The value of an evaluated node: a buffer that is no longer written.
 #[derive(Debug)]
 pub(crate) struct StoredValue {
     pub uid: u64,
@@ -54,11 +54,11 @@ pub(crate) enum Deferred {
 struct Carried {
     value: Value,
     refs: u32,
-    /// The leaf that stands for it in the current generation.
+    /// The leaf that represents it in the current generation.
     leaf: Option<Handle>,
 }
 
-/// How many generations back a stale handle can still name its line.
+/// The number of generations for which the line of a stale handle is kept.
 const REMEMBERED: usize = 8;
 
 /// The open recording.
@@ -100,7 +100,7 @@ impl Default for Recorder {
 }
 
 impl Recorder {
-    /// The number of the open generation; they count from 1.
+    /// Returns the number of the open generation, counted from 1.
     pub fn generation(&self) -> u32 {
         self.generation
     }
@@ -110,7 +110,7 @@ impl Recorder {
         self.graph.rng = RngState { seed, step: 0, occurrence: 0 };
     }
 
-    /// A counted handle of a node of the current generation.
+    /// Makes a counted handle of a node of the current generation.
     pub fn handle(&mut self, id: NodeId) -> Handle {
         if self.refs.len() <= id.index() {
             self.refs.resize(self.graph.len().max(id.index() + 1), 0);
@@ -128,7 +128,7 @@ impl Recorder {
         }
     }
 
-    /// A handle is gone.
+    /// Drops a handle.
     pub fn release(&mut self, h: Handle) {
         if h.generation == self.generation {
             if let Some(n) = self.refs.get_mut(h.id.index()) {
@@ -140,13 +140,13 @@ impl Recorder {
             if c.refs == 0
                 && let Some(c) = self.carried.remove(&h)
             {
-                // What was given back is no garbage to look for.
+                // Explicitly freed bytes do not count towards the GC threshold.
                 self.fresh_bytes = self.fresh_bytes.saturating_sub(c.value.buffer.nbytes());
             }
         }
     }
 
-    /// The node a handle means in the current generation.
+    /// Returns the node of a handle in the current generation.
     pub fn node(&mut self, h: Handle) -> Result<NodeId> {
         if h.generation == self.generation {
             return Ok(h.id);
@@ -164,7 +164,7 @@ impl Recorder {
         Ok(id)
     }
 
-    /// Shape and dtype without touching the graph.
+    /// Returns shape and dtype without changing the graph.
     pub fn meta(&self, h: Handle) -> Result<(Shape, DType)> {
         if h.generation == self.generation {
             let n = self.graph.node(h.id);
@@ -173,7 +173,7 @@ impl Recorder {
         self.carried.get(&h).map(|c| (c.value.shape, c.value.dtype)).ok_or_else(|| self.stale(h))
     }
 
-    /// Whether the value is in memory already.
+    /// Returns whether the value is already in memory.
     pub fn is_evaluated(&self, h: Handle) -> bool {
         if h.generation != self.generation {
             return self.carried.contains_key(&h);
@@ -182,7 +182,7 @@ impl Recorder {
         self.value(h.id).is_some() || matches!(node.op.class, Class::Leaf)
     }
 
-    /// The line a handle was recorded at, if it is remembered.
+    /// Returns the line at which a handle was recorded, if it is still known.
     pub fn loc_of(&self, h: Handle) -> Option<SourceLoc> {
         if h.generation == self.generation {
             return Some(self.graph.loc_of(h.id));
@@ -231,19 +231,19 @@ impl Recorder {
         Rc::new(StoredValue { uid: self.next_uid, shape, dtype, buffer, role, loc })
     }
 
-    /// The values that are held, each once.
+    /// Returns the values with handles, each once.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Value> {
         let carried = self.carried.values().map(|c| &c.value).filter(|v| !self.live.contains_key(&v.uid));
         let mut seen = FxHashSet::default();
         self.live.values().chain(carried).filter(move |v| seen.insert(v.uid))
     }
 
-    /// Where a span of nodes that the backward pass is to compute again begins.
+    /// Begins a span of nodes that the backward pass recomputes.
     pub fn open_span(&self) -> Handle {
         Handle { generation: self.generation, id: NodeId(self.graph.len() as u32) }
     }
 
-    /// Ends a span. Of one that an evaluation of everything has cut, what came behind the cut counts.
+    /// Ends a span. If a flush has cut the span, only its part after the cut counts.
     pub fn close_span(&mut self, from: Handle) {
         let start = if from.generation == self.generation { from.id } else { NodeId(0) };
         let end = NodeId(self.graph.len() as u32);
@@ -256,7 +256,7 @@ impl Recorder {
         self.graph.node(id).op == &create::LEAF
     }
 
-    /// Those of `ids` that are yet to be computed, in order.
+    /// Returns those of `ids` that have not been computed, in order.
     pub(crate) fn roots(&self, ids: &[NodeId]) -> Vec<NodeId> {
         let open = |id: &NodeId| !self.is_plain_leaf(*id) && self.value(*id).is_none();
         let mut roots: Vec<NodeId> = ids.iter().copied().filter(open).collect();
@@ -265,7 +265,7 @@ impl Recorder {
         roots
     }
 
-    /// Nodes of the current generation that somebody holds a handle of.
+    /// Returns the nodes of the current generation that have handles.
     pub(crate) fn held(&self) -> Vec<NodeId> {
         (0..self.refs.len().min(self.graph.len()) as u32).map(NodeId).filter(|id| self.refs[id.index()] > 0).collect()
     }
@@ -274,19 +274,19 @@ impl Recorder {
         self.refs.get(id.index()).is_some_and(|n| *n > 0)
     }
 
-    /// Nodes that stand for handles of earlier generations.
+    /// Returns the nodes that represent handles of earlier generations.
     pub(crate) fn carried_leaves(&self) -> impl Iterator<Item = NodeId> {
         self.carried.values().filter_map(|c| c.leaf.filter(|l| l.generation == self.generation).map(|l| l.id))
     }
 
-    /// Forgets a node's value; the node stays, and could be evaluated again.
+    /// Drops a node's value; the node stays and can be evaluated again.
     pub(crate) fn forget_value(&mut self, id: NodeId) {
         if let Some(v) = self.evaluated.get_mut(id.index()) {
             *v = None;
         }
     }
 
-    /// The value behind a node or leaf.
+    /// Returns the value of a node or leaf.
     pub(crate) fn uid_of(&self, id: NodeId) -> Option<u64> {
         self.value(id).map(|v| v.uid).or_else(|| self.is_plain_leaf(id).then(|| self.graph.node(id).payload))
     }
@@ -295,16 +295,16 @@ impl Recorder {
         self.live.retain(|uid, _| keep(*uid));
     }
 
-    /// Lets go of values that neither a handle nor a wanted node reads: the generation is about to end, or to be tried again
+    /// Releases values that neither a handle nor a node in `wanted` reads: the generation is about to end, or to be tried again
     /// after memory ran out.
-    /// With `history` the leaves stay that anything held was made from: what is let go can be computed again, and gradients
-    /// can be taken.
+    /// With `history` the leaves of all remaining values stay, so that released values can be recomputed, and gradients
+    /// can be computed.
     pub(crate) fn drop_unreachable(&mut self, wanted: &[NodeId], history: bool) {
         let mut reached = vec![false; self.graph.len()];
         for id in self.held().iter().chain(wanted) {
             reached[id.index()] = true;
         }
-        // Several leaves may stand for one value.
+        // Several leaves may represent one value.
         let mut needed = FxHashSet::default();
         for i in (0..reached.len()).rev() {
             let id = NodeId(i as u32);
@@ -343,7 +343,7 @@ impl Recorder {
         self.live.retain(|uid, _| needed.contains(uid));
     }
 
-    /// Ends the generation: evaluated nodes with handles are carried over, all else is forgotten.
+    /// Ends the generation: evaluated nodes with handles are carried over, all others are dropped.
     pub(crate) fn end_generation(&mut self) {
         let generation = self.generation;
         for i in 0..self.refs.len().min(self.graph.len()) {
@@ -386,32 +386,32 @@ impl Recorder {
         }
     }
 
-    /// The number of handles that Lua holds.
+    /// Returns the number of handles that Lua holds.
     pub(crate) fn handle_count(&self) -> usize {
         (self.refs.iter().sum::<u32>() + self.carried.values().map(|c| c.refs).sum::<u32>()) as usize
     }
 
-    /// Whether the node's value is in memory; a State's leaf has none of its own.
+    /// Returns whether the node's value is in memory; a State's leaf has no value of its own.
     pub(crate) fn has_value(&self, id: NodeId) -> bool {
         self.is_evaluated(Handle { generation: self.generation, id }) && self.graph.node(id).op != &create::STATE
     }
 
-    /// The uid of a node's value, as the tracer asks for it: evaluated nodes are leaves of a plan.
+    /// Returns the uid of a node's value for the tracer: evaluated nodes are leaves of a plan.
     pub(crate) fn known(&self) -> impl Fn(NodeId) -> Option<u64> + '_ {
         |id| self.value(id).map(|v| v.uid)
     }
 
-    /// The value that a leaf reads.
+    /// Returns the value that a leaf reads.
     pub(crate) fn live(&self, uid: u64) -> Option<&Value> {
         self.live.get(&uid)
     }
 
-    /// The value that a handle of an earlier generation was carried over with.
+    /// Returns the value that was carried over with a handle of an earlier generation.
     pub(crate) fn carried(&self, h: Handle) -> Result<&Value> {
         self.carried.get(&h).map(|c| &c.value).ok_or_else(|| self.stale(h))
     }
 
-    /// Files the value that a run made for a node.
+    /// Stores the value that a run computed for a node.
     pub(crate) fn set_value(&mut self, id: NodeId, buffer: Buffer) {
         self.evaluated.resize(self.graph.len(), None);
         let node = self.graph.node(id);

@@ -1,9 +1,9 @@
-//! What a prompt needs of the engine: to let go, between two lines, of what no line can reach any more; and to count what
-//! evaluating something would cost.
+//! Collects garbage for a prompt: releases, between two lines, values that no line can reach any more. Also counts the cost
+//! of an evaluation.
 //!
 //! A line of a prompt does not end a step: a loss recorded in one line may meet its `backward` in a later one. So a
-//! generation ends here only if nothing that is held has a history that anybody could still ask for. Otherwise the nodes
-//! stay (they are small, and a recording that grows long is flushed as anywhere), and only values are let go.
+//! generation ends here only if no live handle has a history that could still be needed. Otherwise the nodes
+//! stay (they are small, and a long recording is flushed as usual), and only values are released.
 
 use crate::engine::{Engine, Fault};
 use crate::recorder::Deferred;
@@ -14,7 +14,7 @@ use perilune_plan::{Request, pipeline};
 use std::collections::HashSet;
 
 impl Engine {
-    /// Lets go of what neither a handle nor a pending assignment can reach, with its history. The caller collects garbage
+    /// Releases everything that neither a handle nor a pending assignment can reach, with its history. The caller collects garbage
     /// first. Nothing is evaluated; inside a step nothing happens.
     pub fn tidy(&mut self) {
         if self.in_step() {
@@ -31,7 +31,7 @@ impl Engine {
         let plain = wanted.is_empty();
         let mut reached = vec![false; self.recorder.graph.len()];
         wanted.iter().chain(&held).for_each(|id| reached[id.index()] = true);
-        // Whether something that is held has a history that a gradient could be asked through: a State, or another
+        // Whether a live handle has a history that a gradient could pass through: a State, or another
         // handle, among its ancestors; or whether it has no value yet.
         let mut history = false;
         let mut above = vec![false; self.recorder.graph.len()];
@@ -65,23 +65,19 @@ impl Engine {
         self.recorder.retain_live(|uid| needed.contains(&uid));
     }
 
-    /// What evaluating `ids` would cost if all that was recorded before `from` were in memory: kernels, and their sum.
+    /// Returns the kernels of evaluating `ids`, and their total cost, as if all nodes before `from` were in memory.
     pub fn cost_since(&mut self, from: NodeId, ids: &[NodeId]) -> Result<(usize, Cost), Fault> {
         let request = Request { roots: ids.to_vec(), ..Request::default() };
-        // No value has so high a number.
+        // No value has this number.
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
         let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
-        // In primitives, so that every op's work is counted by what it is made of.
+        // Decomposed into primitives, so that the work of every op is counted.
         let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
-        let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), |a, b| Cost {
-            read: a.read + b.read,
-            written: a.written + b.written,
-            flops: a.flops + b.flops,
-        });
+        let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), Cost::plus);
         Ok((program.kernels.len(), total))
     }
 
-    /// The trainable States that `id` depends on, in the order in which they were made.
+    /// Returns the trainable States that `id` depends on, in order of creation.
     pub fn states_below(&self, id: NodeId) -> Vec<crate::StateId> {
         let mut reached = vec![false; id.index() + 1];
         reached[id.index()] = true;

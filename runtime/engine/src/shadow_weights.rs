@@ -1,9 +1,9 @@
-//! 16-bit copies of States. In mixed precision a step casts each weight before it computes with it; instead, a State that
-//! such a step updates has a copy beside it, which the update writes too, and the cast is a read of the copy. The values are
+//! Keeps 16-bit shadow weights. In mixed precision a step casts each weight before it uses it; instead, a State that
+//! such a step updates has a 16-bit copy, which the update also writes, and the cast becomes a read of the copy. The values are
 //! those of the cast, to the bit.
 //!
-//! A copy is a State that nobody else knows: the planner sees a leaf where the cast was, and one more commit, under the same
-//! guard. It is written anew, by a plan of its own, where its State was written without it.
+//! A copy is a State that is private to this file: the planner gets a leaf in place of the cast, and one more write, under the same
+//! guard. If its State is written without it, a separate plan casts it again.
 
 use crate::engine::{Engine, Fault};
 use crate::state::StateId;
@@ -14,7 +14,7 @@ use perilune_core::ops::{cast, create};
 use perilune_plan::Request;
 use rustc_hash::FxHashMap;
 
-/// The copy of a State in one dtype.
+/// A shadow weight: the copy of a State in one dtype.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ShadowWeight {
     pub state: StateId,
@@ -23,8 +23,8 @@ pub(crate) struct ShadowWeight {
 }
 
 impl Engine {
-    /// Adds to a request what copies take: casts that are reads of copies, and their state_writes. Gives what has to be done
-    /// before: the state_writes that make copies valid.
+    /// Adds the copies to a request: casts that become reads of copies, and the writes of copies. Returns the writes that must
+    /// come first, to make copies valid.
     pub(crate) fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
         if request.state_writes.is_empty() {
@@ -67,13 +67,13 @@ impl Engine {
         Ok(first)
     }
 
-    /// Runs the request that ends a step, and what its copies need before it.
+    /// Runs the request that ends a step, after the writes that its copies need.
     pub(crate) fn run_with_copies(&mut self, mut request: Request) -> std::result::Result<Request, Fault> {
         let first = self.add_copies(&mut request)?;
         if !first.state_writes.is_empty() {
             self.run(&first)?;
         }
-        // A run that fails may have written some.
+        // A failed run may have written some of them.
         self.states.set_copies(&request, false);
         self.run(&request)?;
         self.states.set_copies(&request, true);

@@ -1,4 +1,4 @@
-//! Prints plans: what a request would run, as text.
+//! Formats the plan of a request as text.
 
 use crate::engine::{Engine, Fault};
 use perilune_core::error::Result;
@@ -9,7 +9,7 @@ use perilune_plan::{Request, Tracer, show};
 use std::collections::HashMap;
 
 impl Engine {
-    /// The plan that evaluating `ids` would run, as text, with the text of its kernels if `source`; nothing runs.
+    /// Formats the plan of evaluating `ids`, with the text of its kernels if `source`. Nothing runs.
     pub fn show_plan(&mut self, ids: &[NodeId], source: bool) -> std::result::Result<String, Fault> {
         let request = self.trace_step(ids)?;
         let program = self.plan_traced(&request)?;
@@ -21,8 +21,8 @@ impl Engine {
         Ok(show::show(&program, &places, &self.recorder.source_map))
     }
 
-    /// A plan of the request that was traced last, with the text of its kernels: as this device runs it, or, if it has no
-    /// texts, as a GPU would.
+    /// Formats the plan of the last traced request with the text of its kernels: for this device or, if it has no
+    /// texts, for a GPU.
     pub(crate) fn sources(
         &self,
         request: &Request,

@@ -1,4 +1,4 @@
-//! Copies States at one moment for a checkpoint, which a thread reads while steps go on.
+//! Copies States at one moment for a checkpoint, which a thread reads while steps continue.
 
 use crate::engine::{Engine, Fault};
 use crate::memory::{Entry, Role};
@@ -9,18 +9,18 @@ use perilune_plan::Snapshot;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Copies of States. They may be sent to a thread; what they hold counts as memory of [`Role::Checkpoint`] until the device
-/// has let go of it, or, where the device's memory is the host's, until this is dropped.
+/// Copies of States, which may be sent to a thread. Their memory counts as [`Role::Checkpoint`] until the device
+/// has freed it or, if the device's memory is the host's, until this is dropped.
 pub struct Copies {
     metas: Vec<(DType, Shape)>,
     snapshot: Option<Snapshot>,
     held: Arc<AtomicUsize>,
-    /// Why the loop had to wait for the bytes, on a device that can do without.
+    /// The reason why the loop had to wait for the bytes, on a device with asynchronous copies.
     pub waited: Option<String>,
 }
 
 impl Copies {
-    /// The values, in the order in which the States were given; once.
+    /// Returns the values in the order of the States; may be called once.
     pub fn read(&mut self) -> Result<Vec<HostTensor>> {
         let Some(snapshot) = self.snapshot.take() else {
             return Err(Error::system("checkpoint", "this is a bug: a snapshot is read twice"));
@@ -37,14 +37,14 @@ impl Drop for Copies {
     }
 }
 
-/// What statistics know of a snapshot.
+/// The memory statistics of a snapshot.
 pub(crate) struct SnapshotBytes {
     held: Arc<AtomicUsize>,
     entries: Vec<Entry>,
 }
 
 impl SnapshotBytes {
-    /// One for each State, while the copies live.
+    /// One entry for each State while the copies exist.
     pub fn entries(&self) -> impl Iterator<Item = Entry> + '_ {
         let lives = self.held.load(Ordering::Acquire) > 0;
         self.entries.iter().copied().filter(move |_| lives)
@@ -52,7 +52,7 @@ impl SnapshotBytes {
 }
 
 impl Engine {
-    /// The values that States have now. What is assigned later does not show in them.
+    /// Copies the current values of States. Later assignments do not change the copies.
     pub fn snapshot(&mut self, ids: &[StateId]) -> std::result::Result<Copies, Fault> {
         let mut parts = Vec::with_capacity(ids.len());
         let mut metas = Vec::with_capacity(ids.len());

@@ -1,7 +1,7 @@
 //! Manages States, the named buffers that change: weights, moments, counters.
 //!
-//! A State has one buffer for life. `assign` never writes at once: it makes the new value the one that later reads of the
-//! same step mean, and asks for it to be written when the step ends. A new State is an assignment too, so a whole
+//! A State has one buffer for life. `assign` does not write immediately: later reads of the same step
+//! return the new value, and the end of the step writes it. A new State is an assignment too, so a whole
 //! model's initial values are computed by one plan.
 
 use crate::engine::{Engine, Fault};
@@ -28,11 +28,11 @@ pub(crate) struct State {
     pub dtype: DType,
     pub trainable: bool,
     buffer: Option<Buffer>,
-    /// What reads mean now, once there was one: the leaf of the current generation, or the value assigned in it.
+    /// The node of the current value, after the first read: the leaf of the current generation, or the value assigned in it.
     current: Option<NodeId>,
     /// The value to be written at the end of the generation.
     assigned: Option<NodeId>,
-    /// For a State made in this generation: its initial value, which stands if the step fails.
+    /// For a State made in this generation: its initial value, which is kept if the step fails.
     initial: Option<NodeId>,
     pub grad: Option<Deferred>,
     refs: u32,
@@ -41,7 +41,7 @@ pub(crate) struct State {
     loc: SourceLoc,
 }
 
-/// What people may know of a State.
+/// The public description of a State.
 #[derive(Clone, Copy, Debug)]
 pub struct StateInfo {
     pub shape: Shape,
@@ -55,13 +55,13 @@ pub(crate) struct StateTable {
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
     reads: Vec<(NodeId, StateId)>,
-    /// States with an assignment, in order of their first.
+    /// States with an assignment, in order of their first one.
     order: Vec<StateId>,
-    /// States whose handles are all gone, dropped when the generation ends.
+    /// States without handles, dropped when the generation ends.
     gone: Vec<StateId>,
     /// The bool on which the assignments of the open step depend.
     pub guard: Option<NodeId>,
-    /// 16-bit copies: see `copies.rs`.
+    /// 16-bit copies: see `shadow_weights.rs`.
     copies: FxHashMap<(u64, DType), ShadowWeight>,
 }
 
@@ -70,7 +70,7 @@ impl StateTable {
         self.all.values().map(|s| s.shape.numel() * s.dtype.size()).sum()
     }
 
-    /// Role, line, dtype, shape and bytes of each State that has memory.
+    /// Returns role, line, dtype, shape and bytes of each State that has memory.
     pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
         let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
         held.map(|(s, b)| (s.role, s.loc, s.dtype, s.shape, b.nbytes()))
@@ -84,7 +84,7 @@ impl StateTable {
         self.all.get_mut(&id.0).ok_or_else(|| Error::system("state", "this is a bug: no such State"))
     }
 
-    /// The State's buffer, made when first needed.
+    /// Returns the State's buffer, allocated when first needed.
     pub fn buffer(&mut self, id: StateId, backend: &dyn Backend) -> Result<Buffer> {
         let s = self.get_mut(id)?;
         if s.buffer.is_none() {
@@ -93,7 +93,7 @@ impl StateTable {
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
-    /// The State's buffer, if it holds what reading the State means now.
+    /// Returns the State's buffer, if it contains the current value.
     pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
         self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
     }
@@ -103,12 +103,12 @@ impl StateTable {
         self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.loc)
     }
 
-    /// (payload, value) of every assignment not yet written, in order.
+    /// Returns (payload, value) of every pending assignment, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
-    /// The request that makes `roots` and writes what is pending. A guard holds for States that the open step did not make.
+    /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step did not make.
     pub fn request(&self, roots: Vec<NodeId>) -> Request {
         let state_writes = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
@@ -116,7 +116,7 @@ impl StateTable {
         Request { roots, state_writes, guard, copies: Vec::new() }
     }
 
-    /// The copy of a State in a dtype: made now, if need be, without a value.
+    /// Returns the shadow weight of a State in a dtype, created without a value if necessary.
     pub fn copy(&mut self, base: u64, shape: Shape, dtype: DType) -> ShadowWeight {
         if let Some(copy) = self.copies.get(&(base, dtype)) {
             return *copy;
@@ -143,7 +143,7 @@ impl StateTable {
         copy
     }
 
-    /// Of States that a request can_store_layout: whether their copies are valid, which those that it does not write cannot be.
+    /// Updates the validity of the shadow weights of States that a request writes: those that it does not write become invalid.
     pub fn set_copies(&mut self, request: &Request, on: bool) {
         if self.copies.is_empty() {
             return;
@@ -156,7 +156,7 @@ impl StateTable {
         }
     }
 
-    /// Takes back the assignments of a failed step; States made in it get their initial value.
+    /// Reverts the assignments of a failed step; States made in it get their initial value.
     pub fn roll_back(&mut self) {
         self.guard = None;
         self.order.retain(|id| match self.all.get_mut(&id.0) {
@@ -171,7 +171,7 @@ impl StateTable {
         }
     }
 
-    /// Everything was written: the next generation reads the buffers.
+    /// Commits the assignments after all writes: the next generation reads the buffers.
     pub fn written(&mut self) {
         self.guard = None;
         for s in self.all.values_mut() {
@@ -200,7 +200,7 @@ impl StateTable {
         });
     }
 
-    /// Forgets States that were made in this generation and that nobody holds any more, before they have been written.
+    /// Drops States that were made in this generation and have lost all handles before they were written.
     pub fn drop_unborn(&mut self) {
         let all = &mut self.all;
         self.gone.retain(|id| {
@@ -214,12 +214,12 @@ impl StateTable {
         self.reads.retain(|(_, id)| all.contains_key(&id.0));
     }
 
-    /// The nodes of the current generation that read States.
+    /// Returns the nodes of the current generation that read States.
     pub fn reads(&self) -> impl Iterator<Item = (NodeId, StateId)> {
         self.reads.iter().copied()
     }
 
-    /// Trainable States that are read through a node that `f` accepts, each once.
+    /// Returns the trainable States that are read through a node that `f` accepts, each once.
     pub fn read_by(&self, f: impl Fn(NodeId) -> bool) -> Vec<StateId> {
         let mut out: Vec<StateId> = self
             .reads
@@ -244,7 +244,7 @@ impl StateTable {
 }
 
 impl Engine {
-    /// A new State that starts as `init`. Trainable States take part in `backward`.
+    /// Creates a State with the initial value `init`. `backward` computes gradients of trainable States.
     pub fn new_state(&mut self, init: NodeId, trainable: bool) -> Result<StateId> {
         let (shape, dtype) = (self.recorder.graph.shape(init), self.recorder.graph.dtype(init));
         if trainable && !dtype.is_float() {
@@ -272,7 +272,7 @@ impl Engine {
         Ok(id)
     }
 
-    /// A node that means `x` and stops gradients: what reading an assigned State gives.
+    /// Makes a node with the value of `x` that stops gradients, for reads of an assigned State.
     fn boundary(&mut self, x: NodeId) -> Result<NodeId> {
         self.recorder.graph.with_no_grad(false, |g| movement::detach(g, x))
     }
@@ -290,7 +290,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Names a State by its path in the run. A State that is reached by several paths (tied weights) has the first.
+    /// Names a State by its path in the run. A State with several paths (tied weights) has the first.
     pub fn set_state_path(&mut self, id: StateId, path: &str) -> Result<()> {
         let s = self.states.get_mut(id)?;
         if s.path.as_deref() != Some(path) {
@@ -299,19 +299,19 @@ impl Engine {
         Ok(())
     }
 
-    /// The path of a State in its run, if it has one.
+    /// Returns the path of a State in its run, if it has one.
     pub fn state_path(&self, id: StateId) -> Option<Arc<str>> {
         self.states.get(id).ok()?.path.clone()
     }
 
-    /// Says what a State is for, in statistics.
+    /// Sets the role of a State in memory statistics.
     pub fn set_role(&mut self, id: StateId, role: Role) -> Result<()> {
         self.states.get_mut(id)?.role = role;
         Ok(())
     }
 
-    /// After a failed step whose new States have found no memory: the States mean what they meant before it, and what was
-    /// recorded stays, so that the new ones get their initial values when there is room.
+    /// Reverts a failed step whose new States could not be allocated: the States have their values from before the step, and the
+    /// recording stays, so that the new ones get their initial values when memory is available.
     pub(crate) fn keep_initial(&mut self) {
         self.states.reads.clear();
         for s in self.states.all.values_mut() {
@@ -334,7 +334,7 @@ impl Engine {
         }
     }
 
-    /// The node that reading a State means now.
+    /// Returns the node of a State's current value.
     pub fn state_node(&mut self, id: StateId) -> Result<NodeId> {
         let s = self.states.get(id)?;
         if let Some(node) = s.current {
@@ -353,7 +353,7 @@ impl Engine {
         Ok(node)
     }
 
-    /// Makes `value` the State's value: for reads from now on, and in memory when the step ends.
+    /// Assigns `value` to the State: later reads return it, and the end of the step writes it.
     pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
         let s = self.states.get(id)?;
         let (shape, dtype) = (s.shape, s.dtype);
@@ -376,13 +376,13 @@ impl Engine {
         Ok(())
     }
 
-    /// States that the open step changes and did not make, and the lines that made them.
+    /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
         let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
         self.states.order.iter().filter_map(old).collect()
     }
 
-    /// A State's value in host memory.
+    /// Returns a State's value in host memory.
     pub fn read_state(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
         let s = self.states.get(id)?;
         if s.assigned.is_none()
@@ -395,7 +395,7 @@ impl Engine {
         self.read_node(node)
     }
 
-    /// The bytes of a State as they lie in memory, whatever has been assigned since.
+    /// Returns the bytes in a State's buffer, without pending assignments.
     pub(crate) fn read_written(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
         let backend = self.executor.backend.clone();
         let buffer = self.states.buffer(id, &*backend)?;
@@ -404,7 +404,7 @@ impl Engine {
         Ok(HostTensor::new(s.dtype, s.shape, bytes))
     }
 
-    /// Overwrites a State from host memory (a checkpoint): same shape and dtype, between steps.
+    /// Overwrites a State from host memory (a checkpoint), between steps. Shape and dtype must be equal.
     pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
         let s = self.states.get(id)?;
         if s.shape != t.shape || s.dtype != t.dtype {

@@ -8,26 +8,26 @@ use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
 use perilune_plan::Request;
 
-/// The switches a person can set, each also from Lua for a scope. One table: docs/guide.md names them.
+/// The switches, each also settable from Lua for a scope. The table in docs/guide.md describes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switches {
-    /// `PERILUNE_FUSION=0`: every primitive is a kernel of its own.
+    /// `PERILUNE_FUSION=0`: every primitive is a separate kernel.
     pub fusion: bool,
     /// `PERILUNE_PRINT_PLAN=1` (or `source`): show every plan when it is compiled.
     pub print_plan: PrintPlan,
-    /// `PERILUNE_CHECK_NAN=1`: a NaN or infinity in what a step hands out or assigns is an error.
+    /// `PERILUNE_CHECK_NAN=1`: a NaN or infinity in a result or assignment of a step is an error.
     pub check_nan: bool,
-    /// `PERILUNE_REPORT_MISSES=0`: do not say why a warmed-up loop needed a new plan.
+    /// `PERILUNE_REPORT_MISSES=0`: do not report why a warmed-up loop needed a new plan.
     pub report_misses: bool,
 }
 
-/// What is shown of a plan when it is compiled.
+/// The detail in which a compiled plan is printed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PrintPlan {
     Off,
-    /// A line a kernel.
+    /// One line per kernel.
     Kernels,
-    /// And the recipe lines and the text of each.
+    /// Also the recipe lines and the text of each kernel.
     Source,
 }
 
@@ -51,11 +51,11 @@ pub(crate) struct Step {
     pub depth: u32,
     keep: Vec<NodeId>,
     finished: u64,
-    /// Draws of random numbers before the step began.
+    /// The random counter at the start of the step.
     draws: u32,
 }
 
-/// Steps after which a new plan is worth a word.
+/// The number of warm-up steps after which a new plan is reported.
 const WARM: u64 = 8;
 
 impl Step {
@@ -64,10 +64,10 @@ impl Step {
     }
 }
 
-/// Nodes after which a recording outside any step is flushed.
+/// The number of nodes after which a recording outside any step is flushed.
 const FLUSH_NODES: usize = 50_000;
 
-/// Bytes of values after which those that nobody holds are let go, outside any step.
+/// Bytes of values after which those without handles are released, outside any step.
 const CROWD_BYTES: usize = 256 << 20;
 
 impl Engine {
@@ -75,19 +75,19 @@ impl Engine {
         self.step.depth > 0
     }
 
-    /// Whether something was recorded or assigned since the generation began.
+    /// Returns whether something was recorded or assigned since the generation began.
     pub fn is_dirty(&self) -> bool {
         !self.recorder.graph.is_empty() || !self.states.pending().is_empty()
     }
 
-    /// Whether a recording outside a step has grown so long that it should be flushed.
+    /// Returns whether a recording outside a step is long enough to be flushed.
     pub fn wants_flush(&self) -> bool {
         self.step.depth == 0 && self.recorder.graph.len() > FLUSH_NODES
     }
 
-    /// Evaluates everything that is still held, writes all assignments and starts a new generation.
+    /// Evaluates all nodes with handles, writes all assignments and starts a new generation.
     ///
-    /// The caller collects garbage first, so that "held" means what the script can reach.
+    /// The caller collects garbage first, so that only nodes that the script can reach have handles.
     pub fn flush(&mut self) -> Result<(), Fault> {
         let roots = self.recorder.held();
         let wanted = self.wanted();
@@ -95,7 +95,7 @@ impl Engine {
         self.finish(roots, true)
     }
 
-    /// Nodes that are to be written to States, and gradients.
+    /// Returns the nodes of pending assignments and gradients.
     fn wanted(&mut self) -> Vec<NodeId> {
         let mut wanted: Vec<NodeId> = self.states.pending().iter().map(|c| c.1).collect();
         wanted.extend(self.states.grads_mut().filter_map(|held| match held {
@@ -105,20 +105,20 @@ impl Engine {
         wanted
     }
 
-    /// Whether so much was evaluated outside of a step that what nobody holds of it is worth having back.
+    /// Returns whether enough was evaluated outside of a step to release values without handles.
     pub fn is_crowded(&self) -> bool {
         self.step.depth == 0 && self.recorder.made_bytes > CROWD_BYTES
     }
 
-    /// Lets go of evaluated values that nobody holds. The caller collects garbage first. What depends on them computes them
-    /// again, should it be asked for.
+    /// Releases evaluated values without handles. The caller collects garbage first. Their readers compute them
+    /// again if necessary.
     pub fn release_unreachable(&mut self) {
         let wanted = self.wanted();
         self.recorder.drop_unreachable(&wanted, true);
         self.recorder.made_bytes = 0;
     }
 
-    /// Ends an implicit step of a plain loop: a flush that also moves the random counters on.
+    /// Ends an implicit step of a plain loop: a flush that also advances the random counters.
     pub fn end_implicit_step(&mut self) -> Result<(), Fault> {
         self.flush()?;
         self.states.clear_grads();
@@ -140,7 +140,7 @@ impl Engine {
         Ok(())
     }
 
-    /// Names a node of the open step that must survive it.
+    /// Marks a node of the open step that must survive it.
     pub fn keep(&mut self, id: NodeId) {
         self.step.keep.push(id);
     }
@@ -163,12 +163,12 @@ impl Engine {
         self.step.depth = 0;
         self.step.keep.clear();
         self.states.roll_back();
-        // Who pressed Ctrl-C wants the step undone, not half done.
-        let asked = perilune_core::interrupt::pause();
+        // An interrupted step is undone as a whole.
+        let undoing = self.interrupt.set_aside();
         // The next step draws what this one would have.
         self.recorder.graph.rng.occurrence = self.step.draws;
         let ended = self.finish(Vec::new(), false);
-        perilune_core::interrupt::resume(asked);
+        drop(undoing);
         ended
     }
 
@@ -195,11 +195,11 @@ impl Engine {
             && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
-            let asked = perilune_core::interrupt::pause();
+            let undoing = self.interrupt.set_aside();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
             let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
-            perilune_core::interrupt::resume(asked);
+            drop(undoing);
             if !stands {
                 self.keep_initial();
                 return Err(fault);
@@ -231,7 +231,7 @@ impl Engine {
         Ok(())
     }
 
-    /// With `check_nan`: an error that names the recipe line of the first value that is not finite.
+    /// Returns, with `check_nan`, an error with the recipe line of the first non-finite value.
     fn check_finite(&mut self, request: &Request) -> Result<(), Fault> {
         if !self.switches.check_nan {
             return Ok(());

@@ -1,8 +1,8 @@
 //! Divides the time of a training step into parts that sum to it.
 //!
-//! Steps are measured in rounds, and each part is the median over its rounds: one round that another process disturbed moves
-//! nothing. The parts are measured apart (kernels one by one, steps as they run) and may run beside each other, so that they
-//! do not sum by themselves: the last row holds the difference, which is negative where they overlap.
+//! Steps are measured in rounds, and each part is the median over its rounds, so that a round disturbed by another process has
+//! no effect. The parts are measured separately (kernels one by one, steps as they run) and may overlap, so that they
+//! do not sum to the step: the last row is the difference, which is negative where they overlap.
 
 use std::fmt::Write;
 
@@ -15,7 +15,7 @@ const SECONDS: f64 = 5e-6;
 /// The rule of [`outliers`], for tables.
 pub const RULE: &str = "farther from the median than 5 median deviations, a tenth of it and 5 us";
 
-/// The median; 0 without samples.
+/// Returns the median, or 0 without samples.
 pub fn median(samples: &[f64]) -> f64 {
     let mut sorted = samples.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -26,7 +26,7 @@ pub fn median(samples: &[f64]) -> f64 {
     }
 }
 
-/// The indices of the samples that are far from the median.
+/// Returns the indices of the samples that are far from the median.
 pub fn outliers(samples: &[f64]) -> Vec<usize> {
     let middle = median(samples);
     let away: Vec<f64> = samples.iter().map(|s| (s - middle).abs()).collect();
@@ -37,18 +37,18 @@ pub fn outliers(samples: &[f64]) -> Vec<usize> {
 /// Seconds of each round.
 #[derive(Clone, Default, Debug)]
 pub struct Rounds {
-    /// From one step's results to the next one's.
+    /// From the results of one step to those of the next.
     pub steps: Vec<f64>,
-    /// Of these the call that records a step and queues or runs its kernels.
+    /// Of this, the call that records a step and queues or runs its kernels.
     pub calls: Vec<f64>,
-    /// Of the call, what the host waits for a batch, and for a value of the device.
+    /// Of the call, the waits of the host for a batch and for a value of the device.
     pub data: Vec<f64>,
     pub sync: Vec<f64>,
-    /// Of a step, the sum of the medians of its kernels, each timed by itself.
+    /// The sum of the medians of a step's kernels, each timed alone.
     pub kernels: f64,
 }
 
-/// The parts of a step, in tenths of a microsecond: rounded as they are shown, so that what is shown sums too.
+/// The parts of a step in tenths of a microsecond, rounded for display, so that the displayed numbers also sum.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Parts {
     pub step: i64,
@@ -56,7 +56,7 @@ pub struct Parts {
 }
 
 impl Rounds {
-    /// `inside`: whether kernels run within the call, as on a CPU, rather than behind it.
+    /// `inside`: whether kernels run within the call, as on a CPU, rather than after it.
     pub fn parts(&self, inside: bool) -> Parts {
         let tenths = |seconds: f64| (seconds * 1e7).round() as i64;
         let [step, call, data, sync] =
@@ -76,7 +76,7 @@ impl Rounds {
         Parts { step, rows }
     }
 
-    /// A table of the parts, and which steps are outliers.
+    /// Formats a table of the parts and a list of outlier steps.
     pub fn table(&self, inside: bool) -> String {
         let parts = self.parts(inside);
         let micros = |x: i64| format!("{}{}.{}", if x < 0 { "-" } else { "" }, x.abs() / 10, x.abs() % 10);
@@ -112,7 +112,7 @@ mod tests {
         );
         assert_eq!(outliers(&[1e-3, 1.01e-3, 9e-3, 0.99e-3, 1e-3]), [2]);
         assert_eq!(outliers(&[1e-3, 1.05e-3, 0.95e-3]), [] as [usize; 0]);
-        // Microseconds say nothing.
+        // Differences of microseconds are noise.
         assert_eq!(outliers(&[1e-6, 1e-6, 1e-6, 5e-6]), [] as [usize; 0]);
     }
 

@@ -4,10 +4,11 @@
 //!
 //! Runs on the null device, so only recording, planning and lookup are measured. For each number of layers (200, 400, 800
 //! and 1,600 by default) it prints medians in milliseconds: the first step, of which planning; a later step, of which the
-//! plan lookup. The last line gives how many times the largest model takes what the smallest takes. It judges nothing.
+//! plan lookup. The last line has the ratios of the largest to the smallest model. No limit is checked.
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 const RECIPE: &str = r#"
@@ -29,7 +30,7 @@ return function()
 end
 "#;
 
-/// First steps measured per size, each in a runtime of its own.
+/// First steps measured per size, each in a new runtime.
 const RUNS: usize = 5;
 /// Later steps measured per runtime.
 const STEPS: usize = 11;
@@ -39,7 +40,7 @@ fn measure(layers: usize) -> [f64; 4] {
     let mut columns: [Vec<f64>; 4] = Default::default();
     for _ in 0..RUNS {
         let options = RuntimeOptions {
-            backend: Rc::new(perilune_plan::Null),
+            backend: Arc::new(perilune_plan::Null),
             params: Vec::new(),
             strict: true,
             print: Rc::new(|s| println!("{s}")),

@@ -2,18 +2,19 @@
 //!
 //!     cargo run --release -p perilune-lua --example plans recipes/digits.lua [--bf16] [key=value]…
 //!
-//! With `--bf16`, as a GPU plans it in that precision.
+//! With `--bf16`, plans as a GPU does in that precision.
 
 use perilune_core::graph::Node;
 use perilune_core::ops::conv::{OVER_IMAGES, POOLS};
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::{Backend, Null, NullWith};
 use std::rc::Rc;
+use std::sync::Arc;
 
 const ATTENTION: &str = "scaled_dot_product_attention";
 const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 
-/// What a GPU keeps in 16 bits: linear layers, attention, which writes through strides all but its saved sums, and
+/// The ops that a GPU keeps in 16 bits: linear layers, attention, which writes all outputs except its saved sums through strides, and
 /// convolutions and pools, channels last.
 const GPU: NullWith = NullWith {
     has_kernel: |n| {
@@ -35,9 +36,9 @@ fn main() {
     let (flags, args): (Vec<_>, Vec<_>) = args.partition(|a| a == "--bf16");
     let precision = flags.first().map(|_| "bf16");
     let params = args.iter().filter_map(|a| a.split_once('=').map(|(k, v)| (k.to_string(), v.to_string()))).collect();
-    let backend: Rc<dyn Backend> = match precision {
-        Some(_) => Rc::new(GPU),
-        None => Rc::new(Null),
+    let backend: Arc<dyn Backend> = match precision {
+        Some(_) => Arc::new(GPU),
+        None => Arc::new(Null),
     };
     let options = RuntimeOptions { backend, params, strict: true, print: Rc::new(|s| println!("{s}")) };
     let run = || -> Result<(), perilune_lua::Failed> {

@@ -1,16 +1,17 @@
-//! What recording costs: nanoseconds from the Lua call to the recorded node, and plan lookup on a hit.
+//! Measures the cost of recording: nanoseconds from the Lua call to the recorded node, and of a plan lookup on a hit.
 //!
 //!     cargo run --release -p perilune-lua --example record
 //!
-//! Runs on the null device, so nothing but the host side is measured.
+//! Runs on the null device, so only the host is measured.
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 fn main() {
     let options = RuntimeOptions {
-        backend: Rc::new(perilune_plan::Null),
+        backend: Arc::new(perilune_plan::Null),
         params: Vec::new(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),
@@ -42,7 +43,7 @@ fn main() {
         times.sort_by(f64::total_cmp);
         println!("{name:<22} {:>7.0} ns (fastest {:.0})", times[times.len() / 2], times[0]);
     }
-    // A chain of 5,000 nodes evaluated again and again: lookup on a hit.
+    // A chain of 5,000 nodes evaluated repeatedly: lookup on a hit.
     let chunk = "local pl = require 'perilune'\nlocal w = pl.state(pl.zeros({64}))\nreturn function() return pl.step(function() local y = w for i = 1, 5000 do y = y:exp() end return y end) end";
     let f: mlua::Function = lua.load(chunk).set_name("@bench.lua").eval().unwrap_or_else(|e| panic!("{e}"));
     let mut times = Vec::new();

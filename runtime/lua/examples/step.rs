@@ -1,13 +1,14 @@
-//! What the host does in a training step of a small model, part by part: microseconds of the forward pass, `backward`, the
+//! Measures the host's part of a training step of a small model: microseconds of the forward pass, `backward`, the
 //! optimizer, and the end of the step (key, lookup and hand-over; the null device runs nothing).
 //!
 //!     cargo run --release -p perilune-lua --example step [STEPS]
 //!
-//! The model is that of `perilune bench mlp`. With STEPS it only runs so many, for a profiler to count.
+//! The model is that of `perilune bench mlp`. With STEPS it only runs that many steps, for a profiler.
 
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::NullWith;
 use std::rc::Rc;
+use std::sync::Arc;
 
 const RECIPE: &str = r#"
 local pl = require "perilune"
@@ -40,10 +41,10 @@ end
 "#;
 
 fn main() {
-    // Some fused ops stay whole, as on a GPU.
+    // Some fused ops are kept, as on a GPU.
     let has_kernel = |n: &perilune_core::graph::Node| n.op == &perilune_core::ops::matmul::LINEAR;
     let options = RuntimeOptions {
-        backend: Rc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
+        backend: Arc::new(NullWith { has_kernel, can_store_layout: |_, _, _| false }),
         params: Vec::new(),
         strict: true,
         print: Rc::new(|s| println!("{s}")),

@@ -17,13 +17,13 @@ use std::sync::{Mutex, OnceLock};
 #[derive(Debug)]
 pub struct Signature {
     pub params: Vec<Param>,
-    /// How many parameters are positional.
+    /// The number of positional parameters.
     pub positional: usize,
-    /// The first parameter is a tensor, so the op is a method too.
+    /// Whether the first parameter is a tensor, so that the op is also a method.
     pub is_method: bool,
 }
 
-/// The signature of an op, parsed once for the process.
+/// Returns the signature of an op, parsed once per process.
 pub fn signature(op: &'static Op) -> &'static Signature {
     static ALL: OnceLock<Mutex<HashMap<&'static str, &'static Signature>>> = OnceLock::new();
     let mut all = match ALL.get_or_init(Default::default).lock() {
@@ -46,7 +46,7 @@ pub enum Operand {
     Bool(bool),
 }
 
-/// A reference copied out of a Lua tensor. The Lua value stays on the caller's stack, so it stays counted.
+/// A reference copied from a Lua tensor. The Lua value stays on the caller's stack, so the handle stays counted.
 #[derive(Clone, Copy)]
 pub struct RefGuard(pub Ref);
 
@@ -68,7 +68,7 @@ impl Operand {
         })
     }
 
-    /// As a node; a number takes the dtype that `like` gives it.
+    /// Converts to a node; a number takes the dtype of `like`.
     pub fn node(&self, engine: &mut Engine, like: DType) -> Result<NodeId, Fault> {
         Ok(match self {
             Operand::Tensor(_, r) => r.node(engine)?,
@@ -78,7 +78,7 @@ impl Operand {
     }
 }
 
-/// `true` or `false` among tensors: a bool of rank 0, which gives way to every other dtype.
+/// Converts `true` or `false` to a bool of rank 0, which promotes to every other dtype.
 fn truth(engine: &mut Engine, b: bool) -> NodeId {
     engine.recorder.graph.constant(f64::from(u8::from(b)), DType::Bool)
 }
@@ -126,7 +126,7 @@ fn quoted(bytes: &[u8]) -> String {
     }
 }
 
-/// How a Lua value is named in messages: `"text"`, `3.5`, `a table`.
+/// Describes a Lua value for messages: `"text"`, `3.5`, `a table`.
 pub fn show(value: &Value) -> String {
     match value {
         Value::Nil => "nil".into(),
@@ -202,7 +202,7 @@ pub fn parse(
         }
     }
     if given.len() > used {
-        // A table in the last place that is not an options table is most likely meant to be one.
+        // A trailing table that is not an options table is most likely meant to be one.
         let own = usize::from(method);
         let takes = match sig.positional - own {
             0 => "takes no arguments".to_string(),
@@ -252,7 +252,7 @@ pub fn parse(
     Ok(Parsed { op, values: out })
 }
 
-/// An argument whose tensors are not nodes yet.
+/// An argument whose tensors have not been resolved to nodes.
 pub enum Pending {
     Ready(Arg),
     Bool(bool),
@@ -280,7 +280,7 @@ impl Parsed {
     }
 }
 
-/// A table without a sequence part is an options table; so is the empty one.
+/// Returns whether a table is an options table: it has no sequence part, or is empty.
 fn is_options(t: &mlua::Table) -> bool {
     t.raw_len() == 0
 }
@@ -333,7 +333,7 @@ fn convert(ty: &Ty, v: &Value) -> Option<Pending> {
                 for x in t.sequence_values::<Value>() {
                     out.push(as_int(&x.ok()?)?);
                 }
-                // Named fields have no place in a list.
+                // A list must not have named fields.
                 (t.raw_len() == out.len()).then_some(())?;
                 ready(Arg::Ints(out))
             }
@@ -368,7 +368,7 @@ pub fn want(ty: &Ty) -> String {
     }
 }
 
-/// Which argument, as the person counts: a method's own tensor is none of them.
+/// Returns the number of an argument in the call; a method's own tensor is not counted.
 fn place(k: usize, p: &Param, method: bool) -> String {
     match k + 1 - usize::from(method && k > 0) {
         _ if method && k == 0 => format!("the tensor ({})", p.name),
@@ -376,7 +376,7 @@ fn place(k: usize, p: &Param, method: bool) -> String {
     }
 }
 
-/// The call in the form in which it was made.
+/// Formats the usage in the form of the call, function or method.
 fn call_of(op: &'static Op, sig: &Signature, method: bool) -> String {
     let call = usage(op);
     let Some(first) = sig.params.first().filter(|_| method) else { return format!("pl.{call}") };
@@ -385,7 +385,7 @@ fn call_of(op: &'static Op, sig: &Signature, method: bool) -> String {
     format!("{}:{}({}", first.name, op.name, rest.strip_prefix(", ").unwrap_or(rest))
 }
 
-/// The call as a person would write it.
+/// Formats the usage of a call.
 pub fn usage(op: &'static Op) -> String {
     let sig = signature(op);
     let mut parts: Vec<String> = sig.params[..sig.positional]

@@ -1,4 +1,4 @@
-//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` makes an API of them.
+//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` builds the API on them.
 
 use crate::args::{as_int, show};
 use crate::boundary;
@@ -22,7 +22,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// A data error at the recipe line.
+/// Converts a data error to one with the recipe line.
 pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
     let text = e.to_string();
     match text.split_once("\n  hint: ") {
@@ -31,21 +31,21 @@ pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error
     }
 }
 
-/// Where a path to read is looked for first.
+/// The folder in which a relative path is searched for first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum First {
-    /// Data belong to the recipe, wherever it is run.
+    /// The recipe's folder, for data.
     Beside,
-    /// What `pl.save` wrote lies where the person's shell would see it: the same path must find it again.
+    /// The current directory, so that `pl.load` finds what `pl.save` wrote under the same path.
     Here,
 }
 
-/// A path to read: beside the recipe or in the current directory, whichever has it first.
+/// Resolves a path to read: in the recipe's folder or the current directory, in the order of `first`.
 fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<PathBuf> {
     found(host, lua, op, "file", path, first)
 }
 
-/// The same for a folder of data.
+/// Resolves a folder of data in the same way.
 pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
     found(host, lua, op, "folder", path, First::Beside)
 }
@@ -71,7 +71,7 @@ fn found(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, path: &str, first: Fi
     Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
 }
 
-/// A file in the same folder whose name is nearly that of `path`, said as `path` is.
+/// Finds a file in the same folder with a name similar to that of `path`, in the notation of `path`.
 fn neighbour(full: &Path, path: &str) -> Option<String> {
     let name = full.file_name()?.to_str()?;
     let folder = full.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -266,7 +266,7 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
 }
 
 /// `pl.load(path)` -> {name = tensor} for safetensors, their index (`….safetensors.index.json`) and npz, a tensor for npy. A relative path starts where `pl.save`
-/// writes, at the current directory, then beside the recipe.
+/// writes, at the current directory, then in the recipe's folder.
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
@@ -297,7 +297,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     }
 }
 
-/// `pl.save(path, {name = tensor})`, or a tensor for npy. Written whole or not at all; a relative path starts at the current
+/// `pl.save(path, {name = tensor})`, or a tensor for npy. Writing is atomic; a relative path starts at the current
 /// directory.
 fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
@@ -372,7 +372,7 @@ fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
     result.map_err(|e| fail(&host, lua, "save", e))
 }
 
-/// `native.check_save(op, path)`: raises if `pl.save` of tensors by name could not write there.
+/// `native.check_save(op, path)`: raises if `pl.save` of named tensors could not write there.
 fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, &op, "the path", &path)?;
@@ -402,7 +402,7 @@ fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl F
     Ok(move |epoch| Permutation::new(n, seed as u64, epoch, stream))
 }
 
-/// `native.loss_sum(loss)`: of the mean of a loss over class ids, the sum and what it is divided by; of any other, nothing.
+/// `native.loss_sum(loss)`: returns the sum and the divisor of a mean loss over class ids; nothing for other tensors.
 fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tensor>)> {
     let host = host(lua)?;
     let what = loss.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| crate::args::RefGuard(t.what)));
@@ -469,7 +469,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
-    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, shuffled anew in each epoch.
+    // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(
         "shuffled",
         lua.create_function(|lua, (seed, first, count, n): (i64, u64, u64, u64)| {
@@ -543,7 +543,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;
-    // The recipe line being run, as a number, and the one that stands for it where none is.
+    // The current recipe line, as a number, and the fallback if there is none.
     native.set("place", lua.create_function(|lua, ()| Ok(host(lua)?.loc(lua).0))?)?;
     native.set("at", lua.create_function(|lua, place: u32| Ok(host(lua)?.called_at.replace(SourceLoc(place)).0))?)?;
     native.set(

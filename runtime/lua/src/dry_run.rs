@@ -1,7 +1,7 @@
 //! Records a step without running it: the check of an edit under `--watch` before it takes over.
 //!
-//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the live States finds what a step would
-//! raise, and costs no device time. Only what the recipe reads itself in mid-step is computed.
+//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the current States finds the errors that a step would
+//! raise, without device time. Only values that the recipe reads in the middle of the step are computed.
 
 use crate::args::RefGuard;
 use crate::errors::{self, Raise};
@@ -14,15 +14,15 @@ use perilune_plan::Fingerprint;
 /// What was asked of the last dry run besides, kept with the Lua state.
 #[derive(Default)]
 pub struct Planned {
-    /// The kernels that it would run.
+    /// The kernels of the step.
     pub fingerprint: Option<Fingerprint>,
     /// Their machine code.
     pub code: Code,
 }
 
 /// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up. With
-/// `plan` "kernels" the step is planned too; with "code", what machine code it lacks begins to be made. Whether its plan was
-/// there already.
+/// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
+/// its plan was cached.
 pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
     let host = host(lua)?;
     if host.engine.borrow().in_step() {

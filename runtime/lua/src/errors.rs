@@ -1,7 +1,7 @@
-//! Formats errors for people: op, values, rule, cure, recipe line, and the Lua traceback.
+//! Formats user-facing errors: op, values, rule, cure, recipe line, and the Lua traceback.
 //!
 //! Inside Lua an error is an error object whose `tostring` is `file:line: message`. Outside, [`RecipeError`] takes the
-//! mlua error apart again, adds the source line and a short stack, and leaves out all Rust names.
+//! mlua error apart, adds the source line and a short stack, and removes all Rust names.
 
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
@@ -11,9 +11,9 @@ use perilune_engine::Fault;
 use std::fmt;
 use std::rc::Rc;
 
-/// What to raise.
+/// The cause of an error.
 pub enum Raise {
-    /// From the engine, at the line being run unless the fault names its own.
+    /// From the engine, at the current line unless the fault has its own.
     Fault(Fault, SourceLoc),
 }
 
@@ -25,7 +25,7 @@ pub enum Cause {
     Recipe,
     /// Device, memory or disk.
     System,
-    /// A cancellation request (`perilune_core::interrupt`).
+    /// A cancellation request (`perilune_core::Interrupt`).
     Interrupted,
     /// `:quit` at a breakpoint.
     LeftBreakpoint,
@@ -40,7 +40,7 @@ pub struct Raised {
     pub line: u32,
     pub message: String,
     pub hint: Option<String>,
-    /// Where the script was when it surfaced, if that is another line.
+    /// The line at which the error surfaced, if it is another one.
     pub while_at: Option<String>,
     pub cause: Cause,
 }
@@ -67,7 +67,7 @@ pub fn raise(host: &Rc<Host>, what: Raise) -> LuaError {
     LuaError::external(raised(host, what))
 }
 
-/// Raises [`Cause::LeftBreakpoint`] at the line being run.
+/// Raises [`Cause::LeftBreakpoint`] at the current line.
 pub fn left_breakpoint(host: &Rc<Host>, lua: &mlua::Lua) -> LuaError {
     let error = perilune_core::Error::argument("", "left at a breakpoint");
     let raised = raised(host, Raise::Fault(error.into(), current_loc(host, lua)));
@@ -94,7 +94,7 @@ fn raised(host: &Rc<Host>, what: Raise) -> Raised {
     Raised { file, line, message, hint: e.hint, while_at, cause }
 }
 
-/// An error of the binding itself (wrong argument type, unknown option) at the line being run.
+/// Makes an error of the binding itself (wrong argument type, unknown option) at the current line.
 pub fn argument(
     host: &Rc<Host>,
     lua: &mlua::Lua,
@@ -107,7 +107,7 @@ pub fn argument(
     raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
 }
 
-/// The line being run; the beginning of the recipe where none of its lines is.
+/// Returns the current line, or the start of the recipe if none of its lines is on the stack.
 fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
     match host.loc(lua) {
         SourceLoc::NONE => lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(SourceLoc::NONE),
@@ -115,7 +115,7 @@ fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
     }
 }
 
-/// A failed recipe, ready to be shown.
+/// A failed recipe, ready to be printed.
 #[derive(Clone, Debug)]
 pub struct RecipeError {
     pub message: String,
@@ -124,7 +124,7 @@ pub struct RecipeError {
     pub line: Option<u32>,
     /// The offending source line, if the file can be read.
     pub source: Option<String>,
-    /// Where the script was when it surfaced, if that is another line.
+    /// The line at which the error surfaced, if it is another one.
     pub while_at: Option<String>,
     /// Innermost first: `forward (recipes/digits.lua:40)`.
     pub stack: Vec<String>,
@@ -140,7 +140,7 @@ impl RecipeError {
         loop {
             at = match at {
                 LuaError::CallbackError { traceback: t, cause } => {
-                    traceback = Some(t); // the innermost has all frames
+                    traceback = Some(t); // the innermost traceback has all frames
                     (*cause).clone()
                 }
                 LuaError::WithContext { cause, .. } => (*cause).clone(),
@@ -177,7 +177,7 @@ impl RecipeError {
                 let (name, pos) = argument.unwrap_or_default();
                 let name = name.or_else(|| traceback.as_deref().and_then(native_name));
                 let method = name.as_ref().is_some_and(|n| n.contains('.'));
-                let pos = pos.saturating_sub(usize::from(method)); // the object itself is not counted
+                let pos = pos.saturating_sub(usize::from(method)); // the object of a method is not counted
                 let name = name.map(|n| format!("{}: ", n.rsplit('.').next().unwrap_or(&n))).unwrap_or_default();
                 let pos = if pos > 0 { format!("argument {pos}") } else { "an argument".into() };
                 RecipeError::plain(&format!("{name}{pos} is {}; it must be {}", lua_kind(from), rust_kind(to)))
@@ -204,7 +204,7 @@ impl RecipeError {
         out
     }
 
-    /// An error found outside of Lua, about a place in a recipe.
+    /// Makes an error found outside of Lua, about a line of a recipe.
     pub fn at(file: &str, line: Option<u32>, message: impl Into<String>, hint: Option<String>) -> RecipeError {
         RecipeError {
             message: message.into(),
@@ -218,7 +218,7 @@ impl RecipeError {
         }
     }
 
-    /// From Lua's own text: `file:line: message`, perhaps with a traceback behind it.
+    /// Parses Lua's own text: `file:line: message`, perhaps followed by a traceback.
     fn plain(text: &str) -> RecipeError {
         let text = shortened(text);
         let text = &*text;
@@ -279,7 +279,7 @@ fn find<T: Clone + 'static + std::error::Error>(e: &(dyn std::error::Error + 'st
     None
 }
 
-/// `file:line: rest`.
+/// Splits `file:line: rest`.
 fn split_place(text: &str) -> Option<((String, u32), String)> {
     let mut from = 0;
     while let Some(k) = text[from..].find(':') {
@@ -295,7 +295,7 @@ fn split_place(text: &str) -> Option<((String, u32), String)> {
     None
 }
 
-/// Frames of a Lua traceback that a recipe's author can do something about.
+/// Selects the frames of a Lua traceback in the user's files.
 fn frames(traceback: &str) -> Vec<String> {
     let mut out = Vec::new();
     for line in traceback.lines() {
@@ -319,13 +319,13 @@ fn frames(traceback: &str) -> Vec<String> {
     out
 }
 
-/// The native function at the top of a traceback.
+/// Returns the native function at the top of a traceback.
 fn native_name(traceback: &str) -> Option<String> {
     let line = traceback.lines().map(str::trim).find(|l| l.starts_with("[C]: in "))?;
     line.rsplit('\'').nth(1).map(str::to_string)
 }
 
-/// The stack on one line; a frame that calls itself is said once.
+/// Formats the stack on one line; a recursive frame appears once.
 fn stack_line(stack: &[String]) -> String {
     let mut out: Vec<(&str, usize)> = Vec::new();
     for frame in stack {
@@ -339,7 +339,7 @@ fn stack_line(stack: &[String]) -> String {
     frames.join(" < ")
 }
 
-/// A Lua type with its article.
+/// Returns a Lua type with its article.
 fn lua_kind(from: &str) -> String {
     match from {
         "nil" => "nil".into(),
@@ -348,7 +348,7 @@ fn lua_kind(from: &str) -> String {
     }
 }
 
-/// What a binding wanted, in the person's words.
+/// Describes the type that a binding expected in terms of Lua.
 fn rust_kind(to: &str) -> &str {
     match to {
         "i64" | "u64" | "usize" | "i32" | "u32" => "an integer",
@@ -361,7 +361,7 @@ fn rust_kind(to: &str) -> &str {
     }
 }
 
-/// A cure for "attempt to call a nil value (method 'num_params')".
+/// Suggests a cure for "attempt to call a nil value (method 'num_params')".
 fn nil_call(message: &str) -> Option<String> {
     let name = message.strip_prefix("attempt to call a nil value (")?.strip_suffix("')")?;
     let (kind, name) = name.split_once(" '")?;

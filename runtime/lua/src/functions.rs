@@ -12,7 +12,7 @@ use perilune_engine::memory::Role;
 use perilune_engine::{PrintPlan, Switches};
 use std::rc::Rc;
 
-/// The host a call belongs to: every tensor carries it; creation functions find it in the app data.
+/// Returns the host of a call: tensors carry it, and creation functions take it from the app data.
 pub fn host(lua: &Lua) -> mlua::Result<Rc<Host>> {
     lua.app_data_ref::<Rc<Host>>()
         .map(|h| h.clone())
@@ -36,7 +36,7 @@ pub fn call(
     many(&host, lua, &ids)
 }
 
-/// All tensors among values, one level of tables deep.
+/// Collects the tensors among values, including one level of tables.
 pub fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
     let mut out = Vec::new();
     let mut add = |v: &Value| {
@@ -55,7 +55,7 @@ pub fn tensors_of(values: &MultiValue) -> Vec<RefGuard> {
     out
 }
 
-/// `pl.step(fn, ...)`: a step scope around `fn`; its results come back evaluated. An error leaves all States as before.
+/// `pl.step(fn, ...)`: runs `fn` in a step scope and evaluates its results. An error leaves all States unchanged.
 fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     if host.engine.borrow().in_step() {
@@ -94,7 +94,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     };
     host.customs.borrow_mut().clear();
     if let Err(fault) = ended {
-        // Whoever catches it and tries something smaller shall find what this step held.
+        // Free the memory of this step, so that a script may catch the error and try a smaller step.
         drop((out, refs));
         host.collect(lua)?;
         return Err(fail(fault));
@@ -103,14 +103,14 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
     Ok(out)
 }
 
-/// `pl.no_grad(fn, ...)`: what `fn` records is a constant to autograd.
+/// `pl.no_grad(fn, ...)`: autograd treats the ops of `fn` as constants.
 fn no_grad(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     host.with_modes(|m| m.no_grad = true, || f.call::<MultiValue>(args))
 }
 
-/// `pl.checkpoint(fn, ...)`: runs `fn`; a backward pass computes what it recorded again instead of keeping it in memory.
-/// `fn` may be a module. What `fn` returns, and what else is used outside of it, is kept.
+/// `pl.checkpoint(fn, ...)`: runs `fn`; a backward pass recomputes its ops instead of storing their values.
+/// `fn` may be a module. Results of `fn`, and other values used outside of it, are stored.
 fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let callable = match &f {
@@ -136,8 +136,8 @@ fn checkpoint(lua: &Lua, (f, args): (Value, MultiValue)) -> mlua::Result<MultiVa
     Ok(out)
 }
 
-/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, f32 islands in f32; or stay f32 and
-/// may round what they multiply to TF32.
+/// `pl.autocast(dtype, fn, ...)`: matmul-like ops of `fn` compute in that 16-bit dtype, other ops in f32; or all stay f32 and
+/// operands of products may be rounded to TF32.
 fn autocast(lua: &Lua, (dtype, f, args): (Value, Function, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let name = dtype.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
@@ -171,7 +171,7 @@ fn eval(lua: &Lua, values: MultiValue) -> mlua::Result<MultiValue> {
     Ok(values)
 }
 
-/// `pl.keep(x)`: x is evaluated when the open step ends, and can be read afterwards.
+/// `pl.keep(x)`: evaluates x when the open step ends, so that it can be read afterwards.
 fn keep(lua: &Lua, values: MultiValue) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     for r in tensors_of(&values) {
@@ -216,7 +216,7 @@ fn state(lua: &Lua, (x, opts): (Value, Option<Table>)) -> mlua::Result<Tensor> {
     let id = host.record(lua, |engine| {
         let node = r.node(engine)?;
         let float = engine.recorder.graph.dtype(node).is_float();
-        // Without a word about it, floats train and the rest does not.
+        // By default floats are trainable and other dtypes are not.
         let id = engine.new_state(node, if given { trainable } else { float })?;
         if let Some(role) = role {
             engine.set_role(id, role)?;
@@ -230,8 +230,8 @@ fn is_tensor(v: &Value) -> bool {
     v.as_userdata().is_some_and(|u| u.is::<Tensor>())
 }
 
-/// `pl.plan(x, ..., {source = false})`: the plan that evaluating the tensors (and writing pending assignments) would run, as
-/// text; with `source` the recipe lines and the CUDA text of each kernel, too.
+/// `pl.plan(x, ..., {source = false})`: the plan for evaluating the tensors (and writing pending assignments), as
+/// text; with `source` also the recipe lines and the CUDA text of each kernel.
 fn plan(lua: &Lua, mut values: MultiValue) -> mlua::Result<String> {
     let host = host(lua)?;
     let is_options = |v: &Value| v.as_table().is_some_and(|t| t.raw_len() == 0);
@@ -275,7 +275,7 @@ fn stats(lua: &Lua, (): ()) -> mlua::Result<Table> {
     Ok(t)
 }
 
-/// `pl.memory()`: what the device's memory holds, by role and by recipe line.
+/// `pl.memory()`: device memory by role and by recipe line.
 fn memory(lua: &Lua, (): ()) -> mlua::Result<Table> {
     let host = host(lua)?;
     host.settle();
@@ -306,8 +306,8 @@ fn memory(lua: &Lua, (): ()) -> mlua::Result<Table> {
     Ok(t)
 }
 
-/// `pl.memory_budget("20GiB")`: what a step may take from now on; more is recomputed, or an error. nil lifts it. Returns the
-/// budget before, in bytes.
+/// `pl.memory_budget("20GiB")`: limits the memory of later steps, which recompute values or raise. nil lifts it. Returns the
+/// previous budget in bytes.
 fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
     let host = host(lua)?;
     let budget = match &given {
@@ -335,7 +335,7 @@ fn memory_budget(lua: &Lua, given: Value) -> mlua::Result<Option<usize>> {
 fn switches(lua: &Lua, (given, f, args): (Value, Option<Function>, MultiValue)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let before = host.engine.borrow().switches;
-    // A word where the rest are bools: it is taken out, and the rest go by the common rule.
+    // `print_plan` may be a word; it is removed, and the other switches are parsed as bools.
     let mut print_plan = before.print_plan;
     let given = match given {
         Value::Table(t) => {
@@ -371,7 +371,7 @@ fn switches(lua: &Lua, (given, f, args): (Value, Option<Function>, MultiValue)) 
     out
 }
 
-/// What `print_plan` of `pl.switches` says.
+/// Parses `print_plan` of `pl.switches`.
 fn plan_shown(host: &Rc<Host>, lua: &Lua, v: &Value) -> mlua::Result<PrintPlan> {
     match v {
         Value::Boolean(false) => Ok(PrintPlan::Off),
@@ -465,7 +465,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     Ok(())
 }
 
-/// A tensor or number argument of a hand-written function, as a node.
+/// Converts a tensor or number argument of a hand-written function to a node.
 pub fn operand(lua: &Lua, v: Value) -> mlua::Result<Operand> {
     mlua::FromLua::from_lua(v, lua)
 }

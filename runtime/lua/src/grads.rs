@@ -15,12 +15,12 @@ use perilune_core::ops::create;
 use smallvec::SmallVec;
 use std::rc::Rc;
 
-/// A custom function's backward and what it was called with.
+/// A custom function's backward and its arguments.
 pub struct Custom {
     name: String,
     backward: Function,
     args: MultiValue,
-    /// Which arguments are tensors.
+    /// Whether each argument is a tensor.
     tensors: Vec<usize>,
 }
 
@@ -198,8 +198,8 @@ pub fn set_grad(lua: &Lua, this: &mut Tensor, value: Value) -> mlua::Result<()> 
     })
 }
 
-/// `native.mode()`: how things are recorded now: whether for gradients, in what 16-bit dtype by autocast (nil without it), and
-/// in which step.
+/// `native.mode()`: the current recording mode: whether gradients are recorded, the 16-bit dtype of autocast (nil without it), and
+/// the step.
 pub fn mode(lua: &Lua, (): ()) -> mlua::Result<Table> {
     let host = host(lua)?;
     let engine = host.engine.borrow();

@@ -1,8 +1,9 @@
-//! Holds what every binding shares: the engine, the queue of dropped handles, and the recipe line being run.
+//! Defines the state shared by all bindings: the engine, the queue of dropped handles, and the current recipe line.
 
 use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
+use perilune_core::Interrupt;
 use perilune_core::graph::NodeId;
 use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
@@ -11,31 +12,33 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
 use std::rc::Rc;
 
-/// Chunk names that begin so belong to the runtime, not to a recipe.
+/// The prefix of chunk names of the runtime, as opposed to a recipe.
 pub const INTERNAL: &str = "@perilune/";
 
-/// Bytes of new values after which a collection is due, whatever Lua's collector thinks: it sees handles, not memory.
-/// Small enough that dropped buffers are reused while they are still mapped.
+/// Bytes of new values after which a collection is forced, since Lua's collector counts handles, not memory.
+/// Small enough to reuse dropped buffers while they are still mapped.
 const COLLECT_BYTES: usize = 32 << 20;
-/// Calls between looks at the memory held.
+/// The number of calls between checks of allocated memory.
 const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
+    /// The engine's interrupt, which ends Lua code too.
+    pub interrupt: Interrupt,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
-    /// The last loc looked up: most lines record several ops.
+    /// A cache of the last source location, since most lines record several ops.
     last_site: Cell<(usize, u32, SourceLoc)>,
     files: RefCell<HashMap<usize, (String, u32)>>,
     calls: Cell<u32>,
     /// Backward functions of custom ops of this generation, by payload.
     pub customs: RefCell<HashMap<u64, crate::grads::Custom>>,
     pub next_custom: Cell<u64>,
-    /// Where the custom function was called whose backward runs: the line of what the standard library records in it.
+    /// The call of the custom function whose backward runs: the line of ops that the standard library records in it.
     pub called_at: Cell<SourceLoc>,
-    /// What `pl.breakpoint()` does; without it, nothing.
+    /// The handler of `pl.breakpoint()`; without one it does nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
-    /// Where names that are made at a breakpoint live, from one to the next.
+    /// The globals defined at breakpoints, shared by all of them.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
 
@@ -50,13 +53,14 @@ impl Host {
         };
         let out = f();
         let modes = &mut self.engine.borrow_mut().recorder.graph.modes;
-        // The line is that of the call recorded last, whatever the scope.
+        // The line is that of the last recorded call, in any scope.
         *modes = Modes { loc: modes.loc, ..before };
         out
     }
 
     pub fn new(engine: Engine) -> Rc<Host> {
         Rc::new(Host {
+            interrupt: engine.interrupt.clone(),
             engine: RefCell::new(engine),
             dropped: RefCell::default(),
             last_site: Cell::new((0, 0, SourceLoc::NONE)),
@@ -70,12 +74,12 @@ impl Host {
         })
     }
 
-    /// A handle is gone.
+    /// Queues a dropped handle.
     pub fn drop_ref(&self, r: Ref) {
         self.dropped.borrow_mut().push(r);
     }
 
-    /// Tells the engine about dropped handles.
+    /// Passes dropped handles to the engine.
     pub fn settle(&self) {
         let mut dropped = self.dropped.borrow_mut();
         if dropped.is_empty() {
@@ -90,7 +94,7 @@ impl Host {
         }
     }
 
-    /// The recipe line being run: the innermost frame that is not the runtime's own Lua.
+    /// Returns the current recipe line: that of the innermost frame outside the runtime's own Lua.
     pub fn loc(&self, lua: &Lua) -> SourceLoc {
         let mut first = None;
         for level in 1..32 {
@@ -148,13 +152,13 @@ impl Host {
         result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
-    /// A Lua tensor for a node of the current generation.
+    /// Makes a Lua tensor for a node of the current generation.
     pub fn tensor(self: &Rc<Host>, id: NodeId) -> Tensor {
         let handle = self.engine.borrow_mut().recorder.handle(id);
         Tensor::new(self, Ref::Node(handle))
     }
 
-    /// Collects garbage where Lua cannot see the need: dropped tensors hold memory outside of Lua.
+    /// Collects garbage, because dropped tensors keep memory that Lua does not count.
     fn look(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
         self.settle();
         self.collect_if_due(lua)?;
@@ -167,7 +171,7 @@ impl Host {
         Ok(())
     }
 
-    /// Collects once the script has made so much that what it dropped is worth having back.
+    /// Collects once the script has made enough bytes of new values.
     pub fn collect_if_due(&self, lua: &Lua) -> mlua::Result<()> {
         if self.engine.borrow().recorder.fresh_bytes > COLLECT_BYTES {
             self.collect(lua)?;
@@ -175,7 +179,7 @@ impl Host {
         Ok(())
     }
 
-    /// Collects before a step that might not find room because of tensors that nobody can reach any more.
+    /// Collects before a step that may run out of memory because of unreachable tensors.
     pub fn collect_if_tight(&self, lua: &Lua) -> mlua::Result<()> {
         let tight = {
             let engine = self.engine.borrow();
@@ -185,7 +189,7 @@ impl Host {
         if tight { self.collect(lua) } else { Ok(()) }
     }
 
-    /// A full collection, and the engine told of what it freed.
+    /// Runs a full collection and passes the freed handles to the engine.
     pub fn collect(&self, lua: &Lua) -> mlua::Result<()> {
         lua.gc_collect()?;
         self.settle();
@@ -193,7 +197,7 @@ impl Host {
         Ok(())
     }
 
-    /// Evaluates what the script can still reach and starts a new generation.
+    /// Evaluates the tensors that the script can still reach and starts a new generation.
     pub fn flush(self: &Rc<Host>, lua: &Lua) -> mlua::Result<()> {
         self.collect(lua)?;
         let loc = self.loc(lua);
@@ -202,7 +206,7 @@ impl Host {
         result.map_err(|fault| errors::raise(self, Raise::Fault(fault, loc)))
     }
 
-    /// Notices that the engine has gathered (plan misses, plans shown), for the caller to print.
+    /// Takes the engine's queued notices (plan misses, plans shown), for the caller to print.
     pub fn take_notices(&self) -> Vec<String> {
         let mut engine = self.engine.borrow_mut();
         let mut out = engine.diagnostics.plans_shown.take();

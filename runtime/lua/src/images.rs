@@ -1,4 +1,4 @@
-//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` makes a dataset of it.
+//! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
 use crate::data_bindings::{fail, folder, text_arg, upload};
 use crate::errors;
@@ -20,7 +20,7 @@ impl UserData for FolderData {
             check_rows(lua, &this.0, &[i])?;
             Ok(this.0.path(i).to_string_lossy().into_owned())
         });
-        // The batches of one loader: `seed` for random crops, `resize` for those of the middle.
+        // The batches of one loader: `seed` for random crops, `resize` for center crops.
         methods.add_method("reader", |lua, this, o: Table| {
             let host = host(lua)?;
             let crop = match o.get::<Option<i64>>("seed")? {
@@ -70,7 +70,7 @@ impl UserData for ReaderData {
     }
 }
 
-/// `native.images(path, classes)`: the folder's images, listed; with `classes` these are the names and their ids.
+/// `native.images(path, classes)`: lists the folder's images; `classes` fixes the names in the order of their ids.
 pub fn images(lua: &Lua, (path, classes): (Value, Option<Vec<String>>)) -> mlua::Result<mlua::AnyUserData> {
     let host = host(lua)?;
     let path = text_arg(&host, lua, OP, "the path", &path)?;

@@ -1,9 +1,9 @@
-//! Implements `x[i]` and `x[{ {lo, hi}, j, pl.newaxis }]`: coordinates from 0, ranges half-open, negative from the back.
+//! Implements `x[i]` and `x[{ {lo, hi}, j, pl.newaxis }]`: coordinates from 0, ranges half-open, negative from the end.
 //!
-//! An entry of the list is an integer (the dim vanishes), a range `{lo, hi}` or `{lo, hi, step}` with nil or absent ends
-//! allowed by `{}` (all), `pl.newaxis`, or an integer tensor, whose dims take the place of the one that it picks from. Index
-//! tensors side by side are read in step, as in PyTorch: `x[{rows, columns}]` is one element a pair. Dims beyond the list
-//! stay whole.
+//! An entry of the list is an integer (the dim is removed), a range `{lo, hi}` or `{lo, hi, step}` with nil or absent ends
+//! allowed by `{}` (all), `pl.newaxis`, or an integer tensor, whose dims replace the indexed one. Adjacent index
+//! tensors are paired, as in PyTorch: `x[{rows, columns}]` is one element per pair. Dims beyond the list
+//! are unchanged.
 
 use crate::args::{as_int, show};
 use crate::errors;
@@ -15,7 +15,7 @@ use perilune_core::ops::{index as op_index, movement};
 
 const NEWAXIS: &str = "perilune.newaxis";
 
-/// The mark for a new dim: a table of its own.
+/// The marker for a new dim: a unique table.
 pub fn newaxis(lua: &Lua) -> mlua::Result<Table> {
     let t = lua.create_table()?;
     let meta = lua.create_table()?;
@@ -111,7 +111,7 @@ fn entry(v: &Value) -> std::result::Result<Entry, String> {
             };
             let (lo, hi, step) = (int(&part(1)?)?, int(&part(2)?)?, int(&part(3)?)?);
             if lo.is_some() && hi.is_none() && t.raw_len() == 1 {
-                // {lo} alone would be easy to misread as one element.
+                // {lo} alone could be misread as one element.
                 return Err(format!(
                     "the range {{{}}}: write {{lo, hi}}, or an integer for one element",
                     lo.unwrap_or(0)
@@ -167,7 +167,7 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
     Ok(y)
 }
 
-/// The elements of the dims from `at` on that index tensors of one shape name together; that shape takes their place.
+/// Gathers elements by paired index tensors of one shape for the dims from `at`; that shape replaces the dims.
 fn pick(g: &mut Graph, x: NodeId, at: usize, rows: &[NodeId]) -> Result<NodeId> {
     let shape = g.shape(rows[0]);
     let mut y = x;
@@ -186,7 +186,7 @@ fn pick(g: &mut Graph, x: NodeId, at: usize, rows: &[NodeId]) -> Result<NodeId> 
             y = op_index::index_select(g, y, at, flat)?;
             continue;
         }
-        // Of each slice that is picked already, one slice of the next dim.
+        // For each selected slice, select one slice of the next dim.
         let rest = g.shape(y).with(at + 1, 1);
         let mut along = vec![1; rest.rank()];
         along[at] = shape.numel();

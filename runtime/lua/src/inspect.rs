@@ -1,4 +1,4 @@
-//! Answers queries of `pl.summary` and the prompt: costs of a recording that is not run, the States below a tensor.
+//! Implements queries for `pl.summary` and the prompt: the cost of a recording that is not run, the States that a tensor depends on.
 
 use crate::args::show;
 use crate::errors;
@@ -7,7 +7,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, MultiValue, Table, Value};
 use perilune_core::NodeId;
 
-/// `native.aside(fn)`: runs `fn` without a trace in the random numbers that follow.
+/// `native.aside(fn)`: runs `fn` without an effect on later random numbers.
 fn aside(lua: &Lua, f: Function) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let before = host.engine.borrow().recorder.graph.rng;
@@ -16,12 +16,12 @@ fn aside(lua: &Lua, f: Function) -> mlua::Result<MultiValue> {
     out
 }
 
-/// `native.mark()`: a place in the recording.
+/// `native.mark()`: the current position in the recording.
 fn mark(lua: &Lua, (): ()) -> mlua::Result<usize> {
     Ok(host(lua)?.engine.borrow().recorder.graph.len())
 }
 
-/// `native.cost(mark, tensors)`: what the tensors would cost with all that was recorded before the mark given.
+/// `native.cost(mark, tensors)`: the cost of the tensors if everything recorded before the mark is available.
 fn cost(lua: &Lua, (from, list): (u32, Table)) -> mlua::Result<Table> {
     let host = host(lua)?;
     let refs = tensors_of(&MultiValue::from_vec(vec![Value::Table(list)]));

@@ -11,8 +11,8 @@ use perilune_core::ops::source::{self, Body, Launch};
 use perilune_core::{DType, Shape};
 use std::path::Path;
 
-/// `native.source_place(text)`: the file of the line being run, and the line of it on which `text` begins; 0 where the file
-/// does not hold the text as it is.
+/// `native.source_place(text)`: the file of the current line, and the line in it on which `text` begins, or 0 if the file
+/// does not contain the exact text.
 pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let host = host(lua)?;
     let loc = host.loc(lua);
@@ -21,22 +21,22 @@ pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     };
     let known = lua.app_data_ref::<Place>().and_then(|p| p.texts.get(Path::new(&file)).cloned());
     let whole = known.or_else(|| std::fs::read_to_string(&file).ok()).unwrap_or_default().replace("\r\n", "\n");
-    // From the line on; then anywhere: a text may stand above the call.
+    // Search after the line first, then everywhere, because the text may be above the call.
     let start: usize = whole.split_inclusive('\n').take(at.saturating_sub(1) as usize).map(str::len).sum();
     let found = whole[start..].find(&text).map(|n| start + n).or_else(|| whole.find(&text));
     let line = found.filter(|_| !text.is_empty()).map_or(0, |n| whole[..n].matches('\n').count() as u32 + 1);
     Ok((file, line))
 }
 
-/// `native.source_kernel { … }`: records a call; its outputs.
+/// `native.source_kernel { … }`: records a call and returns its outputs.
 pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let out = call(lua, t)?;
     out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
 }
 
-/// `native.source_on_paper({ … }, { results })`: what a GPU would run instead of a reference that gave these results, for
-/// plans with their texts. Nothing reads it here, so nothing computes it.
+/// `native.source_on_paper({ … }, { results })`: records the kernel that a GPU would run instead of a reference with these results, for
+/// plans with source text. No node reads it, so it is never computed.
 pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
     let host = host(lua)?;
     if host.engine.borrow().diagnostics.paper.is_none() {

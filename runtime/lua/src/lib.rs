@@ -1,6 +1,6 @@
-//! Binds Perilune to Lua: the only crate that sees mlua.
+//! Binds Perilune to Lua: the only crate that uses mlua.
 //!
-//! A [`Runtime`] is one Lua state with one engine behind it. Tensor methods and `pl.*` functions are made from the op
+//! A [`Runtime`] is one Lua state with one engine. Tensor methods and `pl.*` functions are generated from the op
 //! registry; everything else of the `perilune` module is a few primitives (States, the step scope, gradients, files)
 //! and the standard library, which is Lua embedded in the binary.
 

@@ -1,5 +1,5 @@
-//! How code gets into a Lua state: an explicit library list, text chunks only, `require` of the standard library and of
-//! files beside the recipe.
+//! Loads code into a Lua state: an explicit list of libraries, text chunks only, `require` of the standard library and of
+//! files in the recipe's folder.
 
 use crate::args::show;
 use crate::boundary::{self, Guarded, memory_limit};
@@ -25,7 +25,7 @@ pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
     STDLIB
 }
 
-/// A Lua state with the libraries a recipe may use, and nothing that reaches the system.
+/// Creates a Lua state with the libraries for recipes, without access to the system.
 pub fn new_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
     let state = Lua::new_with(libs, LuaOptions::default())?;
@@ -42,7 +42,7 @@ pub fn new_lua() -> mlua::Result<Lua> {
     globals.raw_set(
         "setmetatable",
         lua.create_function(move |lua, (t, meta): (Value, Value)| {
-            // A finaliser would also run outside of every limit.
+            // A finaliser would also run outside of all limits.
             if let Value::Table(m) = &meta
                 && !m.raw_get::<Value>("__gc")?.is_nil()
             {
@@ -136,7 +136,7 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
     Ok(pl)
 }
 
-/// The library's tables as keys, copies of what each held before a recipe came as values.
+/// The library's tables as keys, copies of their contents before any recipe as values.
 const PRISTINE: &str = "perilune.pristine";
 
 fn copy(lua: &Lua, t: &Table) -> mlua::Result<Table> {
@@ -153,14 +153,14 @@ fn keep(lua: &Lua, t: &Table) -> mlua::Result<()> {
     all.raw_set(t, copy(lua, t)?)
 }
 
-/// The library's tables, and what each of them holds now: a recipe may have written to them.
+/// Copies the current contents of the library's tables, which a recipe may have modified.
 pub fn library(lua: &Lua) -> mlua::Result<Vec<(Table, Table)>> {
     let all: Table = lua.named_registry_value(PRISTINE)?;
     all.pairs::<Table, Value>().map(|pair| pair.and_then(|(t, _)| Ok((t.clone(), copy(lua, &t)?)))).collect()
 }
 
-/// Gives the library's tables what they held before. Of globals only those are looked after that were there: at the prompt
-/// the others are the person's.
+/// Restores the contents of the library's tables. Only globals that existed before are restored: at the prompt
+/// the others belong to the user.
 pub fn restore(lua: &Lua, tables: Vec<(Table, Table)>) -> mlua::Result<()> {
     let globals = lua.globals();
     for (t, was) in tables {
@@ -183,7 +183,7 @@ pub fn renew(lua: &Lua) -> mlua::Result<()> {
     restore(lua, all.pairs::<Table, Table>().collect::<mlua::Result<_>>()?)
 }
 
-/// A misspelt part of `pl.nn` and its neighbours would be nil, and the error elsewhere.
+/// Makes misspelt fields of `pl.nn` and similar tables an error; nil would cause an error elsewhere.
 fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
     if t.metatable().is_some() {
         return Ok(());
@@ -210,7 +210,7 @@ fn guard_module(lua: &Lua, module: &str, t: &Table) -> mlua::Result<()> {
     t.set_metatable(Some(meta))
 }
 
-/// The op behind a loss module of PyTorch: `CrossEntropyLoss` is `cross_entropy`.
+/// Returns the op for a loss module of PyTorch: `CrossEntropyLoss` is `cross_entropy`.
 fn torch_name(name: &str) -> Option<&'static str> {
     let stem = name.strip_suffix("Loss")?;
     let known = [
@@ -226,7 +226,7 @@ fn torch_name(name: &str) -> Option<&'static str> {
     known.iter().find(|(torch, _)| *torch == stem).map(|(_, op)| *op)
 }
 
-/// Reading an undefined global, or writing one, is nearly always a slip.
+/// Makes reading or writing an undefined global an error, since it is nearly always a mistake.
 fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     let lua = &Guarded(lua);
     let meta = lua.create_table()?;
@@ -265,7 +265,7 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     globals.set_metatable(Some(meta))
 }
 
-/// The loaded modules that are files of the recipe's own.
+/// Returns the loaded modules that are files of the recipe.
 pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     let is_ours = |name: &str| name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name);
@@ -279,24 +279,24 @@ pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
     Ok(own)
 }
 
-/// Forgets the modules that are files of the recipe's own.
+/// Unloads the modules that are files of the recipe.
 pub fn forget_own(lua: &Lua) -> mlua::Result<()> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     own(lua)?.into_iter().try_for_each(|(name, _)| loaded.raw_set(name, Value::Nil))
 }
 
-/// Puts modules back that `own` listed.
+/// Restores modules that `own` listed.
 pub fn recall(lua: &Lua, own: Vec<(String, Value)>) -> mlua::Result<()> {
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     own.into_iter().try_for_each(|(name, value)| loaded.raw_set(name, value))
 }
 
-/// `require`: the standard library, then files beside the recipe. Each module runs once.
+/// `require`: searches the standard library, then the recipe's folder. Each module runs once.
 fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     require_from(lua, name, false)
 }
 
-/// As `require`; `here`: of files, those of the current directory too.
+/// Like `require`; with `here` also in the current directory.
 pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
     let name = ALIASES.iter().find(|(public, _)| *public == name).map_or(name, |(_, file)| file.to_string());
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
@@ -361,7 +361,7 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
     Ok(value)
 }
 
-/// `@file`, as the person named it.
+/// Returns the chunk name `@file`, with the path as given.
 pub fn chunk_name(file: &Path) -> String {
     format!("@{}", file.display())
 }

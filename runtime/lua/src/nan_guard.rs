@@ -1,5 +1,5 @@
-//! `native.guard` and `native.not_finite`, which the training loop uses to keep NaN out of the States and to say where the
-//! first one came from.
+//! Binds `native.guard` and `native.not_finite`, with which the training loop guards States against NaN and finds the op that made the
+//! first one.
 
 use crate::errors;
 use crate::functions::host;
@@ -17,7 +17,7 @@ fn node(lua: &Lua, op: &str, v: &Value) -> mlua::Result<NodeId> {
     }
 }
 
-/// `native.guard(ok)`: in a step, every State keeps its value unless the bool scalar `ok` holds on the device.
+/// `native.guard(ok)`: in a step, every State keeps its value unless the bool scalar `ok` is true on the device.
 fn guard(lua: &Lua, ok: Value) -> mlua::Result<()> {
     let id = node(lua, "guard", &ok)?;
     let host = host(lua)?;
@@ -34,7 +34,7 @@ fn guard(lua: &Lua, ok: Value) -> mlua::Result<()> {
     Ok(())
 }
 
-/// `native.not_finite(x, ...)`: of the first of these with a NaN or infinity in it, where that came from: { op, shape, nan,
+/// `native.not_finite(x, ...)`: the origin of the NaN or infinity in the first non-finite argument: { op, shape, nan,
 /// file, line, state, input }; nil if all are finite.
 fn not_finite(lua: &Lua, roots: MultiValue) -> mlua::Result<Option<Table>> {
     let host = host(lua)?;

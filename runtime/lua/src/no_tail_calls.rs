@@ -3,9 +3,9 @@
 //! In Lua, `return f(x)` replaces the caller's frame by that of `f`. A recipe is full of such lines (`return self.out(y)`,
 //! `return pl.cross_entropy(…)`), and with the frame goes the line that an error, a kernel or a profile should name. Lua has
 //! no switch for it, so this file takes the compiled chunk apart just far enough to find its instructions and turns each
-//! OP_TAILCALL into the OP_CALL it would have been; the OP_RETURN behind it is there already. The bytes come from our own
-//! compiler, a moment before; anything unexpected in them leaves the chunk as it was. The price: endless recursion by tail
-//! calls runs out of stack, as it does in most languages.
+//! OP_TAILCALL into the equivalent OP_CALL; the OP_RETURN after it already exists. The bytes come from our own
+//! compiler immediately before; a chunk with unexpected contents is left unchanged. The price: unbounded recursion by tail
+//! calls overflows the stack, as in most languages.
 //!
 //! The layout is that of Lua 5.4's lundump.c and lopcodes.h.
 
@@ -31,18 +31,18 @@ pub fn compile(lua: &Lua, text: &str, name: &str, env: Option<&Table>) -> mlua::
 
 const OP_CALL: u32 = 68;
 const OP_TAILCALL: u32 = 69;
-/// The opcode and the operands A and B; k and C mean other things in the two instructions, and 0 is right for a call.
+/// The opcode and the operands A and B; k and C differ in meaning between the two instructions, and 0 is correct for a call.
 const KEPT: u32 = 0x00ff_0000 | 0x7f80 | 0x7f;
 /// `\x1bLua`, version 5.4, format 0, LUAC_DATA, sizes of instruction, integer and number.
 const HEADER: &[u8] = b"\x1bLua\x54\x00\x19\x93\r\n\x1a\n\x04\x08\x08";
 
-/// Turns tail calls into calls; how many. `None` if the chunk does not look as expected; it is unchanged then.
+/// Turns tail calls into calls and returns their number. `None` if the chunk has unexpected contents and is unchanged.
 fn keep_frames(bytes: &mut [u8]) -> Option<usize> {
     let mut r = Reader { bytes, at: 0, found: Vec::new() };
     if r.take(HEADER.len())? != HEADER {
         return None;
     }
-    // LUAC_INT and LUAC_NUM tell the byte order.
+    // LUAC_INT and LUAC_NUM show the byte order.
     if r.take(8)? != 0x5678i64.to_le_bytes() || r.take(8)? != 370.5f64.to_le_bytes() {
         return None;
     }
@@ -63,7 +63,7 @@ fn keep_frames(bytes: &mut [u8]) -> Option<usize> {
 struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
-    /// Where the tail calls are.
+    /// The positions of the tail calls.
     found: Vec<usize>,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Reader<'a> {
         Some(part)
     }
 
-    /// Seven bits a byte, the highest first; the last byte is marked.
+    /// Reads a number with seven bits per byte, the highest first; the last byte is marked.
     fn number(&mut self) -> Option<usize> {
         let mut n = 0usize;
         loop {

@@ -1,5 +1,5 @@
-//! `native.gradients` and `native.adamw`: what an optimizer asks of all its parameters, each in one call. A step of a small
-//! model is bound by its host, and most of what the host did was to say the same for parameter after parameter.
+//! Binds `native.gradients` and `native.adamw`, which process all parameters of an optimizer in one call. A step of a small
+//! model is bound by the host, and most of the host's time was spent on one call per parameter.
 
 use crate::args::{Operand, RefGuard, show};
 use crate::boundary::memory_limit;
@@ -28,7 +28,7 @@ fn state(host: &Rc<Host>, lua: &Lua, op: &str, v: &Value) -> mlua::Result<StateI
     }
 }
 
-/// `native.gradients(states)`: for each State its gradient, 16-bit ones in f32, or false where it has none.
+/// `native.gradients(states)`: the gradient of each State, 16-bit ones in f32, or false if it has none.
 fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
     let host = host(lua)?;
     let mut ids = Vec::with_capacity(states.raw_len());
@@ -58,7 +58,7 @@ fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
 }
 
 /// `native.adamw(weights, grads, slots, options)`: `pl.adamw_update` of each weight with its gradient and the States m and v of
-/// its slots, all by the same options, and the three assignments.
+/// its slots, all with the same options, and the three assignments.
 fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Table)) -> mlua::Result<()> {
     let (host, op) = (host(lua)?, ADAMW_UPDATE.name);
     let mut all = Vec::with_capacity(weights.raw_len());

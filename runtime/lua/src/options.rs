@@ -1,4 +1,4 @@
-//! Checks the options and params of recipes where they are written, with suggestions.
+//! Checks the options and params of recipes at their source line, with suggestions.
 
 use crate::args::show;
 use crate::errors;
@@ -10,7 +10,7 @@ use perilune_core::error::did_you_mean;
 use perilune_core::source_loc::SourceLoc;
 use std::collections::BTreeMap;
 
-/// What a Lua value is, for the rule "an option has the type of its default".
+/// The kind of a Lua value, for the rule "an option has the type of its default".
 fn kind(v: &Value) -> &'static str {
     match v {
         Value::Integer(_) | Value::Number(_) => "number",
@@ -18,7 +18,7 @@ fn kind(v: &Value) -> &'static str {
     }
 }
 
-/// A new table of `defaults` overridden by `given`; unknown keys and other types are errors.
+/// Returns a new table of `defaults` overridden by `given`; unknown keys and other types are errors.
 pub fn fill(lua: &Lua, op: &str, given: Value, defaults: &Table) -> mlua::Result<Table> {
     let host = host(lua)?;
     let out = lua.create_table()?;
@@ -70,7 +70,7 @@ pub fn options(lua: &Lua, (op, given, defaults): (String, Value, Table)) -> mlua
     fill(lua, &op, given, &defaults)
 }
 
-/// The recipe line on which a function begins; none if it is the runtime's own.
+/// Returns the recipe line on which a function begins; `None` for the runtime's own functions.
 pub fn written_at(host: &Host, f: &Function) -> SourceLoc {
     let info = f.info();
     match info.source.zip(info.line_defined) {
@@ -83,7 +83,7 @@ pub fn written_at(host: &Host, f: &Function) -> SourceLoc {
     }
 }
 
-/// `pl.error(op, message, hint, fn)`: raises at the recipe line, or where `fn` is written if that is at fault.
+/// `pl.error(op, message, hint, fn)`: raises at the recipe line, or at the definition of `fn` if it is at fault.
 pub fn error(
     lua: &Lua,
     (op, message, hint, at): (String, String, Option<String>, Option<Function>),
@@ -98,11 +98,11 @@ pub fn error(
     Err(errors::argument(&host, lua, &op, message, hint))
 }
 
-/// Params that count what no recipe has none of, by the names that the library gives them too. What is made of a wrong one
-/// fails far from it. (The loop looks at its own: `accumulate`, `steps`.)
+/// Params that must be at least 1, by the names that the library uses too. A wrong value would
+/// fail far from its definition. (The training loop checks its own: `accumulate`, `steps`.)
 const COUNTS: [&str; 2] = ["batch", "context"];
 
-/// `--set` values over the defaults of `params`; each value takes the type of its default.
+/// Applies `--set` values to the defaults of `params`; each value takes the type of its default.
 fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     let host = host(lua)?;
     let out = lua.create_table()?;
@@ -155,7 +155,7 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
         };
         texts.insert(key.clone(), text);
     }
-    // A run that goes on has its params, but for those whose default was edited since.
+    // A resumed run keeps its params, except those whose default was edited since.
     let said = |key: &String| params.given.iter().chain(&params.offered).any(|(name, _)| name == key);
     let same = |key: &String| texts.contains_key(key) && params.baseline.get(key).is_none_or(|was| texts[key] == *was);
     let kept: Vec<_> = params.kept.iter().filter(|(key, _)| !said(key) && same(key)).cloned().collect();
@@ -176,7 +176,7 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     Ok(out)
 }
 
-/// Reading a param that is not there: nil where the runtime itself asks for what a recipe may leave out, else a slip.
+/// Resolves a missing param: nil if the runtime reads an optional one, else an error.
 fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {
     let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(key));
     if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget", "on_nan", "on_spike"]
@@ -191,7 +191,7 @@ fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value
     Err(errors::argument(&host(lua)?, lua, "", format!("the recipe has no param '{name}'"), Some(hint)))
 }
 
-/// Common long names of params people leave short.
+/// Long names of params that are usually abbreviated.
 fn alias<'a>(key: &str, names: &'a [String]) -> Option<&'a str> {
     let lower = key.to_lowercase();
     let table = [
@@ -212,7 +212,7 @@ fn alias<'a>(key: &str, names: &'a [String]) -> Option<&'a str> {
         .and_then(|(_, name)| names.iter().find(|n| n == name).map(String::as_str))
 }
 
-/// A wrong `--set`: the command line's fault, not the recipe's.
+/// Makes the error for a wrong `--set`, attributed to the command line, not the recipe.
 #[derive(Clone, Debug)]
 pub struct BadParam(pub String);
 
@@ -241,7 +241,7 @@ fn parse(lua: &Lua, key: &str, text: &str, default: &Value) -> mlua::Result<Valu
         Value::Integer(_) => match (text.parse::<i64>(), text.parse::<f64>()) {
             (Ok(i), _) => Value::Integer(i),
             (_, Ok(f)) if f.fract() == 0.0 && f.abs() < 9e15 => Value::Integer(f as i64),
-            (_, Ok(f)) if f.is_finite() => Value::Number(f), // `dropout = 0` does not mean whole numbers only
+            (_, Ok(f)) if f.is_finite() => Value::Number(f), // `dropout = 0` also accepts fractions
             _ => return bad("a number"),
         },
         Value::Number(_) => match text.parse::<f64>() {
@@ -308,7 +308,7 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
     Ok(t)
 }
 
-/// `pl.params { samples = 1e6 }`: a plain script's params, with `--set` applied.
+/// `pl.params { samples = 1e6 }`: the params of a plain script, with `--set` applied.
 pub fn params(lua: &Lua, defaults: Table) -> mlua::Result<Table> {
     apply(lua, &defaults, "script")
 }

@@ -1,15 +1,15 @@
-//! Prints tensors: shape, dtype, device, then values like NumPy's, large ones summarised.
+//! Prints tensors: shape, dtype, device, then values as in NumPy, with large tensors summarised.
 
 use crate::table;
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
 use perilune_core::{DType, HostTensor};
 
-/// More elements than this are summarised.
+/// The number of elements above which a tensor is summarised.
 const WHOLE: usize = 1000;
-/// Elements shown at each end of a summarised dim.
+/// The number of elements shown at each end of a summarised dim.
 const EDGE: usize = 3;
-/// Characters of a line; longer rows go on in the next one.
+/// The width of a line; longer rows continue on the next one.
 const LINE: usize = 76;
 
 /// `tostring(x)`: evaluates it.
@@ -30,7 +30,7 @@ pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
     })
 }
 
-/// Only the values, rows on lines.
+/// Formats only the values, one row per line.
 pub fn values(t: &HostTensor) -> String {
     let summary = t.numel() > WHOLE;
     let mut shown = Vec::new();
@@ -66,7 +66,7 @@ fn lines(t: &HostTensor, dims: &[usize], at: usize, summary: bool, format: &Form
             let in_line = ((all - 1) / (width + 1)).max(1);
             for (k, i) in picks(*n, summary).into_iter().enumerate() {
                 if k > 0 {
-                    // Set in, so that the next row is seen to begin.
+                    // Indent continuation lines, so that the start of the next row is visible.
                     out.push_str(if k % in_line == 0 { "\n  " } else { " " });
                 }
                 match i {
@@ -96,11 +96,11 @@ fn lines(t: &HostTensor, dims: &[usize], at: usize, summary: bool, format: &Form
     }
 }
 
-/// One format for all numbers of a tensor.
+/// The common format of all numbers of a tensor.
 enum Format {
     Bool,
     Int,
-    /// Digits behind the point.
+    /// Digits after the decimal point.
     Fixed(usize),
     Exp,
 }

@@ -6,7 +6,7 @@ use perilune_core::error::did_you_mean;
 use perilune_core::ops::{self, Op, Param, Results, Ty};
 use std::fmt::Write;
 
-/// `cross_entropy(logits, target, [{ignore_index, …}])` and the doc.
+/// Formats `cross_entropy(logits, target, [{ignore_index, …}])` and the doc.
 pub fn help(_: &Lua, name: Value) -> mlua::Result<String> {
     let Value::String(name) = name else {
         let names: Vec<&str> = own().map(|f| f.name).chain(public().map(|o| o.name)).collect();
@@ -27,13 +27,13 @@ pub fn help(_: &Lua, name: Value) -> mlua::Result<String> {
     }
 }
 
-/// A function that is no op, as the stubs' head has it.
+/// A function that is not an op, parsed from the head of the stubs.
 struct Own {
     /// `tensor`, or `item` of `Tensor:item`.
     name: &'static str,
     call: &'static str,
     doc: Vec<&'static str>,
-    /// Name and type of each parameter.
+    /// The name and type of each parameter.
     params: Vec<(&'static str, &'static str)>,
 }
 
@@ -80,7 +80,7 @@ fn results(results: Results) -> String {
         Results::One => format!("{one}\n"),
         Results::OneOrTwo => format!("{one}\n{one}?\n"),
         Results::Named(names) => names.iter().map(|name| format!("{one} {name}\n")).collect(),
-        // One at least, so that no editor takes it for nil.
+        // At least one, so that no editor assumes nil.
         Results::Several => format!("{one}\n{one} ...\n"),
     }
 }
@@ -95,10 +95,10 @@ fn overload_results(results: Results) -> String {
     }
 }
 
-/// What the stubs say about functions that are no ops.
+/// Returns the documented functions that are not ops, from the stubs.
 pub const STUBS_HEAD: &str = include_str!("stubs_head.lua");
 
-/// A LuaCATS file for lua-language-server and its kin.
+/// Generates a LuaCATS file for lua-language-server and similar tools.
 pub fn stubs() -> String {
     let mut out = String::from(STUBS_HEAD);
     for op in public() {
@@ -119,7 +119,7 @@ pub fn stubs() -> String {
                 let _ = writeln!(out, "---@param {}{} {}", p.name, if p.optional { "?" } else { "" }, lua_type(&p.ty));
                 names.push(p.name);
             }
-            // A list in the last place may be given as arguments one by one.
+            // A trailing list may be passed as separate arguments.
             let one_by_one = sig.params[..sig.positional].last().is_some_and(|p| p.ty == Ty::Ints);
             let options = &sig.params[sig.positional..];
             let fields = (!options.is_empty()).then(|| {
@@ -134,7 +134,7 @@ pub fn stubs() -> String {
                 out.push_str("---@param ... perilune.Whole\n");
                 names.push("...");
             }
-            // Options may stand where an optional argument would: `pl.arange(n, { dtype = "f64" })`.
+            // Options may replace an optional argument: `pl.arange(n, { dtype = "f64" })`.
             let from = usize::from(method);
             if let (Some(fields), true) = (&fields, from <= sig.positional) {
                 let required = sig.params[from..sig.positional].iter().position(|p| p.optional);
@@ -157,7 +157,7 @@ pub fn stubs() -> String {
     out
 }
 
-/// The reference page: every op with signature, doc and options, then the functions that are no ops.
+/// Generates the reference page: every op with signature, doc and options, then the functions that are not ops.
 pub fn reference_markdown() -> String {
     let mut out = String::from(
         "# Reference: tensor operations\n\nMade from the op registry by `perilune reference`; edit the op, not this page.\n\
@@ -194,7 +194,7 @@ pub fn reference_markdown() -> String {
     out
 }
 
-/// The two functions on files that are no ops.
+/// The two functions on files that are not ops.
 const FILES: &str = "
 # Reference: files of tensors
 

@@ -21,7 +21,7 @@ pub struct Recipe {
     pub(crate) host: Rc<Host>,
 }
 
-/// A param's value as people and JSON see it.
+/// A param's value for display and JSON.
 #[derive(Clone, PartialEq, Debug)]
 pub enum ParamValue {
     Int(i64),
@@ -48,7 +48,7 @@ impl Recipe {
         self.table.get::<Option<String>>("name").ok().flatten().unwrap_or_else(|| "recipe".into())
     }
 
-    /// The params with their final values, by name.
+    /// Returns the params with their final values, by name.
     pub fn params(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
         let t: Table = self.table.get("params")?;
         let mut out = Vec::new();
@@ -60,17 +60,17 @@ impl Recipe {
         Ok(out)
     }
 
-    /// Whether it has a function of that name.
+    /// Returns whether it has a function of that name.
     pub fn has(&self, part: &str) -> bool {
         self.table.get::<Value>(part).is_ok_and(|v| v.is_function())
     }
 
-    /// The number of steps for a recipe without a param of that name.
+    /// Sets the number of steps of a recipe without a param of that name.
     pub fn set_steps(&self, n: i64) -> Result<(), Failed> {
         Ok(self.table.set("steps", n)?)
     }
 
-    /// Takes note from now on of which params are read; the set grows as the recipe runs.
+    /// Starts to record which params are read; the set grows as the recipe runs.
     pub fn track_params(&self) -> Result<ParamReads, Failed> {
         let read = ParamReads::default();
         let real: Table = self.table.get("params")?;
@@ -79,7 +79,7 @@ impl Recipe {
             if let Value::String(name) = &key {
                 seen.borrow_mut().insert(name.to_string_lossy());
             }
-            from.get::<Value>(key) // an unknown name raises, as it does in a run
+            from.get::<Value>(key) // an unknown name raises, as in a run
         })?;
         let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
         let pairs = Guarded(&self.lua).create_function(move |_, _: Value| {
@@ -96,7 +96,7 @@ impl Recipe {
         Ok(read)
     }
 
-    /// Builds data, model and optimizer. What is given overrides the recipe.
+    /// Builds data, model and optimizer. The arguments override the recipe.
     pub fn start(
         &self,
         seed: Option<i64>,
@@ -130,12 +130,12 @@ pub struct Run {
     pub(crate) host: Rc<Host>,
 }
 
-/// What a step gave: tensors that are read when somebody wants the numbers.
+/// The result of a step: tensors that are read on demand.
 pub struct StepResult {
     table: Table,
 }
 
-/// What a recipe says about the checkpoints that stay.
+/// The checkpoint retention policy of a recipe.
 #[derive(Clone, Default, Debug)]
 pub struct KeepSaid {
     pub last: Option<usize>,
@@ -144,21 +144,21 @@ pub struct KeepSaid {
     pub max: Option<bool>,
 }
 
-/// Where the first NaN or infinity of a step came from.
+/// The origin of the first NaN or infinity of a step.
 #[derive(Clone, Debug)]
 pub struct NotFinite {
     pub op: String,
     pub shape: String,
     pub nan: bool,
-    /// It came from outside, or was there as a number of the recipe.
+    /// Whether it was in input data or in a constant of the recipe.
     pub input: bool,
-    /// It was in this State already.
+    /// The State that already contained it.
     pub state: Option<String>,
-    /// File and line of the recipe.
+    /// The file and line of the recipe.
     pub place: Option<(String, u32)>,
 }
 
-/// Numbers of a step.
+/// The metrics of a step.
 #[derive(Clone, Debug, Default)]
 pub struct StepNumbers {
     pub loss: f64,
@@ -190,7 +190,7 @@ fn numbers(lua: &Lua, t: &Table) -> mlua::Result<Vec<(String, f64)>> {
 }
 
 impl Run {
-    /// One optimizer step.
+    /// Takes one optimizer step.
     pub fn step(&self) -> Result<StepResult, Failed> {
         let f: Function = self.table.get("step")?;
         Ok(StepResult { table: f.call(&self.table)? })
@@ -206,13 +206,13 @@ impl Run {
         })
     }
 
-    /// What happens when the loss or the gradients are not finite, and when the loss leaps: `on_nan` and `on_spike`.
+    /// Returns the policies for non-finite losses or gradients and for loss spikes: `on_nan` and `on_spike`.
     pub fn policies(&self) -> (String, String) {
         let get = |name: &str, default: &str| self.table.get(name).unwrap_or_else(|_| default.to_string());
         (get("on_nan", "stop"), get("on_spike", "warn"))
     }
 
-    /// What the command line says instead of the recipe.
+    /// Overrides the policies of the recipe by those of the command line.
     pub fn set_policies(&self, on_nan: Option<&str>, on_spike: Option<&str>) -> Result<(), Failed> {
         for (name, value) in [("on_nan", on_nan), ("on_spike", on_spike)] {
             if let Some(value) = value {
@@ -222,24 +222,24 @@ impl Run {
         Ok(())
     }
 
-    /// With `on_spike` = "skip": the loss above which the next step changes no State.
+    /// Sets, for `on_spike` = "skip", the loss above which the next step changes no State.
     pub fn set_loss_limit(&self, limit: f64) -> Result<(), Failed> {
         Ok(self.table.set("loss_limit", limit)?)
     }
 
-    /// Whether the recipe has a step of its own, which may do what cannot be done twice.
+    /// Returns whether the recipe has its own step, which may have side effects that cannot be repeated.
     pub fn own_step(&self) -> bool {
         self.recipe.get::<Value>("step").is_ok_and(|f| !f.is_nil())
     }
 
-    /// The samples that step `k` trained on, if the data knows them: what they are called, and their numbers.
+    /// Returns the samples of step `k`, if the data numbers them: their unit and their numbers.
     pub fn samples_of(&self, k: u64) -> Result<Option<(String, Vec<i64>)>, Failed> {
         let f: Function = self.table.get("samples_of")?;
         let (what, ids): (Option<String>, Option<Vec<i64>>) = f.call((&self.table, k as i64))?;
         Ok(what.zip(ids))
     }
 
-    /// Does step `k` again, with the random numbers it had but the States of now, and says which op made the first NaN or
+    /// Repeats step `k` with its random numbers but the current States, and returns the op that made the first NaN or
     /// infinity. Nothing is written.
     pub fn diagnose(&self, k: u64, rng: (u64, u32)) -> Result<Option<NotFinite>, Failed> {
         let (cursor, now) = (self.cursor()?, self.rng());
@@ -250,7 +250,7 @@ impl Run {
             opt.set("count", updates - (Self::count_in(&cursor) - (k as i64 - 1)))?;
         }
         self.set_rng(rng);
-        self.list_states()?; // gives States their paths, by which the finding names one
+        self.list_states()?; // sets the paths of States, which the result may name
         let f: Function = self.table.get("diagnose")?;
         let found = f.call::<Option<Table>>(&self.table);
         self.set_rng(now);
@@ -266,19 +266,19 @@ impl Run {
         cursor.iter().find(|c| c.0 == "step").map_or(0, |c| if let ParamValue::Int(n) = c.1 { n } else { 0 })
     }
 
-    /// Loss and metrics over a split.
+    /// Computes loss and metrics over a split.
     pub fn evaluate(&self, split: &str) -> Result<Vec<(String, f64)>, Failed> {
         self.evaluate_batches(split, None)
     }
 
-    /// Loss and metrics over at most `limit` batches of a split.
+    /// Computes loss and metrics over at most `limit` batches of a split.
     pub fn evaluate_batches(&self, split: &str, limit: Option<u64>) -> Result<Vec<(String, f64)>, Failed> {
         let f: Function = self.table.get("evaluate")?;
         let t: Table = f.call((&self.table, split, limit.map(|n| n as i64)))?;
         Ok(numbers(&self.lua, &t)?)
     }
 
-    /// The splits of the data, "train", "valid" and "test" first.
+    /// Returns the splits of the data, "train", "valid" and "test" first.
     pub fn splits(&self) -> Vec<String> {
         let Ok(data) = self.table.get::<Table>("data") else { return Vec::new() };
         let mut out: Vec<String> = data
@@ -296,12 +296,12 @@ impl Run {
         self.loader(split).is_some_and(|l| l.get::<Value>("batch_at").is_ok_and(|f| f.is_function()))
     }
 
-    /// Whether the recipe says how to evaluate (a recipe with a `step` of its own need not).
+    /// Returns whether the recipe can be evaluated (one with its own `step` need not have a loss).
     pub fn can_evaluate(&self) -> bool {
         ["evaluate", "loss"].iter().any(|name| self.recipe.get::<Value>(*name).is_ok_and(|f| !f.is_nil()))
     }
 
-    /// File and line where the recipe's own `step`, or else its `loss`, begins.
+    /// Returns the file and line where the recipe's `step`, or else its `loss`, begins.
     pub fn loss_place(&self) -> Option<(String, u32)> {
         let get = |name: &str| self.recipe.get::<Option<Function>>(name).ok().flatten();
         let info = get("step").or_else(|| get("loss"))?.info();
@@ -313,7 +313,7 @@ impl Run {
         data.get::<Option<Table>>(split).ok().flatten()
     }
 
-    /// Batches of an epoch of a split, if its loader says.
+    /// Returns the batches in an epoch of a split, if its loader states them.
     pub fn batches(&self, split: &str) -> Option<u64> {
         self.count_of(split, "batches")
     }
@@ -324,7 +324,7 @@ impl Run {
         f.call::<i64>(&loader).ok().map(|n| n.max(0) as u64)
     }
 
-    /// Adds to `spent`, from now on, the seconds that making training batches takes on the host.
+    /// Starts to add the host's seconds for making training batches to `spent`.
     pub fn time_data(&self, spent: Rc<Cell<f64>>) -> Result<(), Failed> {
         if let Some(loader) = self.loader("train") {
             let (make, total) = (loader.get::<Function>("batch_at")?, spent);
@@ -340,12 +340,12 @@ impl Run {
         Ok(())
     }
 
-    /// Tokens in a training sample, if its loader says.
+    /// Returns the tokens in a training sample, if its loader states them.
     pub fn tokens_per_sample(&self) -> Option<u64> {
         self.loader("train")?.get::<Option<i64>>("tokens").ok().flatten().map(|n| n.max(0) as u64)
     }
 
-    /// Samples of a split, if its loader says.
+    /// Returns the samples of a split, if its loader states them.
     pub fn samples(&self, split: &str) -> Option<u64> {
         self.count_of(split, "samples")
     }
@@ -371,7 +371,7 @@ impl Run {
         self.table.get::<i64>("seed").unwrap_or(0)
     }
 
-    /// `f32` or `bf16`.
+    /// Returns the precision, such as `f32` or `bf16`.
     pub fn precision(&self) -> String {
         self.table.get("precision").unwrap_or_else(|_| "f32".into())
     }
@@ -380,7 +380,7 @@ impl Run {
         self.table.get::<Option<i64>>("eval_every").ok().flatten().filter(|n| *n > 0).map(|n| n as u64)
     }
 
-    /// What `recipe.keep` says about checkpoints.
+    /// Returns the retention policy of `recipe.keep`.
     pub fn keep(&self) -> KeepSaid {
         let Ok(Some(t)) = self.table.get::<Option<Table>>("keep") else { return KeepSaid::default() };
         let mode: Option<String> = t.get("mode").ok().flatten();
@@ -392,7 +392,7 @@ impl Run {
         }
     }
 
-    /// `recipe.finish(run)`, if there is one.
+    /// Calls `recipe.finish(run)`, if there is one.
     pub fn finish(&self) -> Result<(), Failed> {
         if let Value::Function(f) = self.recipe.get::<Value>("finish")? {
             f.call::<()>(&self.table)?;
@@ -400,7 +400,7 @@ impl Run {
         Ok(())
     }
 
-    /// Calls `f` with every State in path order: path, value. One value at a time is on the host.
+    /// Calls `f` with path and value of every State in path order. Only one value at a time is on the host.
     pub fn each_state(&self, mut f: impl FnMut(String, HostTensor)) -> Result<(), Failed> {
         for (path, state) in self.list_states()? {
             let t = state.borrow::<crate::Tensor>()?;
@@ -409,7 +409,7 @@ impl Run {
         Ok(())
     }
 
-    /// The paths of all States in order, and copies of their values, which another thread may read while the run goes on.
+    /// Returns the paths of all States in order, and copies of their values, which another thread may read during the run.
     pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
         let (mut paths, mut ids) = (Vec::new(), Vec::new());
         for (path, state) in self.list_states()? {
@@ -419,7 +419,7 @@ impl Run {
         Ok((paths, self.host.record(&self.lua, |engine| engine.snapshot(&ids))?))
     }
 
-    /// The numbers of a run besides its States: position in the data, counts of updates, early stopping.
+    /// Returns the counters of a run besides its States: position in the data, counts of updates, early stopping.
     pub fn cursor(&self) -> Result<Vec<(String, ParamValue)>, Failed> {
         let f: Function = self.table.get("cursor")?;
         let t: Table = f.call(&self.table)?;
@@ -432,13 +432,13 @@ impl Run {
         Ok(out)
     }
 
-    /// The rates that the schedules give the next update, one a group; none if the optimizer has none, or a schedule raises.
+    /// Returns the learning rates of the next update, one per group; none if the optimizer has none, or a schedule raises.
     pub fn rates(&self) -> Option<Vec<f64>> {
         let f: Function = self.table.get("rates").ok()?;
         f.call(&self.table).ok()?
     }
 
-    /// Goes to where `cursor` was taken.
+    /// Moves to the position of a `cursor`.
     pub fn seek(&self, cursor: &[(String, ParamValue)]) -> Result<(), Failed> {
         let t = self.lua.create_table()?;
         for (k, v) in cursor {
@@ -453,7 +453,7 @@ impl Run {
         Ok(f.call((&self.table, t))?)
     }
 
-    /// Seed and step of the random numbers.
+    /// Returns the seed and step of the random numbers.
     pub fn rng(&self) -> (u64, u32) {
         let rng = self.host.engine.borrow().recorder.graph.rng;
         (rng.seed, rng.step)
@@ -463,12 +463,12 @@ impl Run {
         self.host.engine.borrow_mut().recorder.graph.rng = RngState { seed, step, occurrence: 0 };
     }
 
-    /// How many States the run has.
+    /// Returns the number of States.
     pub fn num_states(&self) -> Result<usize, Failed> {
         self.list_states().map(|list| list.len())
     }
 
-    /// Trainable parameters: how many numbers.
+    /// Returns the number of trainable values.
     pub fn num_parameters(&self) -> u64 {
         let get = || -> mlua::Result<i64> {
             let model: Table = self.table.get("model")?;

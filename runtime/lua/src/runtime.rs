@@ -13,21 +13,22 @@ use perilune_plan::Backend;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 
-/// Where the recipe lies, and which files of its own it has required.
+/// The recipe's folder, and the files that it has required.
 #[derive(Clone, Debug)]
 pub struct Place {
     pub dir: PathBuf,
-    /// With the texts that were loaded.
+    /// The required files with their loaded texts.
     pub required: Vec<(PathBuf, String)>,
-    /// Files that were looked for and are not there.
+    /// Required files that do not exist.
     pub missing: Vec<PathBuf>,
-    /// Files that are taken from here instead of the disk.
+    /// Files whose texts replace those on the disk.
     pub texts: BTreeMap<PathBuf, String>,
 }
 
 impl Place {
-    /// A path beside the recipe, as short as it can be said.
+    /// Formats a path relative to the recipe's folder if possible.
     pub fn at(&self, path: impl AsRef<Path>) -> PathBuf {
         if self.dir == Path::new(".") { path.as_ref().to_path_buf() } else { self.dir.join(path) }
     }
@@ -39,44 +40,44 @@ impl Default for Place {
     }
 }
 
-/// `--set key=value`, and what became of it.
+/// `--set key=value`, and whether it was used.
 #[derive(Clone, Debug, Default)]
 pub struct Params {
     pub given: Vec<(String, String)>,
-    /// `--steps`, `--seed`: they override a param of that name where there is one, and are no error where there is none.
+    /// `--steps`, `--seed`: override a param of that name; without such a param they are not an error.
     pub offered: Vec<(String, String)>,
-    /// Values of a run that goes on: each holds until an edit changes the default that it had.
+    /// Values of a resumed run: each applies until an edit changes its default.
     pub kept: Vec<(String, String)>,
     /// The defaults that `kept` belongs to, as text.
     pub baseline: BTreeMap<String, String>,
     /// The defaults of the loaded file, as text.
     pub defaults: BTreeMap<String, String>,
-    /// Where `pl.recipe` was called.
+    /// The line of the call of `pl.recipe`.
     pub recipe: Option<SourceLoc>,
-    /// The recipe asked for params.
+    /// Whether the recipe has params.
     pub used: bool,
     pub names: Vec<String>,
 }
 
-/// How a runtime is made.
+/// The options of a runtime.
 pub struct RuntimeOptions {
-    pub backend: Rc<dyn Backend>,
+    pub backend: Arc<dyn Backend>,
     pub params: Vec<(String, String)>,
-    /// Undefined globals are errors (recipes), or allowed (the prompt).
+    /// Whether undefined globals are errors (recipes) or allowed (the prompt).
     pub strict: bool,
-    /// Where `print` goes.
+    /// The sink of `print`.
     pub print: Rc<dyn Fn(&str)>,
 }
 
-/// What a file turned out to be.
+/// The result of loading a file.
 pub enum Loaded {
     /// A table made by `pl.recipe`.
     Recipe(Recipe),
-    /// A script: it has run already.
+    /// A script, which has already run.
     Script,
 }
 
-/// Failure of a run: the recipe's fault, or the command line's.
+/// A failure caused by the recipe or by the command line.
 #[derive(Debug)]
 pub enum Failed {
     Recipe(Box<RecipeError>),
@@ -114,7 +115,7 @@ impl std::fmt::Display for Failed {
 
 impl std::error::Error for Failed {}
 
-/// What a runtime has loaded: modules of the recipe's own, params, where files come from, what the library's tables hold.
+/// The loaded state of a runtime: modules of the recipe, params, sources of files, contents of the library's tables.
 pub struct Memory {
     own: Vec<(String, Value)>,
     library: Vec<(Table, Table)>,
@@ -165,31 +166,31 @@ impl Runtime {
         &self.host
     }
 
-    /// Values for params that the recipe may have or not (`--steps`, `--seed`); before loading.
+    /// Sets values of optional params (`--steps`, `--seed`), before loading.
     pub fn offer_params(&self, offered: Vec<(String, String)>) {
         if let Some(mut params) = self.lua.app_data_mut::<Params>() {
             params.offered = offered;
         }
     }
 
-    /// Values that params have unless the file's default is another than in `baseline`; before loading.
+    /// Sets values that params keep unless the file's default differs from `baseline`, before loading.
     pub fn keep_params(&self, kept: Vec<(String, String)>, baseline: BTreeMap<String, String>) {
         if let Some(mut params) = self.lua.app_data_mut::<Params>() {
             (params.kept, params.baseline) = (kept, baseline);
         }
     }
 
-    /// The params that the loaded file turned out to have.
+    /// Returns the params of the loaded file.
     pub fn params(&self) -> Params {
         self.lua.app_data_ref::<Params>().map(|p| p.clone()).unwrap_or_default()
     }
 
-    /// Files of its own that the recipe has required, with the texts that were loaded.
+    /// Returns the files that the recipe has required, with their loaded texts.
     pub fn required(&self) -> Vec<(PathBuf, String)> {
         self.lua.app_data_ref::<Place>().map(|p| p.required.clone()).unwrap_or_default()
     }
 
-    /// Files that it looked for in vain.
+    /// Returns required files that do not exist.
     pub fn missing(&self) -> Vec<PathBuf> {
         self.lua.app_data_ref::<Place>().map(|p| p.missing.clone()).unwrap_or_default()
     }
@@ -201,7 +202,7 @@ impl Runtime {
         self.lua.set_app_data(Place { dir, texts, ..Place::default() });
     }
 
-    /// From now on these files, required by the recipe, have these texts, whatever lies on the disk.
+    /// Replaces the texts of these required files, instead of reading them from the disk.
     pub fn set_texts(&self, files: &[(PathBuf, String)]) {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         self.lua.set_app_data(Place { texts: files.iter().cloned().collect(), ..place });
@@ -217,14 +218,14 @@ impl Runtime {
         self.load_text(&text, &loader::chunk_name(path))
     }
 
-    /// What is loaded, to come back to.
+    /// Saves the loaded state, to be restored later.
     pub fn remember(&self) -> Result<Memory, Failed> {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let (own, library) = (loader::own(&self.lua)?, loader::library(&self.lua)?);
         Ok(Memory { own, library, params: self.params(), place })
     }
 
-    /// Undoes what was loaded since.
+    /// Restores a saved state.
     pub fn recall(&self, memory: Memory) -> Result<(), Failed> {
         loader::forget_own(&self.lua)?;
         loader::recall(&self.lua, memory.own)?;
@@ -234,8 +235,8 @@ impl Runtime {
         Ok(())
     }
 
-    /// Loads a changed recipe: files of its own are loaded anew, the library is as no recipe has left it, the engine with its
-    /// plans and States stays. After an error the caller recalls what was before.
+    /// Loads a changed recipe: its files are loaded again, the library's tables are reset, and the engine with its
+    /// plans and States stays. After an error the caller restores the previous state.
     pub fn reload(&self, text: &str, name: &str) -> Result<Recipe, Failed> {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
         let params = self.params();
@@ -255,18 +256,18 @@ impl Runtime {
         }
     }
 
-    /// Does what `perilune_core::interrupt` may end, Lua code included. Without it Lua looks at no flag, which costs time.
+    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();
-        // A prompt goes on listening.
+        // A prompt keeps interrupts enabled.
         if self.host.scratch.borrow().is_none() {
             self.lua.remove_global_hook();
         }
         Ok(out)
     }
 
-    /// Parses source text and runs nothing.
+    /// Parses source text without running it.
     pub fn parse_text(&self, text: &str, name: &str) -> Result<(), Failed> {
         let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
         self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).into_function()?;
@@ -302,7 +303,7 @@ impl Runtime {
 }
 
 impl Runtime {
-    /// A file that makes a recipe and does not return it, or returns one that `pl.recipe` has not seen, would seem to run
+    /// Checks the result of a file: one that does not return its recipe, or returns a table not made by `pl.recipe`, would seem to run
     /// and do nothing.
     fn refuse_lost_recipe(&self, value: &Value, params: &Params, chunk: &str) -> Result<(), Failed> {
         let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
@@ -326,10 +327,10 @@ fn is_recipe(t: &Table) -> bool {
 }
 
 impl Runtime {
-    /// What the device reaches, measured, with products in a run's precision: `stdlib/roofline.lua`.
+    /// Measures the roofline of the device, with products in a run's precision: `stdlib/roofline.lua`.
     pub fn ceiling(&self, precision: &str) -> Result<Ceiling, Failed> {
         let dtype = match precision {
-            // What lies in fp8 are the products of some layers: the rest is bf16.
+            // With fp8 only products of some layers are fp8; the rest is bf16.
             "bf16" | "fp8" => "bf16",
             "fp16" => "f16",
             "tf32" => "tf32",

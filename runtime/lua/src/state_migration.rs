@@ -1,7 +1,7 @@
 //! Moves States from one version of a run to the next, matched by path, shape and dtype.
 //!
-//! A reload, a resume, a way back and `perilune check --against` ask the same question and get one answer, [`StateMigration`]. What
-//! goes over comes from a run that is alive or from a checkpoint; States are matched by path, shape and dtype.
+//! Reload, resume, rollback and `perilune check --against` share one function with one result, [`StateMigration`]. The source
+//! is a live run or a checkpoint; States are matched by path, shape and dtype.
 
 use crate::dry_run::Planned;
 use crate::host::Host;
@@ -15,47 +15,47 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::thread::JoinHandle;
 
-/// What a run goes on from.
+/// The source from which a run continues.
 #[derive(Clone, Copy)]
 pub enum Source<'a> {
     Run(&'a Run),
-    /// A checkpoint: States by path, and the numbers besides.
+    /// A checkpoint: States by path, and the counters.
     Values {
         states: &'a [(String, HostTensor)],
         cursor: &'a [(String, ParamValue)],
     },
 }
 
-/// What happens to States that do not match.
+/// The treatment of States that do not match.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Taking {
-    /// Nothing is done if there are any.
+    /// Refuse the migration.
     Exact,
     /// `recipe.migrate` may fill them.
     Fitting,
-    /// They stay as they are: a run that goes on after another has failed has its own.
+    /// Keep their values: a run that continues after another has failed has its own.
     Back,
 }
 
-/// Path, dtype and shape of a State.
+/// The path, dtype and shape of a State.
 pub type Described = (String, DType, Shape);
 
-/// What becomes of each State when one version follows another.
+/// The outcome for each State when one version replaces another.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct StateMigration {
-    /// Go over as they are; of moments that mean the same under another name, that name.
+    /// Kept States; for moments with the same meaning under another name, that name.
     pub kept: Vec<(String, String)>,
-    /// Were dropped by an edit since the last checkpoint, and come back.
+    /// States that an edit dropped since the last checkpoint and that are restored.
     pub parked: Vec<String>,
-    /// Path, what it was, what it is: it begins anew unless `recipe.migrate` fills it.
+    /// Path, old and new dtype and shape: initialized unless `recipe.migrate` fills it.
     pub reshaped: Vec<(String, String, String)>,
     pub new: Vec<String>,
-    /// Of the old version only.
+    /// States of the old version only.
     pub dropped: Vec<String>,
 }
 
 impl StateMigration {
-    /// Every State goes over under its own name, and none is left.
+    /// Returns whether every State is kept under its own name, and none is dropped.
     pub fn exact(&self) -> bool {
         self.reshaped.is_empty()
             && self.new.is_empty()
@@ -64,7 +64,7 @@ impl StateMigration {
             && self.kept.iter().all(|(to, from)| to == from)
     }
 
-    /// `12 States kept · new: model.2.weight · dropped: …`, nothing if all is kept.
+    /// Formats `12 States kept · new: model.2.weight · dropped: …`; empty if all are kept.
     pub fn show(&self) -> Option<String> {
         if self.exact() {
             return None;
@@ -87,7 +87,7 @@ impl StateMigration {
         Some(parts.into_iter().flatten().collect::<Vec<_>>().join(" · "))
     }
 
-    /// Why a checkpoint is not that of this recipe.
+    /// Returns the reason why a checkpoint does not fit this recipe.
     pub fn misfit(&self) -> String {
         let reshaped = self.reshaped.iter().map(|(path, was, is)| format!("{path} is {was}, and the recipe's is {is}"));
         let mut wrong: Vec<String> = reshaped.collect();
@@ -100,12 +100,12 @@ impl StateMigration {
     }
 }
 
-/// Moments that mean the same have one name here: Adam and AdamW differ in what they do with the weights.
+/// Returns the canonical name of a moment: Adam and AdamW share moments and differ in the weight update.
 fn meaning(path: &str) -> String {
     path.strip_prefix("optim.adam.").map_or_else(|| path.to_string(), |rest| format!("optim.adamw.{rest}"))
 }
 
-/// Where a State of the new version comes from.
+/// The source of a State of the new version.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum From {
     Old(usize),
@@ -125,7 +125,7 @@ fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (State
     for (path, dtype, shape) in new {
         let at = by_path.get(path.as_str()).copied().or_else(|| by_meaning.get(&meaning(path)).copied());
         let fits = at.filter(|&i| old[i].1 == *dtype && old[i].2 == *shape);
-        // What was dropped last comes back first.
+        // The State dropped last is restored first.
         let aside = || parked.iter().rposition(|p| p == &(path.clone(), *dtype, *shape));
         from.push(match (fits, at) {
             (Some(i), _) => {
@@ -155,7 +155,7 @@ fn matched(old: &[Described], parked: &[Described], new: &[Described]) -> (State
     (out, from)
 }
 
-/// What becomes of each State of `old` in `new`.
+/// Matches each State of `old` with those of `new`.
 pub fn compare(old: &[Described], new: &[Described]) -> StateMigration {
     matched(old, &[], new).0
 }
@@ -167,7 +167,7 @@ pub struct DroppedStates {
 }
 
 impl DroppedStates {
-    /// Puts aside what `old` has and the version after it does not go on with.
+    /// Stores the States of `old` that the next version does not continue with.
     pub fn add(&mut self, old: &Run, next: &StateMigration) -> Result<(), Failed> {
         let back: BTreeSet<&String> = next.parked.iter().collect();
         self.states.retain(|(s, _)| !back.contains(&s.0));
@@ -198,7 +198,7 @@ pub(crate) fn id_of(u: &AnyUserData) -> mlua::Result<StateId> {
     }
 }
 
-/// A value to be taken over: a State, or a tensor of a checkpoint.
+/// A value to be transferred: a State, or a tensor of a checkpoint.
 enum Held<'a> {
     State(&'a AnyUserData),
     Tensor(&'a HostTensor),
@@ -216,7 +216,7 @@ impl Held<'_> {
     }
 }
 
-/// `native.unsaved(states)`: says which States the open step changes besides these, the ones that checkpoints hold; whether
+/// `native.unsaved(states)`: warns of States that the open step changes besides these, which checkpoints contain. Returns whether
 /// there are any.
 pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> {
     let host = crate::functions::host(lua)?;
@@ -234,13 +234,13 @@ pub(crate) fn unsaved(lua: &Lua, known: Vec<AnyUserData>) -> mlua::Result<bool> 
 }
 
 impl Run {
-    /// Path, dtype and shape of every State, in path order.
+    /// Returns path, dtype and shape of every State, in path order.
     pub fn describe_states(&self) -> Result<Vec<Described>, Failed> {
         let list = self.list_states()?;
         Ok(list.into_iter().map(|(path, s)| described(&self.host, path, &s)).collect::<mlua::Result<_>>()?)
     }
 
-    /// Puts this freshly built run where `source` is: States that match get their values, `recipe.migrate(old, new)` may fill
+    /// Moves this newly built run to the position of `source`: matching States get their values, `recipe.migrate(old, new)` may fill
     /// others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The source
     /// is not changed.
     pub fn take_over(&self, source: Source<'_>, parked: &DroppedStates, how: Taking) -> Result<StateMigration, Failed> {
@@ -310,19 +310,19 @@ impl Run {
         Ok(handover)
     }
 
-    /// Records a step on the live States, and one batch of an evaluation, and runs neither. What a step would raise about
-    /// shapes, dtypes or names is raised now.
+    /// Records a step and one batch of an evaluation on the current States without running them. Errors about
+    /// shapes, dtypes or names are raised now.
     pub fn dry_run(&self) -> Result<(), Failed> {
         self.dry_run_with(None).map(drop)
     }
 
-    /// The same, and what kernels the step would run.
+    /// Does the same, and returns the kernels of the step.
     pub fn fingerprint(&self) -> Result<perilune_plan::Fingerprint, Failed> {
         Ok(self.dry_run_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
     /// The same as `dry_run`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
-    /// none that takes long.
+    /// none that takes long to compile.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
         match self.dry_run_with(Some("code"))?.code {
             Code::Making(work) => Ok(Some(work)),

@@ -129,7 +129,7 @@ fn flatten(
     }
 }
 
-/// A tensor's value in host memory.
+/// Returns a tensor's value in host memory.
 pub fn read(lua: &Lua, t: &Tensor) -> mlua::Result<HostTensor> {
     t.host().record(lua, |engine| match t.what {
         Ref::Node(h) => engine.read(h),
@@ -145,7 +145,7 @@ pub fn number(_: &Lua, t: &HostTensor, i: usize) -> mlua::Result<Value> {
     })
 }
 
-/// Nested lists; a scalar gives a number.
+/// Converts a tensor to nested lists; a scalar becomes a number.
 pub fn nested(lua: &Lua, t: &HostTensor) -> mlua::Result<Value> {
     fn level(lua: &Lua, t: &HostTensor, dims: &[usize], at: usize) -> mlua::Result<Value> {
         let Some((&n, rest)) = dims.split_first() else { return number(lua, t, at) };

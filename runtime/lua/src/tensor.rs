@@ -12,21 +12,21 @@ use perilune_core::{DType, Error, Shape};
 use perilune_engine::{Handle, StateId};
 use std::rc::Rc;
 
-/// What a tensor is.
+/// The referent of a tensor.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ref {
     Node(Handle),
     State(StateId),
 }
 
-/// A Lua tensor. Counted by the engine; dropping it tells the engine.
+/// A Lua tensor. The engine counts its handles; dropping one notifies the engine.
 pub struct Tensor {
     host: Rc<Host>,
     pub what: Ref,
 }
 
 impl Tensor {
-    /// Wraps a reference that has been counted already.
+    /// Wraps a reference that has already been counted.
     pub fn new(host: &Rc<Host>, what: Ref) -> Tensor {
         Tensor { host: host.clone(), what }
     }
@@ -35,7 +35,7 @@ impl Tensor {
         &self.host
     }
 
-    /// The node this tensor means now.
+    /// Returns the current node of this tensor.
     pub fn node(&self, engine: &mut perilune_engine::Engine) -> Result<NodeId, Error> {
         match self.what {
             Ref::Node(h) => engine.recorder.node(h),
@@ -51,7 +51,7 @@ impl Tensor {
         }
     }
 
-    /// As `meta`, raising at the recipe line.
+    /// Like `meta`, but raises at the recipe line.
     pub fn look(&self, lua: &Lua) -> mlua::Result<(Shape, DType)> {
         self.meta().map_err(|e| errors::raise(&self.host, errors::Raise::Fault(e.into(), self.host.loc(lua))))
     }
@@ -137,7 +137,7 @@ impl UserData for Tensor {
             })
         });
         methods.add_meta_function(MetaMethod::Eq, |_, (a, b): (Value, Value)| {
-            // Lua's own equality: the same tensor. Elementwise is x:eq(y).
+            // Lua's own equality tests identity. Elementwise comparison is x:eq(y).
             let what = |v: &Value| v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| t.what));
             Ok(what(&a).is_some() && what(&a) == what(&b))
         });
@@ -256,7 +256,7 @@ impl UserData for Tensor {
 /// More than a handle takes in Lua's memory, with its share of the tables that refer to it.
 pub const HANDLE_BYTES: usize = 512;
 
-/// A tensor or several as Lua values.
+/// Converts one or several tensors to Lua values.
 pub fn many(host: &Rc<Host>, lua: &Lua, ids: &[NodeId]) -> mlua::Result<mlua::MultiValue> {
     memory_limit::with_room(lua, ids.len() * HANDLE_BYTES, || {
         let mut out = mlua::MultiValue::new();

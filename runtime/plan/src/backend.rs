@@ -1,26 +1,25 @@
 //! Defines the interface that a device backend implements.
 
 use crate::ir::Program;
-use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::{Interrupt, Layout};
 use std::any::Any;
 use std::fmt::Debug;
-use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::thread::JoinHandle;
 
 /// Memory of a device, freed on drop. Cheap to clone.
-pub type Buffer = Rc<dyn DeviceBuffer>;
+pub type Buffer = Arc<dyn DeviceBuffer>;
 
-pub trait DeviceBuffer: Debug {
+pub trait DeviceBuffer: Debug + Send + Sync {
     fn nbytes(&self) -> usize;
-    /// The backend's own type behind it.
+    /// Downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
 
-/// A device's memory as this process uses it, in bytes.
+/// Device memory as this process uses it, in bytes.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Memory {
     /// In buffers and the arena.
@@ -36,7 +35,7 @@ pub struct Memory {
 /// Sensor readings of a device; `None` where it reports nothing.
 #[derive(Clone, Default, PartialEq, Debug)]
 pub struct Readings {
-    /// Per cent of the time in which some kernel ran.
+    /// Per cent of the time in which a kernel ran.
     pub utilization: Option<f64>,
     /// Bytes in use by all processes, and the device's total.
     pub memory_used: Option<f64>,
@@ -56,8 +55,8 @@ pub type Probe = Box<dyn FnMut() -> Option<Readings> + Send>;
 
 /// The contents of buffers at one moment, unaffected by later writes. It may move to another thread.
 pub struct Snapshot {
-    /// Bytes of memory that the copies take; 0 once they are freed. The code that drops the result of `bytes` sets it to 0, if
-    /// it is not 0 by then.
+    /// Bytes of memory that the copies take, or 0 once they are freed. The code that drops the result of `bytes` sets
+    /// it to 0 if necessary.
     pub held: Arc<AtomicUsize>,
     /// Why the copy was synchronous, on a device that can copy asynchronously.
     pub waited: Option<String>,
@@ -66,18 +65,20 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// One whose bytes are on the host already.
+    /// Creates a snapshot whose bytes are on the host already.
     pub fn of(bytes: Vec<Vec<u8>>) -> Snapshot {
         let held = Arc::new(AtomicUsize::new(bytes.iter().map(Vec::len).sum()));
         Snapshot { held, waited: None, bytes: Box::new(move || Ok(bytes)) }
     }
 }
 
-pub trait Backend {
-    /// `cpu`, `cuda:0` …
+/// A device. Several threads may share one: a method that reaches the device takes its lock, and a run holds it to its end, so that
+/// programs run one after the other.
+pub trait Backend: Send + Sync {
+    /// Such as `cpu` or `cuda:0`.
     fn name(&self) -> &str;
 
-    /// A description in one line: `cpu (2 threads, AVX-512)`.
+    /// A one-line description: `cpu (2 threads, AVX-512)`.
     fn describe(&self) -> String;
 
     /// Whether this device runs a fused op as one kernel; otherwise the planner decomposes it.
@@ -100,25 +101,25 @@ pub trait Backend {
         false
     }
 
-    /// Uninitialised memory; out-of-memory is an `Err`.
+    /// Allocates uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, nbytes: usize) -> Result<Buffer>;
 
-    /// Memory holding `bytes`.
+    /// Allocates memory that holds `bytes`.
     fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
 
-    /// The first `nbytes` bytes of a buffer, after all work queued so far.
+    /// Returns the first `nbytes` bytes of a buffer, after all work queued so far.
     fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>>;
 
     /// Overwrites the start of a buffer, after all work queued so far.
     fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
 
-    /// Copies the first bytes of each buffer, after all work queued so far. `room`: bytes of device memory that the copies may
-    /// take, if not all that is free.
+    /// Copies the first bytes of each buffer, after all work queued so far. `room`: maximum bytes of device memory for
+    /// the copies; all free memory if absent.
     fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
         Ok(Snapshot::of(parts.iter().map(|(buffer, n)| self.download(buffer, *n)).collect::<Result<_>>()?))
     }
 
-    /// How much of the device's memory is in use.
+    /// Returns the memory use of the device.
     fn memory(&self) -> Memory {
         Memory::default()
     }
@@ -133,41 +134,56 @@ pub trait Backend {
         None
     }
 
-    /// The device's sensors, if it has some.
+    /// Returns a probe of the device's sensors, if it has any.
     fn probe(&self) -> Option<Probe> {
         None
     }
 
-    /// Faults since the last call, each reported once: an installed library that failed, and what runs instead.
+    /// Returns faults since the last call, each once: an installed library that failed, and what runs instead.
     fn take_notices(&self) -> Vec<String> {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` would have to generate for this program. `None`: there is
+    /// Starts a thread that generates the machine code that `compile` will need for this program. `None` if there is
     /// nothing to generate.
     fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 
-    /// Makes a program runnable.
+    /// Compiles a program for this device.
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>>;
 }
 
-/// A compiled program.
-pub trait Executable {
-    /// Runs it: `inputs` and `slots` in the order of the program, `outputs` freshly allocated and of the program's sizes.
+/// A compiled program. Several threads may run it, one after the other.
+pub trait Executable: Send + Sync {
+    /// Runs the program: `inputs` and `slots` in the order of the program, `outputs` freshly allocated with the
+    /// program's sizes.
     ///
-    /// An error (an index out of range) names the kernel as [`Failure`]; the States that the program writes may then be partly
-    /// written, so backends check before they write where they can.
-    ///
-    /// With `times`, adds the seconds that each kernel took to its entry (one per kernel, in order).
+    /// An error (an index out of range) names the kernel as [`Failure`]. The States that the program writes may then be
+    /// partly written, so backends check before they write where possible.
     fn run(
         &self,
         inputs: &[Buffer],
         slots: &[u64],
         outputs: &[Buffer],
-        times: Option<&mut [f64]>,
+        context: RunContext<'_>,
     ) -> std::result::Result<(), Failure>;
+}
+
+/// What belongs to one run beside its operands.
+#[derive(Debug)]
+pub struct RunContext<'a> {
+    /// Ends the run between two kernels, as long as no State has been written.
+    pub interrupt: &'a Interrupt,
+    /// Receives the seconds that each kernel takes, added to its entry: one per kernel, in order.
+    pub times: Option<&'a mut [f64]>,
+}
+
+impl<'a> RunContext<'a> {
+    /// A run that is not timed.
+    pub fn new(interrupt: &'a Interrupt) -> RunContext<'a> {
+        RunContext { interrupt, times: None }
+    }
 }
 
 /// A kernel that failed, and why.

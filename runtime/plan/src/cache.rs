@@ -1,4 +1,4 @@
-//! Caches compiled plans by key: bounded in bytes, least recently used first out, and able to name the cause of a miss.
+//! Caches compiled plans by key, with a byte limit and LRU eviction, and reports the cause of a miss.
 
 use crate::backend::{Backend, Executable};
 use crate::ir::Program;
@@ -16,9 +16,9 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct PlannedStep {
     pub program: Arc<Program>,
-    /// Recipe lines of the traced nodes when it was made.
+    /// Recipe lines of the traced nodes when the step was planned.
     pub source_map: Rc<[SourceLoc]>,
-    /// Which of them a backward pass recorded.
+    /// Which of the traced nodes a backward pass recorded.
     pub backward: Rc<[bool]>,
 }
 
@@ -56,7 +56,7 @@ pub struct Cache {
     limit: usize,
     clock: u64,
     pub counts: Counts,
-    /// The last plan looked up: a miss is compared with it.
+    /// The last plan looked up; a miss is compared with it.
     last: Option<Rc<Plan>>,
 }
 
@@ -87,8 +87,8 @@ impl Cache {
         self.plans.get(&hash(key, options)).is_some_and(|list| list.iter().any(same))
     }
 
-    /// Looks up the plan for what `tracer` traced; plans and compiles it on a miss. An error comes with the planned step, if
-    /// planning got that far.
+    /// Looks up the plan for what `tracer` traced; plans and compiles it on a miss. If planning completed before the
+    /// error, the planned step is returned with it.
     pub fn get(
         &mut self,
         g: &Graph,
@@ -100,7 +100,7 @@ impl Cache {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
-        // Nearly every step repeats the one before it: one comparison.
+        // Nearly every step repeats the previous one, so one comparison usually suffices.
         if let Some(found) = self.last.as_ref().filter(same) {
             found.last_use.set(self.clock);
             self.counts.hits += 1;
@@ -141,7 +141,7 @@ impl Cache {
         Ok((plan, false))
     }
 
-    /// Drops the plans unused for longest until the rest fits.
+    /// Evicts the least recently used plans until the rest fits.
     fn evict(&mut self) {
         while self.bytes > self.limit && self.len() > 1 {
             let oldest = self.plans.iter().flat_map(|(h, l)| l.iter().map(move |p| (p.last_use.get(), *h))).min();

@@ -1,6 +1,6 @@
 //! Verifies that a program follows the grammar of `ir`. Runs in debug builds and on the null device.
 //!
-//! Every rule that `ir.rs` states is checked here, so that a wrong pass fails at once and by name.
+//! Every rule that `ir.rs` states is checked here, so that an incorrect pass fails at once and by name.
 
 use crate::ir::*;
 use crate::reading::{Reading, reading};
@@ -72,7 +72,7 @@ fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {
 /// Values up to this size are checked element by element.
 const SMALL: usize = 1 << 16;
 
-/// The outputs of a library call fill their values, each element once.
+/// Checks that the outputs of a library call fill their values, each element once.
 fn outputs(p: &Program, l: &Library) -> Result<(), String> {
     if l.outputs.len() != l.layouts.len() {
         return Err(format!("{} outputs and {} layouts", l.outputs.len(), l.layouts.len()));
@@ -90,7 +90,7 @@ fn outputs(p: &Program, l: &Library) -> Result<(), String> {
         let mut seen = vec![size > SMALL; size.min(SMALL)];
         for at in layouts.iter().filter(|_| size <= SMALL).flat_map(|l| positions(l)) {
             if std::mem::replace(&mut seen[at], true) {
-                return Err(format!("its outputs meet in value {}", v.0));
+                return Err(format!("its outputs overlap in value {}", v.0));
             }
         }
     }
@@ -109,7 +109,7 @@ fn positions(l: &Layout) -> impl Iterator<Item = usize> + '_ {
     })
 }
 
-/// Checks regions for one launch: of one kind, and none reads or overwrites what another one writes.
+/// Checks that the regions of one launch are of one kind, and that none reads or overwrites what another one writes.
 fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     let Some(first) = list.first() else { return Err("no regions".into()) };
     let mut written = FxHashSet::default();
@@ -127,7 +127,7 @@ fn many(p: &Program, list: &[Region]) -> Result<(), String> {
     for r in list {
         let own: FxHashSet<Storage> = r.writes().map(|v| place(p, v)).collect();
         if let Some(v) = r.reads().find(|v| written.contains(&place(p, *v)) && !own.contains(&place(p, *v))) {
-            return Err(format!("value {} is read beside its writer", v.0));
+            return Err(format!("value {} is read by another region of its launch", v.0));
         }
     }
     Ok(())

@@ -1,4 +1,4 @@
-//! Clusters: sets of primitives that share a kernel, and what later steps ask about them.
+//! Defines clusters, sets of primitives that share a kernel, and answers the queries of later passes about them.
 
 use crate::ir::Level;
 use crate::lowered::Lowered;
@@ -9,7 +9,7 @@ use perilune_core::ops::{Class, ReduceFn, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::SmallVec;
 
-/// A reduction seen as `outer x reduced x inner`.
+/// A reduction as `outer x reduced x inner`.
 #[derive(Clone, Copy, Debug)]
 pub struct Fold {
     pub f: ReduceFn,
@@ -31,14 +31,14 @@ pub struct Cluster {
     pub depth: u32,
     /// Elements of the iteration space.
     pub numel: usize,
-    /// Row length, once a row reduction or broadcast has fixed it.
+    /// Row length, once a row reduction or broadcast has determined it.
     pub cols: Option<usize>,
-    /// Batches of a column reduction, once one has fixed it.
+    /// Batches of a column reduction, once one has determined them.
     pub batch: Option<usize>,
     pub nodes: Vec<NodeId>,
-    /// Readings from memory.
+    /// Number of reads from memory.
     pub(crate) loads: usize,
-    /// Merged into another cluster.
+    /// The cluster that this one was merged into.
     pub(crate) into: Option<usize>,
 }
 
@@ -58,7 +58,7 @@ impl Cluster {
 /// The kernel that computes a node.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Assignment {
-    /// None: a leaf, a generator or a view.
+    /// Not computed by a kernel: a leaf, a generator or a view.
     None,
     Library {
         depth: u32,
@@ -91,13 +91,13 @@ pub(crate) fn find(clusters: &[Cluster], mut k: usize) -> usize {
     k
 }
 
-/// Readings of a node: the owner of the elements, and their layout over the node's elements.
+/// The reads of a node: the owner of the elements, and their layout over the node's elements.
 pub type Reads = SmallVec<[(NodeId, Layout); 3]>;
 
-/// Whether node `id` pads the rows of its input with a few zeros, as `passes::pad_gemm` inserts it.
+/// Whether node `id` pads the rows of its input with zeros, as inserted by `passes::pad_gemm`.
 pub fn fills(low: &Lowered, id: NodeId) -> bool {
     let node = low.graph.node(id);
-    let (Some(word), true) = (low.fills, node.op == &movement::PLACE) else { return false };
+    let (Some(word), true) = (low.fills, node.op == &movement::STRIDED_PAD) else { return false };
     let (axis, size) = (node.attrs[0] as usize, node.dtype.size());
     let row = |s: Shape| s.dims().last().map_or(0, |d| d * size);
     let (from, to) = (row(low.graph.shape(node.inputs[0])), row(node.shape));
@@ -116,7 +116,7 @@ pub fn source_numel(low: &Lowered, id: NodeId) -> usize {
     }
 }
 
-/// The readings of a clustered node.
+/// Returns the reads of a clustered node.
 pub fn reads(low: &Lowered, id: NodeId) -> Reads {
     let node = low.graph.node(id);
     match node.op.class {
@@ -128,7 +128,7 @@ pub fn reads(low: &Lowered, id: NodeId) -> Reads {
     }
 }
 
-/// Whether a node of cluster `k` sees `base` as a register of that cluster.
+/// Whether a node of cluster `k` reads `base` as a register of that cluster.
 pub fn in_register(low: &Lowered, f: &Fusion, k: usize, base: NodeId, layout: &Layout, n: usize) -> bool {
     let m = low.graph.shape(base).numel();
     f.cluster_of(base) == Some(k)

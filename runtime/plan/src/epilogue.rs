@@ -1,19 +1,18 @@
-//! Fuses maps onto the products they follow: the epilogue of a library call.
+//! Fuses maps into the products that they follow, as epilogues of library calls.
 //!
-//! A choice about launches only. Every instruction rounds as before, so no bit changes.
+//! This changes only the number of launches: every instruction rounds as before, so all bits are unchanged.
 
 use crate::ir::*;
 use crate::kernel_order::ControlDeps;
 use crate::reading::{Reading, reading};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Makes each pure map the epilogue of the product it reads, where nothing else reads that product and it is no result
-/// itself. Maps that update a State are left to horizontal fusion: an optimizer's update of every parameter. The joint
-/// kernel keeps the product's place in the order, so that the inputs of the product need not live until the map's place: a
-/// gradient that is added to that of an earlier micro-batch is added at once.
+/// Makes each pure map the epilogue of the product it reads, if nothing else reads that product and it is not a result
+/// itself. Maps that update a State are left to horizontal fusion, which merges the optimizer updates of all
+/// parameters. The fused kernel keeps the product's position in the order, so the product's inputs need not stay alive
+/// until the map runs: a gradient that is added to that of an earlier micro-batch is added at once.
 ///
-/// Contracting such an edge closes no cycle: the map's other inputs do not depend on the product, since only the map
-/// reads it.
+/// Contracting such an edge creates no cycle: only the map reads the product, so its other inputs do not depend on it.
 pub fn fuse(
     kernels: &mut Vec<(u32, Kernel)>,
     values: &[Value],
@@ -38,7 +37,7 @@ pub fn fuse(
             products.insert(l.outputs[0], k);
         }
     }
-    // A kernel with a control dependency on a product follows it as a reader does.
+    // A kernel with a control dependency on a product follows it just like a reader.
     for v in control_deps.values().flatten() {
         products.remove(v);
     }
@@ -49,7 +48,7 @@ pub fn fuse(
             continue;
         }
         let follows = r.reads().filter(|v| readers[v] == 1 && continues(r, *v, values));
-        // Of several, the one recorded last: the others are there by then.
+        // Of several products, choose the one recorded last: the others are computed by then.
         let Some(v) = follows.filter(|v| products.contains_key(v)).max() else { continue };
         let Some(at) = products.remove(&v) else { continue };
         let (_, Kernel::Region(r)) = kernels[k].clone() else { continue };
@@ -65,7 +64,7 @@ pub fn fuse(
     });
 }
 
-/// Whether `r` is a map over all of `v`, read once and in order.
+/// Whether `r` is a map over all of `v` that reads it once and in order.
 fn continues(r: &Region, v: ValueId, values: &[Value]) -> bool {
     let n = values[v.0 as usize].shape.numel();
     let map = r.batch == 1 && r.rows == 1 && r.cols == n && r.body.iter().all(|i| i.level == Level::Full);

@@ -1,13 +1,13 @@
 //! Hashes the kernels of a program independently of its numbering, to count those that another program lacks.
 //!
-//! Values, slots and recording positions are numbered through a whole program, so the kernel of an unchanged layer changes
-//! its numbers when something before it does. Here each kernel is numbered on its own.
+//! Values, slots and recording positions are numbered over a whole program, so the numbers of an unchanged layer change
+//! when something before it does. Here each kernel is numbered separately.
 
 use crate::ir::{Kernel, Program};
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// A hash of each kernel of a program, in order. Equal work has equal hashes.
+/// A hash of each kernel of a program, in order. Equal kernels have equal hashes.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Fingerprint {
     pub kernels: Vec<u64>,
@@ -18,13 +18,13 @@ impl Fingerprint {
         Fingerprint { kernels: program.kernels.iter().map(signature).collect() }
     }
 
-    /// How many of these kernels the other one lacks.
+    /// Counts the kernels that `other` lacks.
     pub fn new_beside(&self, other: &Fingerprint) -> usize {
         let mut there: HashMap<u64, usize> = HashMap::new();
         for k in &other.kernels {
             *there.entry(*k).or_default() += 1;
         }
-        // One compiled kernel serves all launches of its kind.
+        // One compiled kernel serves all launches with the same hash.
         self.kernels.iter().filter(|k| !there.contains_key(k)).count()
     }
 }

@@ -1,16 +1,18 @@
-//! Groups primitives into clusters that share a kernel: the fusion rules.
+//! Groups primitives into clusters that share a kernel (kernel fusion).
 //!
-//! Greedy and deterministic, one pass in id order. A *cluster* becomes a region. Every cluster has a depth: one more than
-//! the deepest kernel that it must wait for. Clusters of equal depth cannot depend on each other, so a node may join its
-//! producers' cluster, and clusters of one depth may merge, whenever everything else the node reads is less deep. Where a
-//! small value that a node also reads comes too late (a weight that is cast first, the number of targets that count), a
-//! large cluster is *delayed* until after it, together with the readers of the cluster, unless that would close a cycle.
-//! Otherwise the cluster would end there, and the node's kernel would load again all that the cluster has in registers.
+//! The algorithm is greedy and deterministic: one pass in id order. A *cluster* becomes a region. Every cluster has a
+//! depth: one more than that of the deepest kernel that it must wait for. Clusters of equal depth cannot depend on each
+//! other. So a node may join its producers' cluster, and clusters of one depth may merge, if everything else that the
+//! node reads has a lower depth. If a small value that a node also reads is computed later (a weight that is cast
+//! first, the number of valid targets), a large cluster is *delayed* until after it, together with the readers of the
+//! cluster, unless that would create a cycle. Otherwise the cluster would end there, and the node's kernel would reload
+//! everything that the cluster holds in registers.
 //!
-//! A node joins where it reads a cluster's values element for element (`Full`), row for row (`Row`), or a row value
-//! broadcast over the row. Any other reading goes through memory. `recompute` then decides which values are stored.
+//! A node joins a cluster if it reads the cluster's values element for element (`Full`), row for row (`Row`), or as a
+//! row value broadcast over the row. Every other read goes through memory. `recompute` then decides which values are
+//! stored.
 //!
-//! Rows that a product needs padded with zeros are stored so by the cluster that computes them.
+//! If a product needs rows padded with zeros, the cluster that computes the rows stores them padded.
 
 use crate::cluster::{Assignment, Cluster, Fold, Fusion, Reads, fills, find, fold, reads};
 use crate::ir::Level;
@@ -23,17 +25,18 @@ use perilune_core::ops::Class;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Nodes in one cluster: a bound on kernel size, far above what a training step reaches.
+/// Maximum nodes in one cluster: a bound on kernel size, far above what a training step reaches.
 const MAX_NODES: usize = 256;
-/// Readings from memory in one cluster that walks rows, a thread of which keeps much of a row in registers. Norms and losses have
-/// about ten; updates of many States that wait for a loss over rows of their length would have any number.
+/// Maximum reads from memory in a cluster that iterates over rows, since each thread keeps much of a row in registers.
+/// Norms and losses have about ten. Without a limit, the updates of many States that wait for a loss over rows of their
+/// length would all join.
 const MAX_ROW_LOADS: usize = 12;
-/// A cluster waits for a value only if it has at least so many elements for each of the value's.
+/// A cluster waits for a value only if it has at least this many elements per element of the value.
 const WORTH_WAITING: usize = 8;
-/// Kernels that one delay may move.
+/// Maximum number of kernels that one delay may move.
 const MAX_DELAYED: usize = 64;
 
-/// Groups the nodes of a lowered step. With `enabled` off every primitive is a kernel of its own.
+/// Groups the nodes of a lowered step. Without `enabled`, every primitive is a separate kernel.
 pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
     let count = low.graph.len();
     let mut f = Fuser {
@@ -58,9 +61,9 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
 struct Fuser<'a> {
     low: &'a Lowered,
     out: Fusion,
-    /// The latest cluster that reads all of a base in order, by base.
+    /// For each base, the latest cluster that reads all of it in order.
     loaders: FxHashMap<NodeId, usize>,
-    /// The kernels that read a kernel's values through memory; clusters by the number they had then.
+    /// The kernels that read a kernel's values through memory. Clusters are numbered as they were at that time.
     users: FxHashMap<Maker, SmallVec<[Maker; 4]>>,
 }
 
@@ -71,7 +74,7 @@ enum Maker {
     Library(NodeId),
 }
 
-/// The row length and batches that a node needs of its cluster.
+/// The row length and batches that a node requires of its cluster.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 struct Ask {
     cols: Option<usize>,
@@ -79,7 +82,7 @@ struct Ask {
 }
 
 impl Fuser<'_> {
-    /// The kernel that computes `base`, if one does.
+    /// Returns the kernel that computes `base`, if there is one.
     fn maker(&self, base: NodeId) -> Option<Maker> {
         match self.out.assignment[base.index()] {
             Assignment::None => None,
@@ -101,7 +104,7 @@ impl Fuser<'_> {
         }
     }
 
-    /// The depth a kernel reading `base` must have at least.
+    /// The minimum depth of a kernel that reads `base`.
     fn available(&self, base: NodeId) -> u32 {
         self.maker(base).map_or(0, |m| self.depth(m) + 1)
     }
@@ -115,12 +118,12 @@ impl Fuser<'_> {
         }
     }
 
-    /// The least depth that the control dependencies of `id` allow.
+    /// The minimum depth that the control dependencies of `id` allow.
     fn held(&self, id: NodeId) -> u32 {
         self.low.control_deps(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
     }
 
-    /// Delays a cluster to `depth`, and its readers beyond that, unless one of `before` is among them.
+    /// Delays a cluster to `depth`, and its readers beyond that; fails if one of `before` is among them.
     fn delay(&mut self, k: usize, depth: u32, before: &[Maker]) -> bool {
         let mut put: FxHashMap<Maker, u32> = FxHashMap::default();
         let mut queue = vec![(Maker::Cluster(k), depth)];
@@ -200,14 +203,14 @@ impl Fuser<'_> {
         true
     }
 
-    /// Finds the cluster for a node over `n` elements that reads `reads`; a reduction says how it folds.
+    /// Finds the cluster for a node over `n` elements that reads `reads`. `fold` describes a reduction.
     fn place(&mut self, id: NodeId, n: usize, reads: &Reads, fold: Option<Fold>, enabled: bool) {
         let ask = match fold {
             None => Ask::default(),
             Some(f) if f.inner == 1 => Ask { cols: Some(f.reduced), batch: None },
             Some(f) => Ask { cols: Some(f.inner), batch: Some(f.outer) },
         };
-        // Producers whose registers the node could read, with the level it would have there.
+        // Producers whose registers the node could read, each with the node's level there.
         let mut direct: SmallVec<[(usize, Level); 3]> = SmallVec::new();
         let held = self.held(id);
         let mut wait = held;
@@ -226,7 +229,7 @@ impl Fuser<'_> {
         let size = |k: usize| (self.out.clusters[k].numel, self.out.clusters[k].depth);
         let large = direct.iter().copied().max_by_key(|d| size(d.0));
         let large = large.filter(|d| small.is_none_or(|n| self.out.clusters[d.0].numel / WORTH_WAITING >= n));
-        // A recomputed node with control dependencies does not delay others.
+        // A recomputed node with control dependencies does not delay other kernels.
         let mut chosen = match large.filter(|d| held == 0 && self.waits(*d, reads, n, fold.is_some(), ask)) {
             Some((k, level)) => Some((self.unite(&[k], ask), level)),
             None => joined.map(|(peers, level)| {
@@ -235,7 +238,7 @@ impl Fuser<'_> {
             }),
         };
         if chosen.is_none() {
-            // No cluster to join through registers: all readings are loads.
+            // There is no cluster to join through registers: all reads are loads.
             for (base, _) in reads {
                 wait = wait.max(self.available(*base));
             }
@@ -292,8 +295,8 @@ impl Fuser<'_> {
         };
     }
 
-    /// The deepest of the producers' clusters, to be merged if they are several, where everything else that is read is less
-    /// deep.
+    /// Returns the deepest of the producers' clusters, to be merged if there are several, provided that everything else
+    /// that is read has a lower depth.
     fn join(&self, direct: &[(usize, Level)], wait: u32, n: usize, ask: Ask) -> Option<(SmallVec<[usize; 3]>, Level)> {
         let depth_of = |k: usize| self.out.clusters[k].depth;
         let top = direct.iter().map(|d| depth_of(d.0)).max().filter(|top| wait <= *top)?;
@@ -304,13 +307,13 @@ impl Fuser<'_> {
         (all && self.compatible(&peers, ask)).then_some((peers, level))
     }
 
-    /// Full reductions that are only combined as scalars (the losses of micro-batches, their weights) stay apart: one kernel
-    /// would wait for the later one and keep the inputs of both alive.
+    /// Full reductions that are only combined as scalars (the losses of micro-batches, their weights) stay separate:
+    /// one kernel would wait for the later one and keep the inputs of both alive.
     fn meets_in_a_number(&self, n: usize, peer: usize) -> bool {
         n == 1 && self.out.clusters[peer].numel > 1
     }
 
-    /// Adds the producers that no kernel reads through memory yet: they can run as late as the others.
+    /// Adds the producers that no kernel has read through memory yet; they can run as late as the others.
     fn unread(
         &mut self,
         mut peers: SmallVec<[usize; 3]>,
@@ -390,7 +393,7 @@ impl Fuser<'_> {
         nodes <= MAX_NODES && (sum.cols.is_none() || loads <= MAX_ROW_LOADS)
     }
 
-    /// Merges compatible clusters of one depth and fixes rows and batches.
+    /// Merges compatible clusters of one depth and determines rows and batches.
     fn unite(&mut self, peers: &[usize], ask: Ask) -> usize {
         let keep = peers[0];
         let mut sum = ask;

@@ -1,6 +1,8 @@
-//! Finds kernels that run as one launch: one body over many leaves (an optimizer's update of every parameter).
+//! Finds independent kernels that can run as one launch (horizontal fusion), such as an optimizer's update of every
+//! parameter.
 //!
-//! A choice about launches only. Every instruction rounds as before and reductions keep their order, so no bit changes.
+//! This changes only the number of launches: every instruction rounds as before and reductions keep their order, so all
+//! bits are unchanged.
 
 use crate::ir::*;
 use crate::reading::{Reading, reading};
@@ -8,13 +10,14 @@ use perilune_core::Layout;
 use rustc_hash::{FxHashSet, FxHasher};
 use std::hash::{Hash, Hasher};
 
-/// A kernel that stores no more than this may run early: keeping its results longer costs next to nothing.
+/// Maximum bytes that a kernel may store and still run early: keeping small results alive longer is nearly free.
 const SMALL_BYTES: usize = 64 << 10;
 
-/// Regions in one launch at most.
+/// Maximum regions in one launch.
 pub const MOST: usize = 1024;
 
-/// Whether two regions differ only in the values, slots and, if all they hold is one row that is read in order, in size.
+/// Whether two regions differ only in their values, their slots and, if each covers a single row read in order, their
+/// size.
 pub fn same(a: &Region, b: &Region) -> bool {
     let one_row = a.batch * a.rows == 1 && b.batch * b.rows == 1;
     if (a.batch, a.rows, a.cols) != (b.batch, b.rows, b.cols) && !one_row {
@@ -40,7 +43,7 @@ pub fn same(a: &Region, b: &Region) -> bool {
         })
 }
 
-/// How a layout reads that needs no strides: all elements in order, or one element repeated.
+/// How a layout that needs no strides is read: all elements in order, or one element repeated.
 fn plain(l: &Layout) -> Option<Reading> {
     let n = l.numel();
     if reading(l, n, n) == Reading::Same {
@@ -69,9 +72,9 @@ pub fn signature(r: &Region) -> u64 {
     h.finish()
 }
 
-/// Which kernels may run early, in one launch with a like one: those whose results are small or read by no other kernel, and
-/// those that read only the program's inputs (casts of all weights). Like branches of a network stay apart: in one launch,
-/// the activations of both would be alive at once.
+/// Which kernels may run early, in one launch with a similar one: those whose results are small or read by no other
+/// kernel, and those that read only the program's inputs (casts of all weights). Similar branches of a network stay
+/// separate: in one launch, the activations of both would be alive at once.
 pub fn movable(kernels: &[(u32, Kernel)], values: &[Value]) -> Vec<bool> {
     let mut read: FxHashSet<ValueId> = FxHashSet::default();
     for (_, kernel) in kernels {

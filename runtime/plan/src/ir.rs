@@ -1,12 +1,13 @@
 //! Defines the program of a plan: kernels over values, ready for a backend to compile.
 //!
-//! It is device-neutral and complete: running it needs no graph, no Lua line and no pointer. Three kinds of kernel:
+//! The program is device-neutral and complete: running it needs no graph, no Lua line and no pointer. There are three
+//! kinds of kernel:
 //!
 //! - a [`Region`]: fused elementwise work and reductions over one iteration space, as straight-line SSA;
-//! - a [`Library`] call: a routine the backend supplies under an op's name (matmul, sort, scatter …), with an optional
-//!   epilogue: a map over its result, which a backend may apply before it stores the result;
-//! - `Multi`: one body over many leaves (an optimizer's update of every parameter, a norm of every gradient), for one
-//!   launch.
+//! - a [`Library`] call: a routine that the backend registers under an op's name (matmul, sort, scatter …), with an
+//!   optional epilogue: a map over its result, which a backend may apply before it stores the result;
+//! - `Multi`: one body over many leaves in one launch (an optimizer's update of every parameter, a norm of every
+//!   gradient).
 //!
 //! # The iteration space of a region
 //!
@@ -24,8 +25,8 @@
 //! - `ReduceRow` over `cols` elements: the row is cut into chunks of [`ROW_CHUNK`]. Within a chunk, element `i` goes to
 //!   lane `i % LANES` in order of `i`, starting from the identity; then lanes fold as a halving tree (lane `k` with lane
 //!   `k + LANES/2`, and so on). Chunks combine in order: f32 sums and products in f64, all else in their own dtype.
-//! - `ReduceCol` over `rows`: rows are cut into chunks of [`COL_CHUNK`]; within a chunk they combine in order from the
-//!   identity; chunks combine in order: f32 sums and products in f64.
+//! - `ReduceCol` over `rows`: rows are split into chunks of [`COL_CHUNK`]; within a chunk they combine in order from
+//!   the identity; chunks combine in order: f32 sums and products in f64.
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
 use perilune_core::ops::elementwise::MapFn;
@@ -37,13 +38,13 @@ use smallvec::SmallVec;
 pub const LANES: usize = 16;
 /// Elements a row reduction accumulates in its lanes before folding them.
 pub const ROW_CHUNK: usize = 8192;
-/// Rows a column reduction accumulates before starting a new partial.
+/// Rows that a column reduction accumulates before it starts a new partial.
 pub const COL_CHUNK: usize = 64;
 
-/// The recorded node that a value or kernel comes from: its position in the trace plus 1, or 0 for none.
+/// The recorded node that a value or kernel comes from: its position in the trace plus 1, or 0 if there is none.
 ///
-/// Not a recipe line: a cached program outlives the lines it was first planned for. A message looks the position up in the
-/// current trace.
+/// This is not a recipe line, because a cached program outlives the lines it was first planned for. A message looks up
+/// the position in the current trace.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
 pub struct Origin(pub u32);
 
@@ -68,14 +69,14 @@ impl ValueId {
 /// A register of a region: the index of the instruction that writes it.
 pub type Reg = u32;
 
-/// Where a value is stored while the program runs. All are contiguous.
+/// Where a value is stored while the program runs. All values are contiguous.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Storage {
-    /// The k-th input buffer. Read only, unless a State write stores to it.
+    /// The k-th input buffer. Read-only, unless a State write stores to it.
     Input(u32),
     /// The k-th output buffer: allocated for each run and returned.
     Output(u32),
-    /// Bytes from this offset of the arena on.
+    /// The arena, from this byte offset on.
     Arena(usize),
 }
 
@@ -110,13 +111,14 @@ pub enum Level {
 pub enum Source {
     /// Element `p` of a stored value.
     Value(ValueId),
-    /// The run-time number in that slot (i64 for integer and bool instructions, f64 for float ones, rounded to dtype).
+    /// The run-time number in a slot (i64 for integer and bool instructions, f64 for float ones, rounded to the dtype).
     Slot(u32),
-    /// A number of the program: f64 bits for float dtypes, i64 for others.
+    /// A constant of the program: f64 bits for float dtypes, i64 for others.
     Constant(u64),
-    /// `p` itself, an i64.
+    /// `p` itself, as i64.
     Iota,
-    /// A uniform f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64 slots.
+    /// A uniform random f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64
+    /// slots.
     Uniform { seed: u32, counter: u32 },
 }
 
@@ -153,12 +155,12 @@ pub struct Region {
     pub cols: usize,
     /// SSA: an instruction reads only registers before it.
     pub body: Vec<Instr>,
-    /// The registers that are stored, contiguous in the order of their level. A `Full` register may be stored to a value of
-    /// longer rows, the rest of which is filled with zeros: see [`Region::pitch`].
+    /// The registers that are stored, contiguous in the order of their level. A `Full` register may be stored to a
+    /// value with longer rows, which are padded with zeros: see [`Region::pitch`].
     ///
-    /// A store may overwrite a value that the region loads (in-place update) only if every such load is `Full`, reads the
-    /// elements from where the store writes them ([`Region::loads_in_place`]), and the store is `Full`: then all loads of an
-    /// element must precede the store of that element.
+    /// A store may overwrite a value that the region loads (in-place update) only if the store and every such load are
+    /// `Full`, and each load reads the elements from where the store writes them ([`Region::loads_in_place`]). All
+    /// loads of an element must then precede its store.
     pub stores: Vec<(Reg, ValueId)>,
     pub origin: Origin,
 }
@@ -176,8 +178,8 @@ impl Region {
         }
     }
 
-    /// The row stride of a stored value in elements, if it is longer than a row of the space: products need rows that begin at
-    /// multiples of 16 bytes (see `passes::pad_gemm`).
+    /// The row stride of a stored value in elements, if that is longer than a row of the space: products need rows that
+    /// begin at multiples of 16 bytes (see `passes::pad_gemm`).
     pub fn pitch(&self, value: &Value) -> Option<usize> {
         let pitch = value.shape.numel().checked_div(self.batch * self.rows)?;
         (pitch > self.cols).then_some(pitch)
@@ -197,7 +199,7 @@ impl Region {
 pub enum Operand {
     /// A stored value seen through a layout (strides may be 0 or negative).
     View(ValueId, Layout),
-    /// All elements equal to a number of the program (f64 bits for float dtypes, else i64).
+    /// A constant of the program, repeated for all elements (f64 bits for float dtypes, otherwise i64).
     Constant(u64, Shape, DType),
 }
 
@@ -218,15 +220,15 @@ pub struct Library {
     pub inputs: Vec<Operand>,
     /// Dtypes of the inputs.
     pub dtypes: Vec<DType>,
-    /// In the op's order; all but the first may be [`ValueId::NONE`]. Several may be parts of one value.
+    /// Ordered as the op's outputs; all but the first may be [`ValueId::NONE`]. Several may be parts of one value.
     pub outputs: Vec<ValueId>,
     /// The layout of each output over its value: contiguous, unless [`crate::Backend::can_store_layout`] allows more.
     pub layouts: Vec<Layout>,
     /// A pure map over the elements of output 0, in their order, that runs after the call and reads `outputs[0]` by one
-    /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that maps the result before
-    /// storing it need not write it.
+    /// `Full` identity load. Nothing outside the epilogue reads `outputs[0]`: a backend that applies the map before the
+    /// store need not write it.
     pub epilogue: Option<Region>,
-    /// f32 products of it may round their operands to TF32.
+    /// Whether f32 products may round their operands to TF32.
     pub tf32: bool,
     pub origin: Origin,
 }
@@ -235,8 +237,8 @@ pub struct Library {
 pub enum Kernel {
     Region(Region),
     Library(Library),
-    /// Regions that differ in the values they touch and, where [`crate::horizontal_fusion::same`] allows it, in their sizes. None
-    /// reads or overwrites what another one writes.
+    /// Regions that differ in the values they access and, where [`crate::horizontal_fusion::same`] allows it, in their
+    /// sizes. None reads or overwrites what another one writes.
     Multi(Vec<Region>),
 }
 
@@ -256,7 +258,7 @@ impl Region {
 }
 
 impl Kernel {
-    /// The regions in it: itself, its epilogue, or all of many.
+    /// The regions of the kernel: itself, its epilogue, or all regions of a `Multi`.
     pub fn regions(&self) -> &[Region] {
         match self {
             Kernel::Region(r) => std::slice::from_ref(r),
@@ -325,6 +327,6 @@ pub struct Program {
     /// Where each root is stored, in the order of the request.
     pub results: Vec<Root>,
     pub arena_bytes: usize,
-    /// The largest sum of live arena bytes at any kernel: no allocator can do with less.
+    /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
 }

@@ -1,4 +1,4 @@
-//! Orders kernels so that every read follows its write, and merges like kernels into one launch.
+//! Orders kernels topologically, so that every read follows its write, and merges similar kernels into one launch.
 
 use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
@@ -6,11 +6,11 @@ use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
 
-/// Values by the values that may not be computed before them (see `Lowered::control_deps`).
+/// For each value, the values that must be computed before it (see `Lowered::control_deps`).
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
-/// Sorts kernels topologically; among the ready ones, the earliest anchor first. With `group`, like kernels that are ready at
-/// the same time become one launch.
+/// Sorts kernels topologically; among the ready ones, the earliest anchor comes first. With `group`, similar kernels
+/// that are ready at the same time become one launch.
 pub(crate) fn sort(
     kernels: Vec<(u32, Kernel)>,
     values: &[Value],
@@ -73,7 +73,7 @@ pub(crate) fn sort(
 #[derive(Default)]
 struct Ready {
     queue: BTreeSet<(u32, usize)>,
-    /// Of the movable ones, those with one signature.
+    /// The movable ready kernels, by signature.
     alike: FxHashMap<u64, BTreeSet<(u32, usize)>>,
     signatures: FxHashMap<usize, u64>,
 }
@@ -88,7 +88,7 @@ impl Ready {
         }
     }
 
-    /// Removes the kernel with the earliest anchor, and those that join its launch.
+    /// Removes the kernel with the earliest anchor, and the kernels that join its launch.
     fn next(&mut self, kernels: &[(u32, Kernel)]) -> Option<Vec<usize>> {
         let (_, first) = self.queue.pop_first()?;
         let Some(s) = self.signatures.get(&first) else { return Some(vec![first]) };

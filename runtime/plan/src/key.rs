@@ -1,10 +1,10 @@
 //! Traces the needed part of a recording and writes its canonical plan key.
 //!
-//! One linear walk over the arena; nothing is rewritten. The key holds ops, attributes, leaf shapes and dtypes, edges by
-//! position, aliasing among leaves, roots, State writes and their guard. It holds no pointers, Lua lines, node ids or
-//! run-time numbers, so an edited learning rate or a moved line finds the same plan. Shapes of inner nodes follow from
-//! the rest and are left out. The key is only compared and hashed, never parsed: what later passes need (the leaves, the
-//! words of each node, the recomputation spans) is returned beside it.
+//! It is one linear pass over the arena that rewrites nothing. The key holds ops, attributes, leaf shapes and dtypes,
+//! edges by position, aliasing among leaves, roots, State writes and their guard. It holds no pointers, Lua lines, node
+//! ids or run-time numbers, so an edited learning rate or a moved line finds the same plan. Shapes of inner nodes
+//! follow from the rest and are left out. The key is only compared and hashed, never parsed: what later passes need
+//! (the leaves, the words of each node, the recomputation spans) is returned beside it.
 
 use crate::passes::remat::{self, Spans};
 use crate::reachability::{self, NEEDED, RECOMPUTED};
@@ -88,13 +88,14 @@ pub struct Tracer {
     /// For each node of the graph: 1 + its position in `trace.order`, or 0 if it is not in there.
     position: Vec<u32>,
     pub trace: Trace,
-    /// Whether the planner may recompute unasked (there is a memory budget): the key then holds what that depends on.
+    /// Whether the planner may recompute values by itself, because there is a memory budget. The key then includes what
+    /// that choice depends on.
     pub budgeted: bool,
     by_buffer: FxHashMap<InputBuffer, u32>,
 }
 
 impl Tracer {
-    /// Traces `request` over `g`. `leaf(id)` names the buffer of a node that has already been evaluated.
+    /// Traces `request` over `g`. `leaf(id)` returns the buffer of a node that has already been evaluated.
     pub fn run(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) {
         let t = &mut self.trace;
         t.clear();
@@ -122,7 +123,8 @@ impl Tracer {
             };
             if let Some(buffer) = buffer {
                 let k = input(t, &mut self.by_buffer, buffer, node.shape, node.dtype);
-                // A State's buffer will change and is copied where it is returned; another leaf's is returned itself.
+                // A State's buffer will change, so it is copied if it is returned; the buffer of any other leaf is
+                // returned itself.
                 let state = u64::from(matches!(buffer, InputBuffer::State(_)));
                 let dtype = node.dtype as u64;
                 t.key.extend([LEAF | u64::from(k), dtype | state << 8 | (node.shape.rank() as u64) << 16]);

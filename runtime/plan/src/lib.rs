@@ -1,11 +1,11 @@
-//! Compiles a recorded graph to a device-neutral program of kernels. It knows no device and no Lua.
+//! Compiles a recorded graph to a device-neutral program of kernels. It depends on no device and not on Lua.
 //!
 //! A step passes through the modules in this order: [`reachability`] marks the nodes that a [`request`] needs; [`key`]
 //! writes the plan key; [`cache`] looks it up. On a miss, [`pipeline`] runs the graph rewrites of [`passes`], each from
 //! one [`lowered`] step to the next; [`fuse`] groups primitives into clusters and [`recompute`] decides what is stored;
-//! [`program_builder`] makes kernels of the clusters; [`epilogue`] fuses maps onto products; [`kernel_order`] orders the
-//! kernels and, by the rules of [`horizontal_fusion`], merges like ones into one launch; [`memory`] assigns addresses;
-//! [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
+//! [`program_builder`] makes kernels of the clusters; [`epilogue`] fuses maps onto products; [`kernel_order`] orders
+//! the kernels and merges similar ones into one launch by the rules of [`horizontal_fusion`]; [`memory`] assigns
+//! addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
 #![forbid(unsafe_code)]
 
 pub mod backend;
@@ -31,7 +31,7 @@ pub mod recompute;
 pub mod request;
 pub mod show;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, Snapshot};
+pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot};
 pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;
 pub use key::Tracer;

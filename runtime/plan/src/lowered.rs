@@ -1,7 +1,8 @@
-//! The intermediate form between a recording and fusion: a graph of its own with leaves and run-time numbers by index.
+//! Defines the intermediate representation between recording and fusion: a graph in which leaves and run-time numbers
+//! have indices.
 //!
 //! The passes of `pipeline` map one `Lowered` to the next. Some fields are set by one pass and consumed by a later one;
-//! each says which.
+//! their comments name both passes.
 
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::{Layout, Shape};
@@ -17,26 +18,26 @@ pub struct Lowered {
     pub roots: Vec<NodeId>,
     /// Values of the State writes, in the order of `Trace::state_write_inputs`.
     pub state_writes: Vec<NodeId>,
-    /// The bool that guards State writes, until `passes::guard` makes selects of it.
+    /// The bool that guards State writes, until `passes::guard` turns it into selects.
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` node.
     pub slots: FxHashMap<NodeId, u32>,
     /// Input number of each leaf node.
     pub inputs: FxHashMap<NodeId, u32>,
-    /// Which inputs are States: their buffers will change, so they are not returned as results.
+    /// Which inputs are States: their buffers will change, so they cannot be returned as results.
     pub states: Vec<bool>,
-    /// For each node, the nodes that must run before it although it does not read them; empty if the step has none. Set by
-    /// `passes::control_deps`.
+    /// For each node, the nodes that must run before it although it does not read them. Empty if the step has no such
+    /// node. Set by `passes::control_deps`.
     pub control_deps: Vec<SmallVec<[NodeId; 2]>>,
     /// Ops that store their image channels last. Set by `passes::nhwc`, consumed by `passes::output_layout`.
     pub channels_last: FxHashSet<NodeId>,
     /// How ops store their results. Set by `passes::output_layout`, consumed by `passes::views`.
     pub stores: Stores,
-    /// Bytes to whose multiples regions pad rows, where products need that and the backend can.
+    /// Row alignment in bytes to which regions pad rows, if products need it and the backend supports it.
     pub fills: Option<usize>,
 }
 
-/// How ops and parts of their results are stored, where that is not contiguous in a buffer of their own.
+/// How ops and parts of their results are stored, if not contiguously in a buffer of their own.
 #[derive(Clone, Default, Debug)]
 pub struct Stores {
     /// Layout of an output over its own buffer.
@@ -79,13 +80,14 @@ impl Lowered {
         self.control_deps.get(id.index()).map_or(&[], |w| w)
     }
 
-    /// Whose elements node `x` reads through `input`, and their layout over dims `shape` (`input` broadcasts to it).
+    /// The owner of the elements that node `x` reads through `input`, and their layout over dims `shape` (`input`
+    /// broadcasts to it).
     pub fn read(&self, input: NodeId, shape: Shape) -> (NodeId, Layout) {
         let (base, l) = self.views[input.index()];
         (base, l.expand(shape).collapse())
     }
 
-    /// Which nodes the roots and State writes depend on.
+    /// Marks the nodes that the roots and State writes depend on.
     pub fn reachable(&self) -> Vec<bool> {
         let mut reached = vec![false; self.graph.len()];
         for id in self.roots.iter().chain(&self.state_writes) {

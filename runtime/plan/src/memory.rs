@@ -1,20 +1,20 @@
-//! Assigns memory to temporaries: one arena per program, with offsets fixed at planning time.
+//! Plans the memory of temporaries: one arena per program, with offsets fixed at planning time.
 //!
-//! A walk over the kernels allocates the best-fitting free block when a value is first written and frees it after the last
-//! reader. A large elementwise result reuses the block of an input that dies in the same kernel. The walk is linear in the
-//! number of kernels, up to the logarithm of the free list. If it leaves holes and the program is not too large, blocks are
-//! packed again with all lifetimes known; the smallest arena is kept.
+//! A walk over the kernels allocates the best-fitting free block when a value is first written and frees it after the
+//! last reader. A large elementwise result reuses the block of an input whose last reader is the same kernel. The walk
+//! is linear in the number of kernels, up to the logarithm of the free list's length. If it leaves holes and the
+//! program is not too large, blocks are packed again with all lifetimes known, and the smallest arena is kept.
 
 use crate::ir::*;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Alignment of every value: at least a cache line on the CPU, and what TMA and vector loads need on a GPU.
+/// Alignment of every value: at least a cache line on the CPU, and enough for TMA and vector loads on a GPU.
 const ALIGN: usize = 256;
-/// Smaller results do not reuse an input's block.
+/// Minimum bytes of a result for reusing an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
-/// Packing compares every block with every other: programs with more blocks keep the result of the walk.
+/// Maximum blocks for packing, which compares every pair of blocks. Programs with more keep the result of the walk.
 const MAX_PACKED: usize = 4096;
 
 /// Memory of one value, or of values that reuse it in place one after the other.
@@ -53,7 +53,7 @@ pub fn assign(p: &mut Program) {
             }
             let nbytes = round(p.values[v.0 as usize].nbytes());
             live += nbytes;
-            // Many regions mostly write States in place; the rest is small.
+            // Many regions mostly write States in place; their other results are small.
             let many = matches!(p.kernels[k], Kernel::Multi(_));
             let heirs = if many { &[][..] } else { &dying[k][..] };
             let heir = heirs.iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
@@ -100,7 +100,7 @@ pub fn assign(p: &mut Program) {
     }
 }
 
-/// Stores a product where the result of its epilogue is stored, if that is an output.
+/// Stores a product in the buffer of its epilogue's result, if that is an output.
 fn products(p: &mut Program) {
     let mut places = Vec::new();
     for k in &p.kernels {
@@ -117,11 +117,12 @@ fn products(p: &mut Program) {
     }
 }
 
-/// Places blocks in several orders (largest first, longest lived first …), each at the lowest offset that is free for its
-/// whole lifetime, and keeps the best result if the arena shrinks. An order that cannot improve on the best is abandoned.
+/// Places blocks in several orders (largest first, longest-lived first …), each at the lowest offset that is free for
+/// its whole lifetime, and keeps the best result if the arena shrinks. An order that cannot improve on the best so far
+/// is abandoned.
 fn pack(p: &mut Program, blocks: &mut [Block]) {
     let size = |b: &Block| b.nbytes;
-    let area = |b: &Block| b.nbytes * (b.last - b.first + 1);
+    let area = |b: &Block| b.nbytes.saturating_mul(b.last - b.first + 1);
     let early = |b: &Block| usize::MAX - b.first;
     let late = |b: &Block| b.last;
     let long = |b: &Block| b.last - b.first;
@@ -137,7 +138,7 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
         let mut end = 0;
         for &b in &order {
             let (nbytes, first, last) = (blocks[b].nbytes, blocks[b].first, blocks[b].last);
-            // `placed` is in order of place: the first gap among those alive at the same time.
+            // `placed` is sorted by offset: take the first gap among the blocks alive at the same time.
             let mut at = 0;
             for &o in &placed {
                 let o = &blocks[o];
@@ -170,7 +171,7 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     }
 }
 
-/// The values in the arena when most of it is in use, one for each block.
+/// The values in the arena at its peak use, one for each block.
 pub fn fullest(p: &Program) -> Vec<ValueId> {
     let mut alive: FxHashMap<ValueId, (usize, usize)> = FxHashMap::default();
     for (k, kernel) in p.kernels.iter().enumerate() {
@@ -193,7 +194,7 @@ pub fn fullest(p: &Program) -> Vec<ValueId> {
             (most, at) = (now, k);
         }
     }
-    // A value and the one that reuses its block are both alive in one kernel: the larger represents the block.
+    // A value and the one that reuses its block are both alive in one kernel; the larger one represents the block.
     let mut places: BTreeMap<usize, ValueId> = BTreeMap::new();
     for (v, (first, last)) in alive {
         let value = &p.values[v.0 as usize];
@@ -218,7 +219,7 @@ fn inherits(p: &Program, k: usize, v: ValueId, dead: ValueId) -> bool {
     let (new, old) = (&p.values[v.0 as usize], &p.values[dead.0 as usize]);
     let (r, product) = match &p.kernels[k] {
         Kernel::Region(r) => (r, false),
-        // Not what the product itself still reads.
+        // Excludes what the product itself still reads.
         Kernel::Library(Library { inputs, outputs, epilogue: Some(r), .. }) => {
             if inputs.iter().any(|o| matches!(o, Operand::View(x, _) if *x == dead)) {
                 return false;
@@ -257,7 +258,7 @@ pub struct Offsets {
 }
 
 impl Offsets {
-    /// Allocates `nbytes`; 0 bytes may share any offset.
+    /// Allocates `nbytes`; allocations of 0 bytes may share any offset.
     pub fn take(&mut self, nbytes: usize) -> usize {
         if nbytes == 0 {
             return 0;
@@ -269,7 +270,7 @@ impl Offsets {
             }
             return at;
         }
-        // Grow, from the last free block if it touches the end.
+        // Grow the arena, starting at the last free block if it touches the end.
         if let Some((&at, &size)) = self.by_offset.iter().next_back()
             && at + size == self.end
         {

@@ -1,13 +1,13 @@
-//! The null device: plans and checks programs, runs nothing. Planner tests need no hardware.
+//! Implements the null device, which plans and checks programs but does not run them, for planner tests without
+//! hardware.
 
-use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure};
+use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, RunContext};
 use crate::check::check;
 use crate::ir::Program;
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use std::any::Any;
-use std::rc::Rc;
 use std::sync::Arc;
 
 /// A device without kernels: every fused op is decomposed.
@@ -27,7 +27,7 @@ impl DeviceBuffer for NullBuffer {
     }
 }
 
-/// The null device with kernels of its own for some fused ops, as a GPU has them.
+/// The null device with kernels for some fused ops, as a GPU has them.
 #[derive(Clone, Copy, Debug)]
 pub struct NullWith {
     pub has_kernel: fn(&Node) -> bool,
@@ -37,7 +37,7 @@ pub struct NullWith {
 struct NullProgram;
 
 impl Executable for NullProgram {
-    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: Option<&mut [f64]>) -> std::result::Result<(), Failure> {
+    fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: RunContext<'_>) -> std::result::Result<(), Failure> {
         Ok(())
     }
 }
@@ -56,7 +56,7 @@ impl Backend for Null {
     }
 
     fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Rc::new(NullBuffer(nbytes)))
+        Ok(Arc::new(NullBuffer(nbytes)))
     }
 
     fn upload(&self, bytes: &[u8]) -> Result<Buffer> {

@@ -1,4 +1,4 @@
-//! Plans a traced request: the passes in order, from the recording to a program.
+//! Plans a traced request by running the compiler passes in order, from the recording to a program.
 
 use crate::backend::Backend;
 use crate::fuse;
@@ -10,15 +10,18 @@ use crate::passes::remat::Spans;
 use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, views};
 use crate::program_builder;
 use crate::request::Request;
-use perilune_core::error::Result;
+use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 
-/// How plans are made. Part of the key.
+/// The most bytes that all values of a step may have together. What follows sums sizes in 64 bits.
+const MAX_BYTES: u128 = 1 << 60;
+
+/// Planner options; part of the key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Off: every primitive is a kernel of its own. The numbers stay the same.
+    /// If false, every primitive is a separate kernel. The numbers stay the same.
     pub fusion: bool,
-    /// Bytes that a step may take with all that it reads, returns and keeps in between.
+    /// Bytes that a step may take, including all that it reads, returns and keeps in between.
     pub budget: Option<usize>,
 }
 
@@ -33,7 +36,7 @@ pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, bac
     try_plan(g, tracer, request, options, backend).map_err(|over| over.error)
 }
 
-/// The same. An error comes with the plan that needs the least memory, if that is what it is about.
+/// As `plan`. If the step exceeds the budget, the error includes the plan that needs the least memory.
 pub(crate) fn try_plan(
     g: &Graph,
     tracer: &Tracer,
@@ -64,7 +67,7 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     if let Some(guard) = &request.guard {
         step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
     }
-    // The `shard` pass comes here: it places values on the devices of a mesh while fused ops are still whole.
+    // The `shard` pass belongs here: it will place values on the devices of a mesh while fused ops are still whole.
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;
     step = nhwc::apply(step, backend)?;
@@ -72,6 +75,18 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     step = cse::apply(&step);
     step = views::apply(&step);
     step = control_deps::apply(step);
+    check_bytes(&step.graph)?;
     step.fills = backend.row_bytes().filter(|_| backend.fills_rows());
     Ok(step)
+}
+
+/// Refuses a step whose values are so large that sums of their sizes might overflow.
+fn check_bytes(g: &Graph) -> Result<()> {
+    let bytes = |id| g.shape(id).numel() as u128 * g.dtype(id).size() as u128;
+    let total: u128 = g.ids().map(bytes).sum();
+    if total <= MAX_BYTES {
+        return Ok(());
+    }
+    let message = format!("the values of this step have {total} bytes in all; at most 2^60 can be planned");
+    Err(Error::memory("", message).hint("read a value or end the step earlier, and check the sizes of its tensors"))
 }

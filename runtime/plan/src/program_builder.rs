@@ -15,7 +15,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
 
-/// Builds the program of a clustered step. Without `fusion`, every region is a launch of its own.
+/// Builds the program of a clustered step. Without `fusion`, every region is a separate launch.
 pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
         low,
@@ -81,7 +81,7 @@ impl Builder<'_> {
             self.value_of.insert(id, ValueId(k));
         }
         for id in self.low.graph.ids() {
-            // Not the slices of another node's buffer.
+            // Excludes slices of another node's buffer.
             let owner = self.low.views[id.index()].0 == id;
             if owner && self.f.stored[id.index()] && !matches!(self.f.assignment[id.index()], Assignment::None) {
                 self.add_value(id, Storage::UNPLACED);
@@ -165,7 +165,7 @@ impl Builder<'_> {
         let anchor = roots[roots.len() - 1].0;
         let mut region =
             Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.loc_of(roots[0]).0) };
-        // Which nodes are computed here: those stored, and what they need through registers or by recomputation.
+        // The nodes computed here: the stored ones, and those that they need through registers or recomputation.
         let mut here: FxHashSet<NodeId> = roots.iter().copied().collect();
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
         let mut ordered = Vec::new();
@@ -187,7 +187,7 @@ impl Builder<'_> {
             let n = cluster::source_numel(low, id);
             let level = match f.cluster_of(id) == Some(k) {
                 true => f.level[id.index()],
-                // Computed again here: by size, since a row is longer than one element.
+                // Recomputed here. The size determines the level, since a row is longer than one element.
                 false if n == cluster.numel => Level::Full,
                 false => Level::Row,
             };
@@ -209,7 +209,7 @@ impl Builder<'_> {
                 args.push(reg);
             }
             if matches!(node.op.class, Class::Library) {
-                // Rows to be padded: stored as they are, to a value of longer rows.
+                // Rows to be padded are stored unchanged to a value with longer rows.
                 regs.insert(id, args[0]);
                 continue;
             }
@@ -250,7 +250,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Gives each root an output buffer, or names the input it is.
+    /// Gives each root an output buffer, or refers to the input that it is.
     fn results(&mut self) {
         let mut outputs: FxHashMap<ValueId, u32> = FxHashMap::default();
         for id in &self.low.roots {
@@ -271,8 +271,8 @@ impl Builder<'_> {
         }
     }
 
-    /// Computes each State's new value in the State's own memory where no later kernel reads the old one; else copies it there
-    /// at the end.
+    /// Computes each State's new value in the State's own memory if no later kernel reads the old one; otherwise copies
+    /// it there at the end.
     fn state_writes(&mut self, trace: &Trace) {
         let mut writer: FxHashMap<ValueId, Part> = FxHashMap::default();
         let mut readers: FxHashMap<ValueId, SmallVec<[Part; 2]>> = FxHashMap::default();
@@ -299,7 +299,7 @@ impl Builder<'_> {
             let (v, state) = (self.value_of[id], ValueId(input));
             let free = self.values[v.0 as usize].storage == Storage::UNPLACED;
             let by = writer.get(&v);
-            // The parts of one kernel run in no order: only the one that writes may read the old value.
+            // The parts of one kernel run in no fixed order, so only the part that writes may read the old value.
             let before = |r: &Part| match by {
                 Some(w) if r == w => r.of(&self.program).is_some_and(|region| in_place(region, v, state)),
                 Some(w) => r.kernel < w.kernel,
@@ -312,7 +312,7 @@ impl Builder<'_> {
                 copies.push((v, state));
             }
         }
-        // Values first, then copies: a copy must not change what another kernel still reads.
+        // Values come first, then copies: a copy must not overwrite what another kernel still reads.
         for (v, state) in copies {
             let value = &self.values[v.0 as usize];
             let (n, dtype, origin) = (value.shape.numel(), value.dtype, value.origin);
@@ -338,7 +338,7 @@ impl Part {
     }
 }
 
-/// Whether `r` may write `v` over `old`, which it reads: element for element only.
+/// Whether `r`, which reads `old`, may overwrite it with `v`: only if it reads element for element.
 fn in_place(r: &Region, v: ValueId, old: ValueId) -> bool {
     let full = |reg: &Reg| r.body[*reg as usize].level == Level::Full;
     let n = r.numel();

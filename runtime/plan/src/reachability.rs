@@ -1,4 +1,4 @@
-//! Marks the nodes that a request needs: a reverse walk from its roots that stops at values already available.
+//! Marks the nodes that a request needs: a reverse traversal from its roots that stops at values already available.
 
 use crate::request::Request;
 use perilune_core::graph::{Graph, NodeId};
@@ -8,11 +8,12 @@ use perilune_core::ops::Class;
 pub const UNUSED: u32 = 0;
 /// Needed; its value may come from a buffer.
 pub const NEEDED: u32 = u32::MAX;
-/// Needed, and computed even if its value is available: another output of the same op is needed and was not stored.
+/// Needed, and computed even if its value is available, because another output of the same op is needed and was not
+/// stored.
 pub const RECOMPUTED: u32 = u32::MAX - 1;
 
-/// Sets `marks` to [`NEEDED`], [`RECOMPUTED`] or [`UNUSED`] for each node of `g`. Inputs of nodes for which `available`
-/// holds are not followed. Returns one past the last marked node.
+/// Sets `marks` to [`NEEDED`], [`RECOMPUTED`] or [`UNUSED`] for each node of `g`. The traversal stops at nodes for
+/// which `available` returns true. Returns one past the last marked node.
 pub fn mark(g: &Graph, request: &Request, available: impl Fn(NodeId) -> bool, marks: &mut Vec<u32>) -> usize {
     marks.clear();
     marks.resize(g.len(), UNUSED);

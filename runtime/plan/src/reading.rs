@@ -1,4 +1,5 @@
-//! Classifies how a kernel reads the elements of a stored value: in order, one for each run of neighbours, or neither.
+//! Classifies how a kernel reads the elements of a stored value: in order, one for each run of adjacent elements, or
+//! neither.
 
 use perilune_core::Layout;
 
@@ -7,7 +8,7 @@ use perilune_core::Layout;
 pub enum Reading {
     /// Element for element.
     Same,
-    /// Each element of the producer for a run of `n / m` neighbours.
+    /// Each element of the producer for a run of `n / m` adjacent elements.
     Broadcast,
     Other,
 }

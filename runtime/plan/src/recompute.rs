@@ -1,7 +1,7 @@
 //! Decides which values are stored and which are recomputed by each kernel that reads them.
 //!
-//! A value that crosses clusters is stored, or recomputed by each reader if that is cheap and reads no more bytes than
-//! loading it would (give or take the statistics of a row). Every result is rounded as if it had been stored, so
+//! A value that crosses clusters is stored, unless each reader can recompute it cheaply and read no more bytes than
+//! loading it would take (plus or minus the statistics of a row). Every result is rounded as if it had been stored, so
 //! recomputation changes no bits.
 
 use crate::cluster::{Assignment, Fusion, fills, in_register, reads, source_numel};
@@ -13,14 +13,14 @@ use perilune_core::ops::{Class, Generator};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// Work per element up to which a value is recomputed instead of stored and loaded (see `MapFn::flops`).
+/// Maximum work per element for which a value is recomputed instead of stored and loaded (see `MapFn::flops`).
 const MAX_RECOMPUTE: usize = 96;
 /// Work of one random number.
 const UNIFORM_FLOPS: usize = 40;
-/// Recomputing a value may read more than loading it, by its bytes divided by this, since the store is saved too. So a
-/// normalised row is recomputed from the row, its mean and its scale.
+/// Recomputing a value may read more bytes than loading it, by at most its bytes divided by this, since it also saves
+/// the store. A normalised row is thus recomputed from the row, its mean and its scale.
 const SLACK: usize = 16;
-/// Buffers a recomputed value may depend on.
+/// Maximum buffers that a recomputed value may depend on.
 const MAX_FRONTIER: usize = 4;
 
 /// The cost of recomputing a value.
@@ -28,7 +28,7 @@ const MAX_FRONTIER: usize = 4;
 struct Expr {
     flops: usize,
     frontier: SmallVec<[NodeId; 4]>,
-    /// Cannot be computed again: a reduction, or through readings that are not element for element.
+    /// Cannot be recomputed: a reduction, or a value that depends on reads that are not element for element.
     fixed: bool,
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
                     }
                 }
             } else if let Some(base) = widened(low, f, id).filter(|_| enabled && users.iter().all(|u| u.1)) {
-                // Its narrower source is stored, and the readers cast.
+                // Its narrower source is stored, and the readers cast it.
                 for (k, _) in users {
                     loads.entry(*k).or_default().push(base);
                 }
@@ -109,8 +109,8 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     }
 }
 
-/// The source of a cast to f64, if that is narrower and computed in a kernel. (The loss's sum over rows is in f64, and a kernel
-/// of long rows has no registers left to convert what it stores.)
+/// The source of a cast to f64, if it is narrower and a kernel computes it. (A loss's sum over rows is in f64, and a
+/// kernel of long rows has no registers left to convert its stores.)
 fn widened(low: &Lowered, f: &Fusion, id: NodeId) -> Option<NodeId> {
     let node = low.graph.node(id);
     let (base, layout) = reads(low, id).into_iter().next()?;
@@ -152,7 +152,7 @@ fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
             out.frontier.push(base);
         }
     }
-    // A long frontier is not worth carrying.
+    // A long frontier is not worth tracking.
     if out.frontier.len() > MAX_FRONTIER || out.flops > MAX_RECOMPUTE {
         out.fixed = true;
         out.frontier.clear();

@@ -7,19 +7,19 @@ use perilune_core::graph::NodeId;
 pub struct Request {
     /// Nodes whose values are returned.
     pub roots: Vec<NodeId>,
-    /// (payload of the State, its new value). The writes take effect after every read of the old values. A value has its
-    /// State's numel and dtype.
+    /// (payload of the State, its new value). The writes take effect after every read of the old values. A new value
+    /// has its State's numel and dtype.
     pub state_writes: Vec<(u64, NodeId)>,
     /// Makes State writes conditional on a bool that the device computes.
     pub guard: Option<Guard>,
-    /// (a node, payload of a State that already holds its value): the node is read, not computed. Sorted by node.
+    /// (node, payload of a State that already holds its value): the node is read, not computed. Sorted by node.
     pub copies: Vec<(NodeId, u64)>,
 }
 
 /// Makes State writes conditional on a bool that the device computes.
 #[derive(Clone, Debug)]
 pub struct Guard {
-    /// A scalar bool. Where it is false, the guarded States keep their values.
+    /// A scalar bool. If it is false, the guarded States keep their values.
     pub ok: NodeId,
     /// For each State write, whether the guard applies to it.
     pub state_writes: Vec<bool>,

@@ -10,7 +10,7 @@ use smallvec::SmallVec;
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
-/// Bytes and operations of one kernel, by counting.
+/// Bytes and operations of one kernel, counted from the program.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Cost {
     pub read: usize,
@@ -18,31 +18,42 @@ pub struct Cost {
     pub flops: usize,
 }
 
+impl Cost {
+    /// The sum; what has no room in 64 bits is the largest number.
+    pub fn plus(self, other: Cost) -> Cost {
+        Cost {
+            read: self.read.saturating_add(other.read),
+            written: self.written.saturating_add(other.written),
+            flops: self.flops.saturating_add(other.flops),
+        }
+    }
+}
+
 pub fn cost(p: &Program, k: &Kernel) -> Cost {
     let bytes = |vs: Vec<ValueId>| {
         let unique: BTreeSet<ValueId> = vs.into_iter().collect();
-        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).sum()
+        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).fold(0, usize::saturating_add)
     };
-    let mut flops = k.regions().iter().map(work).sum();
+    let mut flops = k.regions().iter().map(work).fold(0, usize::saturating_add);
     let mut written = k.writes();
     if let Kernel::Library(l) = k {
-        flops += routine(l, p.values[l.outputs[0].0 as usize].shape);
+        flops = flops.saturating_add(routine(l, p.values[l.outputs[0].0 as usize].shape));
         if l.epilogue.is_some() {
-            // The mapped result is what leaves the kernel.
+            // Only the mapped result leaves the kernel.
             written.retain(|v| *v != l.outputs[0]);
         }
     }
     Cost { read: bytes(k.reads()), written: bytes(written), flops }
 }
 
-/// The operations of a routine's products, as it makes them.
+/// The operations of a routine's products, as the routine executes them.
 fn routine(l: &Library, out: Shape) -> usize {
     let inputs: SmallVec<[Shape; 8]> = l.inputs.iter().map(|x| x.shape()).collect();
     let work = Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed };
     l.op.flops.map_or(0, |flops| flops(&work) as usize)
 }
 
-/// The work of a node's products (matrix products, convolutions, attention), as it was recorded; `None`: it makes none.
+/// The work of a node's products (matrix products, convolutions, attention) as recorded; `None` if it has none.
 pub fn products(g: &Graph, id: NodeId) -> Option<f64> {
     let node = g.node(id);
     let inputs: SmallVec<[Shape; 8]> = node.inputs.iter().map(|x| g.shape(*x)).collect();
@@ -59,7 +70,7 @@ fn work(r: &Region) -> usize {
     r.body.iter().map(of).sum()
 }
 
-/// The name of a kernel: the op of a library call, or the functions a region fuses, most telling first.
+/// The name of a kernel: the op of a library call, or the functions that a region fuses, the most informative first.
 pub fn name(k: &Kernel) -> String {
     match k {
         Kernel::Library(l) if l.op == &source::KERNEL => {
@@ -99,7 +110,7 @@ fn functions(r: &Region) -> String {
     format!("{}{tail}", words.join("+"))
 }
 
-/// The iteration space of a region, the shapes a library call takes, or how many elements many regions have in all.
+/// The iteration space of a region, the shapes of a library call, or the total number of elements of a `Multi`.
 pub fn space(k: &Kernel) -> String {
     match k {
         Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
@@ -123,14 +134,10 @@ pub fn place(origin: Origin, places: &[SourceLoc]) -> SourceLoc {
     origin.position().and_then(|p| places.get(p)).copied().unwrap_or(SourceLoc::NONE)
 }
 
-/// The plan as text: a summary line, then a line a kernel.
+/// Formats the plan as text: a summary line, then one line per kernel.
 /// `places` are the source_map of the trace that the program was planned for, or of one with the same key.
 pub fn show(p: &Program, places: &[SourceLoc], source_map: &SourceMap) -> String {
-    let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), |a, b| Cost {
-        read: a.read + b.read,
-        written: a.written + b.written,
-        flops: a.flops + b.flops,
-    });
+    let total = p.kernels.iter().map(|k| cost(p, k)).fold(Cost::default(), Cost::plus);
     let mut out = format!(
         "{} kernels · {} read · {} written · {} · arena {}\n",
         p.kernels.len(),
@@ -159,7 +166,7 @@ fn line(out: &mut String, p: &Program, k: &Kernel, places: &[SourceLoc], source_
     );
 }
 
-/// The recipe lines that a kernel computes, in order of the file.
+/// The recipe lines that a kernel computes, in file order.
 fn lines(k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) -> Vec<SourceLoc> {
     let inside = k.regions().iter().flat_map(|r| r.body.iter().map(|i| i.origin));
     let all: BTreeSet<SourceLoc> = inside.chain([k.origin()]).map(|o| place(o, places)).collect();
@@ -168,8 +175,9 @@ fn lines(k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) -> Vec<Source
     all
 }
 
-/// The plan, and under each kernel the recipe lines that it computes and the text it is compiled from. `written` gives a
-/// recipe's line, `source` the text of the k-th kernel; a kernel whose text was shown before is said to be like that one.
+/// Formats the plan with, under each kernel, the recipe lines that it computes and the text it is compiled from.
+/// `written` returns a recipe's line, `source` the text of the k-th kernel. A kernel whose text was shown before only
+/// refers to that kernel.
 pub fn show_sources(
     p: &Program,
     places: &[SourceLoc],

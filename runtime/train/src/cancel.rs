@@ -3,11 +3,10 @@
 //! A stop ends the run after the current step, with a checkpoint. A reload makes the loop look for a new version of the
 //! recipe. Both are flags that the loop polls at step boundaries. Cancellation reaches work that has no step boundary: a
 //! version that is being built, or one of its first steps, which may never end. A newer save or a stop request cancels it,
-//! through the interrupt flag that Lua and the backends poll. That flag is one per process; a run sets it only while its
-//! own cancellable work is running.
+//! through the interrupt of the runtime that does the work, which Lua and the backends check.
 
 use crate::error::Error;
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use perilune_lua::{Cause, Failed, RecipeError, Runtime};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,7 +36,14 @@ pub(crate) enum Work {
 #[derive(Default)]
 struct Current {
     number: u64,
-    work: Option<(Work, Instant)>,
+    work: Option<Running>,
+}
+
+/// Work that runs: what it is, since when, and what ends it.
+struct Running {
+    work: Work,
+    since: Instant,
+    interrupt: Interrupt,
 }
 
 impl Control {
@@ -80,10 +86,11 @@ impl Control {
     /// Cancels work that has run for `age`: a build at once, a step when its time is over.
     fn request(&self, age: Duration) {
         let now = self.current();
-        match now.work {
-            Some((Work::Build, since)) if since.elapsed() >= age => drop(interrupt::ask()),
-            Some((Work::Step(time), since)) => self.cancel_after(now.number, time.saturating_sub(since.elapsed())),
-            _ => {}
+        let Some(Running { work, since, interrupt }) = &now.work else { return };
+        match work {
+            Work::Build if since.elapsed() >= age => drop(interrupt.request()),
+            Work::Build => {}
+            Work::Step(time) => self.cancel_after(now.number, time.saturating_sub(since.elapsed())),
         }
     }
 
@@ -93,11 +100,11 @@ impl Control {
         let wait = move || {
             std::thread::sleep(left);
             let now = control.current();
-            if now.number == number && now.work.is_some() {
-                interrupt::ask();
+            if let Some(running) = now.work.as_ref().filter(|_| now.number == number) {
+                running.interrupt.request();
             }
         };
-        // Without a thread to wait in, the next save or stop request cancels it.
+        // If no thread can be created, the next save or stop request cancels it.
         let _ = std::thread::Builder::new().name("cancel".into()).spawn(wait);
     }
 
@@ -109,18 +116,19 @@ impl Control {
         requested: bool,
         f: impl FnOnce() -> T,
     ) -> Result<T, Failed> {
-        interrupt::clear();
+        let interrupt = runtime.host().interrupt.clone();
+        interrupt.clear();
         {
             let mut now = self.current();
             now.number += 1;
-            now.work = Some((work, Instant::now()));
+            now.work = Some(Running { work, since: Instant::now(), interrupt: interrupt.clone() });
         }
         if requested {
             self.cancel();
         }
         let out = runtime.interruptible(f);
         self.current().work = None;
-        interrupt::clear();
+        interrupt.clear();
         out
     }
 
@@ -138,8 +146,7 @@ pub(crate) fn cancelled(error: &Error) -> bool {
 pub(crate) fn explain(error: Error, was: &str) -> Error {
     match error {
         Error::Recipe(e) if e.cause == Cause::Interrupted => {
-            let message =
-                format!("this version was still {was} when a newer one was saved, or the run was asked to stop");
+            let message = format!("this version was still {was} when a newer one was saved or a stop was requested");
             let hint = Some("look for a loop that does not end".to_string());
             Error::Recipe(Box::new(RecipeError::at(&e.file.unwrap_or_default(), e.line, message, hint)))
         }

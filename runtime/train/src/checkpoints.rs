@@ -6,6 +6,7 @@ use crate::events::Reporter;
 use crate::numbers::object;
 use crate::params;
 use crate::retention::{Best, Retention};
+use crate::run_log;
 use perilune_checkpoint::{Saver, Snapshot, Source};
 use perilune_lua::{Copies, Run};
 use serde_json::{Map, Value, json};
@@ -32,7 +33,7 @@ pub(crate) struct Checkpoints {
     /// Fields of every record besides the state of the run: recipe, params, versions.
     about: Map<String, Value>,
     last: Option<u64>,
-    /// Of the checkpoint that is being written.
+    /// The stall of the checkpoint that is being written.
     stall: Stall,
 }
 
@@ -132,10 +133,13 @@ impl Checkpoints {
         if self.is_best(step) {
             self.saver.set_best(step);
         }
-        // One snapshot at a time, for the sake of host memory.
+        // Only one snapshot at a time, to limit host memory.
         let written = self.saver.wait()?;
         let mut taken = take(run, &self.about, &reporter.latest)?;
-        taken.dir = reporter.dir.as_ref().map(|d| d.path.clone());
+        if let Some(dir) = &reporter.dir {
+            taken.record.insert(run_log::LOGS.into(), dir.heads());
+            taken.dir = Some(dir.path.clone());
+        }
         let note = taken.copies.waited.clone();
         self.saver.save(step, taken)?;
         let seconds = begun.elapsed().as_secs_f64();
@@ -189,14 +193,14 @@ impl Source for PendingSnapshot {
     fn snapshot(&mut self) -> perilune_checkpoint::Result<Snapshot> {
         let step = self.step;
         if let Some(dir) = &self.dir {
-            // A file system that cannot sync gives no guarantee after a power failure anyway.
-            for name in ["metrics.jsonl", "ledger.jsonl", "run.json", ""] {
+            // A file system that cannot sync gives no guarantee after a power failure in any case.
+            for name in [run_log::METRICS, run_log::LEDGER, "run.json", ""] {
                 let _ = std::fs::File::open(dir.join(name)).and_then(|f| f.sync_all());
             }
         }
         let values = self.copies.read().map_err(|source| perilune_checkpoint::Error::Device { step, source })?;
         let (mut model, mut optimizer) = (Vec::new(), Vec::new());
-        // For people; a resume reads the States.
+        // Informational; a resume reads the States.
         let scaler = self.paths.iter().zip(&values).filter_map(|(path, value)| {
             let name = path.strip_prefix(SCALER).filter(|_| value.numel() == 1)?;
             Some((name.to_string(), json!(value.get_f64(0))))

@@ -4,6 +4,7 @@
 
 use crate::checkpoints::Stall;
 use crate::error::{Error, Result};
+use crate::history::{self, HistoryEntry};
 use crate::monitor;
 use crate::numbers::{self, object};
 use crate::rundir::RunDir;
@@ -36,13 +37,13 @@ pub enum Event<'a> {
     Training,
     /// The run directory exists. `fields` describe the run, as in `run.json`.
     Start { fields: &'a Map<String, Value> },
-    /// What is trained: sizes for people; `samples` are those of each split.
+    /// The sizes of the model and the data, for display; `samples` has the number for each split.
     Recipe { name: &'a str, device: &'a str, parameters: u64, samples: &'a [(String, u64)], seed: i64 },
     /// The run continues from a checkpoint; `changed` lists params and lines that differ from the version that wrote it.
     Resumed { step: u64, dir: &'a Path, changed: &'a [String], states: Option<&'a str> },
     /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.
     Version { steps: u64, tokens_per_sample: Option<u64>, peak: Option<f64> },
-    /// A step has been issued. Seconds that it took, those of them spent on making batches, FLOP of its matrix products.
+    /// A step has been issued: its seconds, those of them spent on batches, and the FLOP of its matrix products.
     Issued { step: u64, seconds: f64, data_seconds: f64, flops: f64 },
     /// The numbers of a step have been read, one step after it was issued.
     Step { step: u64, seconds: f64, loss: f64, metrics: &'a [(String, f64)], samples: u64 },
@@ -60,7 +61,7 @@ pub enum Event<'a> {
     Applied { step: u64, changed: &'a [String], plans: u64, ms: f64, states: Option<&'a str> },
     /// A new version was refused at `step`. With `back_to` the steps after that one are void and will be repeated.
     Refused { step: u64, back_to: Option<u64>, error: &'a str },
-    /// Something to look at; `details` are further fields of the JSON object.
+    /// A warning; `details` are further fields of the JSON object.
     Warning { step: Option<u64>, message: &'a str, details: &'a Map<String, Value> },
     /// The loop has ended, with or without an error; no step follows.
     LoopEnded,
@@ -68,7 +69,7 @@ pub enum Event<'a> {
     Finished { steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
     /// A stop request ended the run.
     Stopped { code: usize, step: u64, steps: u64 },
-    /// The run failed; `run_dir` has its record, if it got that far.
+    /// The run failed; `run_dir` has its record, if it was created.
     Failed { error: &'a Error, run_dir: Option<&'a Path> },
     /// The last event of a run that has not failed.
     Done { status: &'a str, steps: u64, seconds: f64, metrics: &'a [(String, f64)], weights: Option<&'a str> },
@@ -77,7 +78,7 @@ pub enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// Returns the JSON object of an event; `None` for events that only a person needs.
+    /// Returns the JSON object of an event, or `None` for events that are only displayed.
     pub fn json(&self) -> Option<Value> {
         Some(match self {
             Event::Start { fields } => with(json!({ "event": "start" }), fields),
@@ -152,7 +153,7 @@ pub(crate) struct Reporter {
     pub dir: Option<RunDir>,
     /// The last value of every metric, for the last event.
     pub latest: Vec<(String, f64)>,
-    /// When training began in this process, and the seconds of training in earlier processes of the run.
+    /// The time at which training began in this process, and the seconds of training in earlier processes of the run.
     begun: Instant,
     before: f64,
 }
@@ -162,7 +163,7 @@ impl Reporter {
         Reporter { listener, dir: None, latest: Vec::new(), begun: Instant::now(), before: 0.0 }
     }
 
-    /// Starts the clock of the events' `seconds`, at what earlier processes of the run have taken.
+    /// Starts the clock of the events' `seconds` at the time that earlier processes of the run have taken.
     pub fn begin(&mut self, before: f64) {
         (self.begun, self.before) = (Instant::now(), before);
     }
@@ -181,12 +182,12 @@ impl Reporter {
         }
     }
 
-    /// Passes an event to the listener alone.
+    /// Passes an event to the listener only.
     pub fn tell(&self, event: &Event<'_>) {
         self.listener.event(event);
     }
 
-    /// Passes an event to the listener and writes it to the log, with the values that curves are drawn of.
+    /// Passes an event to the listener and writes it to the log, with the values of the curves.
     fn log(&mut self, event: &Event<'_>, step: u64, values: &[(String, f64)]) -> Result<()> {
         self.tell(event);
         let (Some(dir), Some(json)) = (self.dir.as_mut(), event.json()) else { return Ok(()) };
@@ -211,7 +212,7 @@ impl Reporter {
         self.log(&event, step, &monitor::metrics(readings))
     }
 
-    /// Reports metrics of a split, whose name is put before theirs.
+    /// Reports metrics of a split, with the split's name as a prefix.
     pub fn evaluation(&mut self, step: u64, split: &str, metrics: &[(String, f64)]) -> Result<()> {
         tracing::info!(step, split, "evaluated");
         let values: Vec<(String, f64)> = metrics.iter().map(|(name, v)| (format!("{split}/{name}"), *v)).collect();
@@ -243,13 +244,18 @@ impl Reporter {
         self.log(event, step, &[])
     }
 
+    /// Appends a line to the history of versions in the run directory.
+    pub fn history(&mut self, entry: &HistoryEntry<'_>) -> Result<()> {
+        self.dir.as_mut().map_or(Ok(()), |dir| history::record(dir, entry))
+    }
+
     /// Reports a warning that belongs to no step.
     pub fn warning(&self, message: &str) {
         tracing::warn!("{message}");
         self.tell(&Event::Warning { step: None, message, details: &Map::new() });
     }
 
-    /// Reports a warning about a step, which the log of the run keeps too.
+    /// Reports a warning about a step, also to the log of the run.
     pub fn warning_at(&mut self, step: u64, message: &str, details: &Map<String, Value>) -> Result<()> {
         tracing::warn!(step, "{message}");
         self.log(&Event::Warning { step: Some(step), message, details }, step, &[])?;

@@ -1,5 +1,5 @@
-//! Finds the commit that a recipe was run at by reading `.git`, without running git. It does not say whether files were
-//! changed since: the run directory has its own copy of the recipe.
+//! Finds the commit of a recipe by reading `.git`, without running git. It does not detect whether files were
+//! changed since, because the run directory has its own copy of the recipe.
 
 use std::path::{Path, PathBuf};
 

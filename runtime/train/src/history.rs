@@ -2,13 +2,14 @@
 //! earlier one, every resume.
 //!
 //! `ledger.jsonl` has one line for each; the files of an applied version are in `recipe@STEP/`. Together with the start in
-//! `run.json` and `recipe/` they tell a replay which version ran from which step on.
+//! `run.json` and `recipe/` they define for a replay which version ran from which step on.
 
 use crate::error::{Error, Result, disk};
 use crate::params::{self, Params};
+use crate::run_log::{self, LEDGER};
+use crate::rundir::RunDir;
 use perilune_lua::Run;
 use serde_json::{Map, Value, json};
-use std::io::Write;
 use std::path::{Path, PathBuf};
 
 /// The files of a version with their texts, the recipe itself first.
@@ -19,7 +20,7 @@ pub fn dir_of(path: &Path) -> PathBuf {
     path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")).to_path_buf()
 }
 
-/// Says what happened to a version.
+/// The outcome of a version.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Change {
     /// An edit, or the return to the version before one. `from_trial`: the States of before the trial were still in memory.
@@ -39,7 +40,7 @@ pub(crate) struct HistoryEntry<'a> {
     /// The version that ran before, and this one.
     pub before: &'a Files,
     pub files: &'a Files,
-    /// How many States were kept, for people.
+    /// The number of States that were kept, for display.
     pub states: Option<String>,
     pub error: Option<&'a str>,
     /// The run that continues with it, and its params.
@@ -111,9 +112,8 @@ fn folder(dir: &Path, step: u64) -> String {
     names.into_iter().find(|name| !dir.join(name).exists()).unwrap_or_default()
 }
 
-/// Appends a line to the history of the run in `dir`, and stores the files of an applied version.
-pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
-    let at = dir.join("ledger.jsonl");
+/// Appends a line to the history of a run, and stores the files of an applied version.
+pub(crate) fn record(dir: &mut RunDir, e: &HistoryEntry<'_>) -> Result<()> {
     let home = dir_of(&e.files.first().map(|f| f.0.clone()).unwrap_or_default());
     let inside = |p: &Path| p.strip_prefix(&home).unwrap_or(p).display().to_string();
     let ok = !matches!(e.kind, Change::Refused { .. });
@@ -150,28 +150,16 @@ pub(crate) fn record(dir: &Path, e: &HistoryEntry<'_>) -> Result<()> {
     }
     put("files", hashes(e.files, &home));
     if ok {
-        let name = folder(dir, e.step);
+        let name = folder(&dir.path, e.step);
         for (path, text) in e.files {
-            let to = dir.join(&name).join(inside(path));
+            let to = dir.path.join(&name).join(inside(path));
             let parent = dir_of(&to);
             std::fs::create_dir_all(&parent).map_err(disk("create", &parent))?;
             std::fs::write(&to, text).map_err(disk("write", &to))?;
         }
         put("dir", name.into());
     }
-    repair(&at)?;
-    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(&at).map_err(disk("write to", &at))?;
-    writeln!(file, "{}", Value::Object(line)).map_err(disk("write to", &at))
-}
-
-/// Removes an incomplete last line: the process that wrote it may have been killed.
-fn repair(at: &Path) -> Result<()> {
-    let Ok(text) = std::fs::read_to_string(at) else { return Ok(()) };
-    if text.is_empty() || text.ends_with('\n') {
-        return Ok(());
-    }
-    let whole = text.rfind('\n').map_or("", |end| &text[..=end]);
-    std::fs::write(at, whole).map_err(disk("write to", at))
+    dir.append_history(&Value::Object(line))
 }
 
 /// A version that ran from a step on.
@@ -218,7 +206,7 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
         let at = dir.join(name);
         let text = crate::rundir::text_of(&at)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
-            return Err(Error::Refused(format!("{}: is not the file that ran: its hash is another", at.display())));
+            return Err(Error::Refused(format!("{}: is not the file that ran: its hash differs", at.display())));
         }
         out.push((home.join(name), text));
     }
@@ -229,8 +217,9 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
 pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(Files, Vec<Version>)> {
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
-    let at = dir.join("ledger.jsonl");
-    let ledger = if at.exists() { crate::rundir::text_of(&at)? } else { String::new() };
+    let at = dir.join(LEDGER);
+    let ledger = run_log::text(dir, LEDGER)?;
+    run_log::verify(dir, LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();
@@ -241,7 +230,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
             if k + 1 == lines.len() && !ledger.ends_with('\n') {
                 break;
             }
-            return Err(Error::Refused(format!("{}: is no ledger: {line}", at.display())));
+            return Err(Error::Refused(format!("{}: is not a ledger entry: {line}", at.display())));
         };
         if let Some(now) = entry["device"].as_str()
             && let Some(was) = device
@@ -249,7 +238,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
         {
             let dir = dir.display();
             return Err(Error::Usage(format!(
-                "{dir}: the run went from {was} to {now} at step {step}; what can be repeated stays on one device"
+                "{dir}: the run went from {was} to {now} at step {step}; only a run on one device can be repeated"
             )));
         }
         if !ok {
@@ -267,7 +256,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
     let version = |(since, e): (u64, Value)| {
         let folder = e["dir"].as_str().map_or_else(|| format!("recipe@{since}"), String::from);
         if folder.contains(['/', '\\']) || folder.starts_with('.') {
-            return Err(Error::Refused(format!("{}: dir: is no folder of the run: {folder}", at.display())));
+            return Err(Error::Refused(format!("{}: dir: is not a folder of the run: {folder}", at.display())));
         }
         Ok(Version {
             since,
@@ -355,7 +344,7 @@ mod tests {
             assert!(e.contains(text), "{e}");
         };
         fails(&[json!({ "step": 8, "ok": true, "device": "cuda:0", "files": [] })], "from cpu to cuda:0 at step 8");
-        fails(&[json!({ "step": 8, "ok": true, "dir": "../x", "files": [] })], "is no folder of the run");
+        fails(&[json!({ "step": 8, "ok": true, "dir": "../x", "files": [] })], "is not a folder of the run");
         put("recipe@7/a.lua", "other");
         fails(&two, "recipe@7/a.lua: is not the file that ran");
     }

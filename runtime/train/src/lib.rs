@@ -2,13 +2,14 @@
 //!
 //! A [`RunSpec`] describes a run as plain data. A [`Trainer`] drives it in a [`perilune_lua::Runtime`] that the caller opens,
 //! and reports every [`Event`] to a [`Listener`]. Another thread, or a signal handler, makes requests through a [`Control`],
-//! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process; what it writes
-//! lies in the run directory (`rundir.rs`).
+//! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process. It writes only to
+//! the run directory (`rundir.rs`).
 //!
 //! ```no_run
 //! use perilune_lua::{Runtime, RuntimeOptions};
 //! use perilune_train::{Control, Event, RunSpec, Trainer};
 //! use std::rc::Rc;
+//! use std::sync::Arc;
 //!
 //! # fn main() -> perilune_train::Result<()> {
 //! let spec = RunSpec { recipe: "recipes/digits.lua".into(), checkpoint_every: Some(100), ..RunSpec::default() };
@@ -19,7 +20,7 @@
 //!     }
 //! });
 //! let outcome = Trainer::new(spec, control, listener).run(|spec| {
-//!     let backend = Rc::new(perilune_cpu::Cpu::new(None));
+//!     let backend = Arc::new(perilune_cpu::Cpu::new(None));
 //!     let print = Rc::new(|text: &str| println!("{text}"));
 //!     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
 //! })?;
@@ -44,6 +45,8 @@ pub mod params;
 mod replay;
 mod resume;
 mod retention;
+mod run_lock;
+mod run_log;
 mod rundir;
 mod source;
 mod spec;

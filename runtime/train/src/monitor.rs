@@ -93,7 +93,7 @@ mod tests {
         }
         assert!(last >= 3.0, "{last}");
         drop(monitor);
-        // One that waits for long is ended at once.
+        // A long wait between samples does not delay the end of the thread.
         let monitor = Monitor::every(Box::new(|| None), Duration::from_secs(600), EVERY).expect("a thread");
         assert!(monitor.take().is_none());
         let start = Instant::now();

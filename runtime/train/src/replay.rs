@@ -32,14 +32,14 @@ impl Replay {
     pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<Replay> {
         let steps = record.get("steps_done").and_then(Value::as_u64);
         let steps = steps.ok_or_else(|| {
-            Error::Usage(format!("{}: the run has not ended; only what has can be repeated", dir.display()))
+            Error::Usage(format!("{}: the run has not ended; only ended runs can be repeated", dir.display()))
         })?;
         let (files, versions) = history::read(dir, record, recipe)?;
         // Histories of older releases lack resumes; `run.json` counts them.
         let resumed = record.get("resumed").and_then(Value::as_array).map_or(0, Vec::len);
         if resumed > 0 && !versions.iter().any(|v| v.resumed) {
             return Err(Error::Usage(format!(
-                "{}: the run was resumed by a version that did not say how; it cannot be repeated",
+                "{}: the run was resumed by a version that did not record how; it cannot be repeated",
                 dir.display()
             )));
         }

@@ -4,6 +4,10 @@ use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
 use crate::history::{self, Change, Files, HistoryEntry};
 use crate::params::{self, Params};
+use crate::run_lock::RunLock;
+use crate::run_log;
+use crate::rundir::{LogTail, RunDir};
+use perilune_checkpoint::seal::{self, RECORD_SEAL};
 use perilune_checkpoint::{Snapshot, list, read};
 use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
 use serde_json::{Map, Value};
@@ -18,15 +22,25 @@ pub struct Resume {
     pub record: Map<String, Value>,
     snapshot: Snapshot,
     path: PathBuf,
+    /// Of a run that is going to be written.
+    _lock: Option<RunLock>,
 }
 
-/// Reads the `run.json` of a run.
+/// Reads the `run.json` of a run, and checks its seal.
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
     let at = dir.join("run.json");
-    match serde_json::from_str(&crate::rundir::text_of(&at)?) {
-        Ok(Value::Object(map)) => Ok(map),
-        _ => Err(Error::Refused(format!("{}: is not the record of a run", at.display()))),
+    let text = crate::rundir::text_of(&at)?;
+    let Ok(Value::Object(mut record)) = serde_json::from_str(&text) else {
+        return Err(Error::Refused(format!("{}: is not the record of a run", at.display())));
+    };
+    // A run without an id is of a release without seals.
+    if record.contains_key(RECORD_SEAL) || record.contains_key("id") {
+        seal::unseal(&mut record, &text).map_err(|rule| {
+            let hint = "restore the file; `--set` changes the params of a run that is resumed";
+            Error::Refused(format!("{}: {RECORD_SEAL}: {rule}\n  hint: {hint}", at.display()))
+        })?;
     }
+    Ok(record)
 }
 
 /// Finds the run below `runs/` of this recipe file that was started last.
@@ -54,7 +68,9 @@ impl Resume {
                 ))
             })?,
         };
-        Resume::of(dir, "--resume")
+        // Before its checkpoint is read: another process may be replacing it.
+        let lock = dir.join("run.json").exists().then(|| RunLock::take(&dir)).transpose()?;
+        Ok(Resume { _lock: lock, ..Resume::of(dir, "--resume")? })
     }
 
     /// Reads the last checkpoint of the run in `dir`; messages begin with `op`.
@@ -63,20 +79,29 @@ impl Resume {
         let found = list(&checkpoints)?;
         let Some(newest) = found.last() else {
             return Err(Error::Usage(format!(
-                "{op}: there is no checkpoint in {}; a run writes some with --checkpoint-every N, and one when it ends or is stopped",
+                "{op}: there is no checkpoint in {}; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
                 checkpoints.display()
             )));
         };
         let snapshot = read(&newest.path).map_err(|e| match Error::from(e) {
             Error::Refused(text) if found.len() > 1 => Error::Refused(format!(
-                "{text}\n  hint: remove {} to go on from step {}",
+                "{text}\n  hint: remove {} to continue from step {}",
                 newest.path.display(),
                 found[found.len() - 2].step
             )),
             other => other,
         })?;
         let record = record_of(&dir)?;
-        Ok(Resume { dir, record, path: newest.path.clone(), snapshot })
+        if snapshot.record.contains_key(run_log::LOGS) && !record.contains_key("id") {
+            let at = dir.join("run.json");
+            return Err(Error::Refused(format!("{}: id: is missing: the file was changed or damaged", at.display())));
+        }
+        Ok(Resume { dir, record, path: newest.path.clone(), snapshot, _lock: None })
+    }
+
+    /// Opens the run directory to continue in it.
+    pub(crate) fn open_dir(&self) -> Result<(RunDir, LogTail)> {
+        RunDir::resume(&self.dir, self.record.clone(), &self.snapshot.record, self.step())
     }
 
     /// Returns the step of the checkpoint.
@@ -149,7 +174,7 @@ impl Resume {
         let handover = run.take_over(source, &DroppedStates::default(), how)?;
         if !edited && !handover.exact() {
             return Err(refuse(format!(
-                "does not fit the recipe: {}\n  hint: `--resume --edited` goes on with what fits, `perilune check RECIPE --against {}` shows what that is",
+                "does not fit the recipe: {}\n  hint: `--resume --edited` continues with the States that fit; `perilune check RECIPE --against {}` lists them",
                 handover.misfit(),
                 self.dir.display()
             )));
@@ -195,7 +220,7 @@ impl Resume {
             device: about["device"].as_str(),
             ..HistoryEntry::new(files)
         };
-        history::record(&self.dir, &entry)?;
+        reporter.history(&entry)?;
         let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
         // An edited default that was not applied is applied by a later resume with `edited`.
         let waits = !edited && self.record.contains_key("defaults");

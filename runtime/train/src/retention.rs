@@ -7,7 +7,7 @@ use perilune_core::error::did_you_mean;
 use perilune_lua::Run;
 use serde_json::{Value, json};
 
-/// What the caller asks for; `None` leaves the choice to the recipe.
+/// The options of the caller; `None` leaves the choice to the recipe.
 #[derive(Clone, Debug)]
 pub struct Retention {
     /// Keep this many of the last checkpoints; 0 keeps all.
@@ -45,7 +45,7 @@ impl Best {
         };
         let Some((split, metric)) = name.split_once('/').filter(|(s, m)| !s.is_empty() && !m.is_empty()) else {
             return Err(Error::Usage(format!(
-                "{from}: '{text}' names no metric of an evaluation; write SPLIT/METRIC, as in valid/loss or valid/accuracy:max"
+                "{from}: '{text}' is not a metric of an evaluation; write SPLIT/METRIC, as in valid/loss or valid/accuracy:max"
             )));
         };
         let max = mode.or(max).unwrap_or(false);
@@ -66,7 +66,7 @@ impl Best {
         json!({ "metric": name, "max": self.max, "step": self.step(), "value": self.at.map(|a| a.1) })
     }
 
-    /// Takes over the best up to `step` from the record of a resumed run, if it is by the same metric.
+    /// Restores the best checkpoint up to `step` from the record of a resumed run, if it is by the same metric.
     pub fn recalled(mut self, recorded: Option<&Value>, step: u64) -> Best {
         let mine = self.record();
         if let Some(recorded) = recorded

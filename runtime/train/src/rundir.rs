@@ -1,21 +1,26 @@
-//! Creates and updates the run directory, which has everything needed to repeat a run and to look at it.
+//! Creates and updates the run directory, which has everything needed to repeat and inspect a run.
 //!
 //! ```text
-//! run.json                 what ran, on what, how it ended
+//! run.json                 recipe, device, result; sealed
 //! recipe/                  the recipe and the files it required, as they were
-//! metrics.jsonl            the step and eval events
+//! metrics.jsonl            the step and eval events; sealed line by line
+//! ledger.jsonl             edits and resumes, if there were any; sealed line by line
 //! tb/                      TensorBoard events (`tensorboard --logdir runs`)
 //! checkpoints/step-N/      see `perilune_checkpoint`
 //! ```
 //!
-//! It is created when training starts; creating it claims its name, so two runs never share one. `run.json` is replaced by
-//! a rename, so a reader never sees a partial file.
+//! It is created when training starts; creating it claims its name, so two runs never share one. One process at a time writes
+//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals show a later change
+//! (`run_log.rs`); a resume and a replay check them.
 
 use crate::error::{Error, Result, disk};
+use crate::run_lock::RunLock;
+use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::tensorboard::EventFile;
-use serde_json::{Map, Value};
-use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Read, Write};
+use perilune_checkpoint::seal;
+use serde_json::{Map, Value, json};
+use std::fs::{self, File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -30,12 +35,16 @@ pub struct RunDir {
     record: Map<String, Value>,
     /// A write of `run.json` in the background.
     writing: Option<JoinHandle<Result<()>>>,
-    metrics: BufWriter<File>,
+    metrics: RunLog,
+    /// Opened when the first line is written.
+    ledger: Option<RunLog>,
     board: EventFile,
     flushed: Instant,
+    /// Of a new run; that of a resumed one belongs to [`crate::Resume`].
+    _lock: Option<RunLock>,
 }
 
-/// What the log of a resumed run has up to the step of its checkpoint.
+/// The log of a resumed run up to the step of its checkpoint.
 #[derive(Default)]
 pub(crate) struct LogTail {
     /// The metrics of the evaluation of `valid` at that step, if there was one.
@@ -60,27 +69,30 @@ pub fn hostname() -> String {
 
 /// Reads a small text file of a run directory, which may come from an untrusted source.
 pub fn text_of(path: &Path) -> Result<String> {
-    const MOST: u64 = 64 << 20;
-    // Checked before it is opened: opening a pipe would wait for a writer.
-    let meta = fs::metadata(path).map_err(disk("read", path))?;
-    let no = |rule: &str| Err(Error::Refused(format!("{}: {rule}", path.display())));
-    if !meta.is_file() {
-        return no("file: is not a regular file");
-    }
-    if meta.len() > MOST {
-        return no(&format!("size: is {} bytes; such a file has at most {MOST}", meta.len()));
+    text_within(path, 64 << 20)
+}
+
+/// Reads a text file of at most `most` bytes. Anything but a regular file is refused, and never waited for.
+pub(crate) fn text_within(path: &Path, most: u64) -> Result<String> {
+    let file = run_log::open(path, OpenOptions::new().read(true))?;
+    let size = file.metadata().map_err(disk("read", path))?.len();
+    if size > most {
+        return Err(Error::Refused(format!(
+            "{}: size: is {size} bytes; such a file has at most {most}",
+            path.display()
+        )));
     }
     let mut text = String::new();
-    File::open(path).and_then(|f| f.take(MOST).read_to_string(&mut text)).map_err(disk("read", path))?;
+    file.take(most).read_to_string(&mut text).map_err(disk("read", path))?;
     Ok(text)
 }
 
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
-/// the old or the new one is there.
+/// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
-    let write = |mut f: File| f.write_all(text.as_bytes()).and_then(|()| f.sync_all());
-    let written = File::create(&new).and_then(write).and_then(|()| fs::rename(&new, &to));
+    let mut file = run_log::create(&new)?;
+    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, &to));
     written.map_err(disk("write", &to))
 }
 
@@ -96,7 +108,7 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
         return match File::create_new(path.join("run.json")) {
             Ok(_) => Ok(path.to_path_buf()),
             Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Usage(format!(
-                "--run-dir {}: it holds a run already; choose another directory",
+                "--run-dir {}: it already contains a run; choose another directory",
                 path.display()
             ))),
             Err(e) => Err(disk("write to the run directory", path)(e)),
@@ -116,20 +128,13 @@ fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
     Err(Error::System("cannot find a free name for the run directory".into()))
 }
 
-/// Truncates `metrics.jsonl` to the events up to a step, opens it for appending, and returns what the rest of the run needs.
-fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, LogTail)> {
-    let at = path.join("metrics.jsonl");
-    let text = match fs::read_to_string(&at) {
-        Ok(text) => text,
-        Err(e) if e.kind() == ErrorKind::NotFound => String::new(),
-        Err(e) => return Err(disk("read", &at)(e)),
-    };
-    let (mut lines, mut kept) = (String::new(), LogTail::default());
-    for line in text.lines() {
-        // The last line may be incomplete: its process may have been killed.
+/// Returns the lines of a metrics log up to a step, and what the rest of the run needs of them.
+fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
+    let (mut lines, mut kept) = (Vec::new(), LogTail::default());
+    for line in run_log::complete(text) {
         let event: Value = serde_json::from_str(line).unwrap_or_default();
         if event["step"].as_u64().is_some_and(|s| s <= step) {
-            lines.extend([line, "\n"]);
+            lines.push(line);
             kept.seconds = event["seconds"].as_f64().unwrap_or(kept.seconds);
             match event["event"].as_str() {
                 Some("step") => {
@@ -148,10 +153,22 @@ fn cut(path: &Path, step: u64) -> Result<(BufWriter<File>, LogTail)> {
             kept.evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(kept.evaluated);
         }
     }
-    let new = path.join(".metrics.jsonl.new");
-    fs::write(&new, lines).and_then(|()| fs::rename(&new, &at)).map_err(disk("write", &at))?;
-    let metrics = fs::OpenOptions::new().append(true).open(&at).map_err(disk("write to", &at))?;
-    Ok((BufWriter::new(metrics), kept))
+    (lines, kept)
+}
+
+/// Opens a new TensorBoard file in `tb/`.
+fn board(path: &Path) -> Result<EventFile> {
+    let tb = path.join("tb");
+    own_folder(&tb)?;
+    EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))
+}
+
+/// Creates a folder of the run directory unless it exists. A link is refused: it could lead anywhere.
+fn own_folder(path: &Path) -> Result<()> {
+    if path.is_symlink() {
+        return Err(Error::Refused(format!("{}: folder: is a link; it must be a folder of the run", path.display())));
+    }
+    fs::create_dir_all(path).map_err(disk("create", path))
 }
 
 impl RunDir {
@@ -159,44 +176,68 @@ impl RunDir {
     pub fn create(
         given: Option<&Path>,
         name: &str,
-        record: Map<String, Value>,
+        mut record: Map<String, Value>,
         files: &[(PathBuf, String)],
     ) -> Result<RunDir> {
         let path = claim(given, name)?;
+        let lock = RunLock::take(&path)?;
         for (inside, text) in files {
             let to = path.join("recipe").join(inside);
             let dir = to.parent().unwrap_or(&path);
             fs::create_dir_all(dir).map_err(disk("create", dir))?;
             fs::write(&to, text).map_err(disk("write", &to))?;
         }
-        let metrics = path.join("metrics.jsonl");
-        let metrics = BufWriter::new(File::create(&metrics).map_err(disk("create", &metrics))?);
-        let tb = path.join("tb");
-        fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
-        let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
-        let mut dir = RunDir { path, record, writing: None, metrics, board, flushed: Instant::now() };
+        record.insert("id".into(), id(&record).into());
+        let metrics = RunLog::replace(&path, METRICS, &record, std::iter::empty())?;
+        let board = board(&path)?;
+        let (writing, ledger, flushed) = (None, None, Instant::now());
+        let mut dir = RunDir { path, record, writing, metrics, ledger, board, flushed, _lock: Some(lock) };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
     }
 
-    /// Opens the directory of a run that continues from its checkpoint of `step`; events after it are dropped.
-    pub(crate) fn resume(path: &Path, record: Map<String, Value>, step: u64) -> Result<(RunDir, LogTail)> {
-        let (metrics, kept) = cut(path, step)?;
-        let tb = path.join("tb");
-        fs::create_dir_all(&tb).map_err(disk("create", &tb))?;
-        let board = EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))?;
-        let mut dir =
-            RunDir { path: path.to_path_buf(), record, writing: None, metrics, board, flushed: Instant::now() };
-        let mut resumed = dir.record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
+    /// Opens the directory of a run that continues from its checkpoint of `step`; events after it are dropped. The logs must
+    /// pass the lines where their chains stood in `record`, which is `run.json`, and in the record of the checkpoint.
+    pub(crate) fn resume(
+        path: &Path,
+        mut record: Map<String, Value>,
+        checkpoint: &Map<String, Value>,
+        step: u64,
+    ) -> Result<(RunDir, LogTail)> {
+        own_folder(&path.join("checkpoints"))?;
+        let (metrics, ledger) = (run_log::text(path, METRICS)?, run_log::text(path, LEDGER)?);
+        for (log, text) in [(METRICS, &metrics), (LEDGER, &ledger)] {
+            for from in [&record, checkpoint] {
+                run_log::verify(path, log, text, &record, run_log::stood(from, log))?;
+            }
+        }
+        if !record.contains_key("id") {
+            record.insert("id".into(), id(&record).into());
+        }
+        // From here on the chains move: they end where the run does.
+        record.shift_remove(LOGS);
+        let mut resumed = record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
-        dir.update([("status", Value::from("running")), ("resumed", resumed.into())])?;
-        Ok((dir, kept))
+        record.insert("status".into(), "running".into());
+        record.insert("resumed".into(), resumed.into());
+        replace(path, &seal::seal(record.clone()))?;
+
+        let (lines, tail) = up_to(&metrics, step);
+        let metrics = RunLog::replace(path, METRICS, &record, lines.into_iter())?;
+        let ledger = match ledger.is_empty() {
+            true => None,
+            false => Some(RunLog::replace(path, LEDGER, &record, run_log::complete(&ledger))?),
+        };
+        let (board, writing, flushed) = (board(path)?, None, Instant::now());
+        let dir = RunDir { path: path.to_path_buf(), record, writing, metrics, ledger, board, flushed, _lock: None };
+        Ok((dir, tail))
     }
 
     /// Drops the events after a step that the run goes back to.
     pub fn rewind(&mut self, step: u64) -> Result<()> {
         self.flush()?;
-        self.metrics = cut(&self.path, step)?.0;
+        let text = run_log::text(&self.path, METRICS)?;
+        self.metrics = RunLog::replace(&self.path, METRICS, &self.record, up_to(&text, step).0.into_iter())?;
         Ok(())
     }
 
@@ -212,7 +253,8 @@ impl RunDir {
             self.record.insert(key.to_string(), value);
         }
         self.updated()?;
-        let (path, text) = (self.path.clone(), Arc::new(format!("{:#}\n", Value::Object(self.record.clone()))));
+        self.check_in_place()?;
+        let (path, text) = (self.path.clone(), Arc::new(seal::seal(self.record.clone())));
         let work = {
             let (path, text) = (path.clone(), text.clone());
             move || replace(&path, &text)
@@ -225,6 +267,15 @@ impl RunDir {
         Ok(())
     }
 
+    /// Ends the run: syncs both logs, and writes the last fields of `run.json` with where the chains of the logs ended.
+    pub fn finish<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<()> {
+        self.flush()?;
+        self.metrics.sync()?;
+        self.ledger.as_mut().map_or(Ok(()), RunLog::sync)?;
+        let heads = self.heads();
+        self.update(fields.into_iter().chain([(LOGS, heads)]))
+    }
+
     /// Waits for the write in the background.
     fn updated(&mut self) -> Result<()> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
@@ -234,15 +285,51 @@ impl RunDir {
 
     /// Appends an event to `metrics.jsonl`, and its numbers to the TensorBoard file.
     pub fn log(&mut self, event: &Value, step: u64, values: &[(String, f64)]) -> Result<()> {
-        let written = writeln!(self.metrics, "{event}")
-            .and_then(|()| self.board.scalars(now(), step, values.iter().map(|(k, v)| (k.as_str(), *v))));
-        written.map_err(disk("write to", &self.path))?;
+        self.metrics.append(event)?;
+        let values = values.iter().map(|(k, v)| (k.as_str(), *v));
+        self.board.scalars(now(), step, values).map_err(disk("write to", &self.path))?;
         if self.flushed.elapsed() > FLUSH { self.flush() } else { Ok(()) }
     }
 
-    /// Flushes both logs.
+    /// Appends a line to the history of versions, `ledger.jsonl`.
+    pub(crate) fn append_history(&mut self, line: &Value) -> Result<()> {
+        self.check_in_place()?;
+        let ledger = match &mut self.ledger {
+            Some(ledger) => ledger,
+            none => none.insert(RunLog::replace(&self.path, LEDGER, &self.record, std::iter::empty())?),
+        };
+        ledger.append(line).and_then(|()| ledger.flush())
+    }
+
+    /// Returns the field `logs` of a record: where the chains of the logs stand.
+    pub(crate) fn heads(&self) -> Value {
+        let ledger = self.ledger.as_ref().map(|l| l.head().to_string());
+        let ledger = ledger.unwrap_or_else(|| run_log::chain(&self.record, LEDGER).head().to_string());
+        json!({ METRICS: self.metrics.head(), LEDGER: ledger })
+    }
+
+    /// Flushes both logs. A directory that was removed or renamed meanwhile is an error.
     pub fn flush(&mut self) -> Result<()> {
         self.flushed = Instant::now();
-        self.metrics.flush().and_then(|()| self.board.flush()).map_err(disk("write to", &self.path))
+        self.metrics.flush()?;
+        self.board.flush().map_err(disk("write to", &self.path))?;
+        self.check_in_place()
     }
+
+    fn check_in_place(&self) -> Result<()> {
+        if self.metrics.is_in_place() {
+            return Ok(());
+        }
+        Err(Error::System(format!(
+            "the run directory {} is gone: it was removed, renamed or replaced while the run was writing to it\n  \
+             hint: what was not in a checkpoint elsewhere is lost; start the run again",
+            self.path.display()
+        )))
+    }
+}
+
+/// Identifies a run: a hash of what is known of it at its start, among that the time, the process and the recipe.
+fn id(record: &Map<String, Value>) -> String {
+    let text = Value::Object(record.clone()).to_string();
+    blake3::hash(text.as_bytes()).to_hex()[..32].to_string()
 }

@@ -3,7 +3,28 @@
 use crate::error::{Error, Result, plain};
 use perilune_core::error::did_you_mean;
 use perilune_lua::{Loaded, Runtime};
+use std::io::{ErrorKind, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
+
+/// A recipe file has at most so many bytes.
+const MAX_BYTES: u64 = 64 << 20;
+
+/// Reads a regular file. Any other kind is invalid input, and is never waited for, as opening a pipe would be.
+fn read_regular(path: &Path) -> std::io::Result<Vec<u8>> {
+    let flags = rustix::fs::OFlags::NONBLOCK.bits() as i32;
+    let file = std::fs::OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(ErrorKind::InvalidInput.into());
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_BYTES + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > MAX_BYTES {
+        let text = format!("it has more than {MAX_BYTES} bytes, the limit for a recipe");
+        return Err(std::io::Error::new(ErrorKind::FileTooLarge, text));
+    }
+    Ok(bytes)
+}
 
 /// A recipe or script: its path and text.
 pub struct Source {
@@ -12,7 +33,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// Reads a recipe; refuses a file that cannot be one, with the reason.
+    /// Reads a recipe. A file that cannot be a recipe is refused with the reason.
     pub fn read(path: &Path) -> Result<Source> {
         let shown = path.display();
         let no = |text: String| Err(Error::Usage(text));
@@ -25,18 +46,17 @@ impl Source {
         if path.extension().is_some_and(|e| e != "lua") && path.exists() {
             return no(format!("{shown} is not a Lua file: a recipe's name ends in .lua"));
         }
-        let bytes = match std::fs::read(path) {
+        let bytes = match read_regular(path) {
             Ok(bytes) => bytes,
-            Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-                return no(format!("there is no file {shown}{}", near(path)));
-            }
+            Err(e) if e.kind() == ErrorKind::NotFound => return no(format!("there is no file {shown}{}", near(path))),
+            Err(e) if e.kind() == ErrorKind::InvalidInput => return no(format!("{shown} is not a regular file")),
             Err(e) => return no(format!("cannot read {shown}: {}", plain(&e))),
         };
         if bytes.starts_with(b"\x1bLua") {
             return no(format!("{shown} is compiled Lua bytecode; recipes are loaded as text only"));
         }
         match String::from_utf8(bytes) {
-            Ok(text) if text.contains('\0') => no(format!("{shown} holds zero bytes: it is not a text file")),
+            Ok(text) if text.contains('\0') => no(format!("{shown} contains zero bytes: it is not a text file")),
             Ok(text) => {
                 let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
                 Ok(Source { path: path.to_path_buf(), text })
@@ -45,7 +65,7 @@ impl Source {
                 let good = e.utf8_error().valid_up_to();
                 let line = e.as_bytes()[..good].iter().filter(|b| **b == b'\n').count() + 1;
                 no(format!(
-                    "{shown} is not UTF-8 text: line {line} holds the byte 0x{:02x}; save it as UTF-8",
+                    "{shown} is not UTF-8 text: line {line} contains the byte 0x{:02x}; save it as UTF-8",
                     e.as_bytes()[good]
                 ))
             }

@@ -7,7 +7,7 @@ use crate::resume::Resume;
 use crate::retention::Retention;
 use std::path::PathBuf;
 
-/// What to train, and how. Everything but the recipe may be left at its default.
+/// A description of a run. All fields except the recipe have defaults.
 #[derive(Clone, Debug, Default)]
 pub struct RunSpec {
     /// The recipe or script, a `.lua` file.
@@ -15,9 +15,9 @@ pub struct RunSpec {
     /// Params set explicitly, as `--set` gives them; the runtime has to be opened with the same ones.
     pub params: Vec<(String, String)>,
     pub start: StartOptions,
-    /// Where results go; `runs/NAME-DATE-TIME` by default. A resume looks for the run here.
+    /// The directory of results; `runs/NAME-DATE-TIME` by default. A resume reads the run here.
     pub run_dir: Option<PathBuf>,
-    /// Write a checkpoint every so many steps, besides the one at the end.
+    /// Write a checkpoint whenever the step is a multiple of this, besides the one at the end.
     pub checkpoint_every: Option<u64>,
     pub retention: Retention,
     /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run.
@@ -26,11 +26,11 @@ pub struct RunSpec {
     pub edited: bool,
     /// Apply edits of the recipe, and of the files it requires, when they are saved.
     pub watch: bool,
-    /// `stop`, `skip` or `warn`: what a non-finite loss or gradient norm does.
+    /// The policy for a non-finite loss or gradient norm: `stop`, `skip` or `warn`.
     pub on_nan: Option<String>,
-    /// `warn`, `skip`, `stop` or `off`: what a spike of the loss does.
+    /// The policy for a spike of the loss: `warn`, `skip`, `stop` or `off`.
     pub on_spike: Option<String>,
-    /// Repeat this run instead of what is on the disk.
+    /// Repeat this run instead of loading the recipe from the disk.
     pub replay: Option<Replay>,
     /// The command line and the number of CPU threads, for `run.json` only.
     pub command: Vec<String>,
@@ -45,9 +45,7 @@ impl RunSpec {
         for (name, value) in [("steps", self.start.steps.map(i64::from)), ("seed", self.start.seed)] {
             let Some(value) = value else { continue };
             if self.params.iter().any(|(key, _)| key == name) {
-                return Err(Error::Usage(format!(
-                    "--{name} and --set {name}=… say the same thing twice; give one of them"
-                )));
+                return Err(Error::Usage(format!("--{name} and --set {name}=… set the same param; give one of them")));
             }
             out.push((name.to_string(), value.to_string()));
         }

@@ -17,7 +17,7 @@ impl EventFile {
     /// Creates `DIR/events.out.tfevents.TIME.HOST.PID.NUMBER`, with the first free number.
     pub fn create(dir: &Path, wall_time: f64, host: &str) -> Result<EventFile> {
         let stem = format!("events.out.tfevents.{:.0}.{host}.{}", wall_time.floor(), std::process::id());
-        // A process that resumes its own run within a second needs a name of its own for each file.
+        // A process that resumes its own run within a second needs a different name for each file.
         let mut number = 0;
         let file = loop {
             match File::create_new(dir.join(format!("{stem}.{number}"))) {

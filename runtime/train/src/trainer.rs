@@ -57,7 +57,7 @@ impl Trainer {
             Err(Error::Recipe(e)) if e.cause == Cause::LeftBreakpoint => {
                 reporter.warning(&e.message);
                 if let Some(dir) = reporter.dir.as_mut() {
-                    dir.flush().and_then(|()| dir.update([("status", Value::from("interrupted"))]))?;
+                    dir.finish([("status", Value::from("interrupted"))])?;
                 }
                 let run_dir = reporter.dir.map(|d| d.path);
                 return Ok(Outcome { end: End::LeftBreakpoint, steps: 0, run_dir, weights: None });
@@ -72,7 +72,7 @@ impl Trainer {
                 ("metrics", object(&reporter.latest)),
             ];
             // The caller needs to see the first error; a full disk may be its cause.
-            let _ = dir.flush().and_then(|()| dir.update(fields));
+            let _ = dir.finish(fields);
         }
         let run_dir = reporter.dir.as_ref().map(|d| d.path.as_path());
         reporter.tell(&Event::Failed { error: &error, run_dir });
@@ -228,7 +228,7 @@ impl Session<'_> {
         let mut checkpoints = self.checkpoints(&about, &run, reporter)?;
         let mut tail = LogTail::default();
         if let Some(resume) = &self.resume {
-            let (dir, found) = RunDir::resume(&resume.dir, resume.record.clone(), resume.step())?;
+            let (dir, found) = resume.open_dir()?;
             (reporter.dir, tail) = (Some(dir), found);
             about.insert("resumed".into(), resume.step().into());
         }
@@ -317,7 +317,7 @@ impl Session<'_> {
         RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
     }
 
-    /// Does the last evaluations and the recipe's own end.
+    /// Runs the last evaluations and `recipe.finish`.
     fn conclude(&self, training: &mut TrainingLoop<'_>) -> Result<End> {
         let mut evaluations = Vec::new();
         for split in ["valid", "test"] {
@@ -347,8 +347,7 @@ impl Session<'_> {
         }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
-            dir.flush()?;
-            dir.update([
+            dir.finish([
                 ("status", status.into()),
                 ("steps_done", step.into()),
                 ("seconds", numbers::json(seconds)),
@@ -362,7 +361,7 @@ impl Session<'_> {
             && end == End::Finished
         {
             if *was != weights {
-                let text = format!("the weights differ from the run's: {weights}, then {was}");
+                let text = format!("the weights differ from those of the run: {weights}, then {was}");
                 return Err(Error::System(text));
             }
             reporter.tell(&Event::Reproduced);

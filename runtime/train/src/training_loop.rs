@@ -22,35 +22,35 @@ pub(crate) struct TrainingLoop<'a> {
     pub reporter: &'a mut Reporter,
     pub control: &'a Control,
     pub checkpoints: &'a mut Checkpoints,
-    /// Finds edits; the version on trial.
+    /// Finds edits, and holds the version on trial.
     pub reloader: Option<Reloader<'a>>,
     pub trial: Option<Trial>,
     /// A step whose evaluation and checkpoint have not been handled yet.
     pub owed: Option<u64>,
     /// The random number state before the step or evaluation that runs.
     pub rng: (u64, u32),
-    /// The last loss that was read is finite.
+    /// Whether the last loss that was read is finite.
     pub sound: bool,
-    /// The pending failure is a non-finite loss; States may be corrupt.
+    /// Whether the pending failure is a non-finite loss; States may be corrupt.
     pub corrupt: bool,
-    /// Ends the run at this step, whatever the recipe says.
+    /// The step at which the run ends, overriding the recipe.
     pub until: Option<u64>,
     pub(crate) pending: Option<Pending>,
     pub(crate) detector: Detector,
-    /// Samples the device's sensors, where it has some.
+    /// Samples the device's sensors, if it has any.
     pub monitor: Option<Monitor>,
     /// The anomaly policies of the caller, for non-finite values and for spikes, and those in force.
     pub(crate) policies: (Option<String>, Option<String>),
     pub(crate) on_nan: Policy,
     pub(crate) on_spike: Policy,
-    /// Steps in a row that were not finite, or skipped; whether the origin of one has been searched.
+    /// The number of non-finite or skipped steps in a row, and whether the origin of one has been searched.
     pub(crate) bad: u32,
     pub(crate) traced: bool,
     pub(crate) last_loss: Option<f64>,
     /// Seconds spent on making batches, and how many of them have been reported.
     pub data_time: Rc<Cell<f64>>,
     pub data_seen: f64,
-    /// Durations of the last of each.
+    /// The durations of the last step and the last evaluation.
     last_step: Option<Duration>,
     last_evaluation: Option<Duration>,
     /// The last evaluation of the valid split: step and metrics.
@@ -72,7 +72,7 @@ const LONG: u32 = 10;
 const LEAST: Duration = Duration::from_millis(500);
 const FIRST: Duration = Duration::from_secs(6);
 
-/// Says why a run ended without an error.
+/// The reason why a run ended without an error.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum End {
     Finished,
@@ -80,7 +80,7 @@ pub enum End {
     Stopped {
         code: usize,
     },
-    /// The person left at a breakpoint.
+    /// The user left at a breakpoint.
     LeftBreakpoint,
 }
 
@@ -163,7 +163,7 @@ impl<'a> TrainingLoop<'a> {
         }
     }
 
-    /// Does what is due after the last step, then issues the next one.
+    /// Runs the evaluation and the checkpoint that are due after the last step, then issues the next step.
     fn turn(&mut self) -> Result<Option<End>> {
         self.rng = self.run.rng();
         if let Some(step) = self.owed {
@@ -203,7 +203,7 @@ impl<'a> TrainingLoop<'a> {
         if let Some(before) = self.pending.replace(Pending { step, result, rng: self.rng, limit }) {
             self.report(before)?;
         }
-        // Includes the wait for the step before: the device computes while the host records.
+        // Includes the wait for the previous step: the device computes while the host records.
         let (seconds, flops) = (start.elapsed().as_secs_f64(), self.products() - products);
         let data_seconds = self.data_time.get() - self.data_seen;
         self.data_seen += data_seconds;
@@ -219,7 +219,7 @@ impl<'a> TrainingLoop<'a> {
         self.run.host().engine.borrow().executor.products
     }
 
-    /// Does the evaluation and the checkpoint that are due after a step.
+    /// Runs the evaluation and the checkpoint that are due after a step.
     fn after(&mut self, step: u64) -> Result<()> {
         let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
         let mut best = false;
@@ -254,7 +254,7 @@ impl<'a> TrainingLoop<'a> {
         self.sound = numbers.loss.is_finite();
         match self.detector.see(step, numbers.loss, norm, pending.limit) {
             Some(Finding::NotFinite { metric, value }) => {
-                // In a version on trial it is a bad edit, which `recover` reverts.
+                // In a version on trial the edit is at fault, and `recover` reverts it.
                 self.corrupt = true;
                 self.not_finite(&pending, metric, value)?;
                 self.corrupt = false;

@@ -7,8 +7,8 @@ use perilune_train::{Control, End, Error, Event, Outcome, Replay, Result, RunSpe
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// Sixty-four points on a plane, with a momentum optimizer: its moments have to survive a resume too.
@@ -29,24 +29,17 @@ end
 return recipe
 "#;
 
-/// The interrupt flag is one per process: runs of different tests must not overlap.
-fn alone() -> MutexGuard<'static, ()> {
-    static LOCK: Mutex<()> = Mutex::new(());
-    LOCK.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// A temporary directory with the recipe.
 struct Place {
     dir: tempfile::TempDir,
-    _alone: MutexGuard<'static, ()>,
 }
 
-/// What a run reported, in short.
+/// A summary of the events of a run.
 type Log = Rc<RefCell<Vec<String>>>;
 
 impl Place {
     fn new() -> Place {
-        let place = Place { _alone: alone(), dir: tempfile::tempdir().unwrap() };
+        let place = Place { dir: tempfile::tempdir().unwrap() };
         place.save(TINY);
         place
     }
@@ -91,7 +84,7 @@ impl Place {
 
 fn open(spec: &RunSpec) -> Result<Runtime> {
     let print = Rc::new(|_: &str| ());
-    let backend = Rc::new(Cpu::new(Some(1)));
+    let backend = Arc::new(Cpu::new(Some(1)));
     Ok(Runtime::new(RuntimeOptions { backend, params: spec.params.clone(), strict: true, print })?)
 }
 
@@ -183,7 +176,7 @@ fn an_edit_equals_a_stop_an_edit_and_a_resume_and_is_replayed() {
     assert_eq!(log[0], "resumed 5");
     assert_eq!(outcome.weights.as_ref(), Some(&weights));
 
-    // What is on the disk does not matter to a replay.
+    // A replay ignores the files on the disk.
     place.save("this is no Lua");
     for of in ["edited", "stopped"] {
         let (outcome, log) = train(place.replay(of), Control::default(), |_| {});
@@ -201,7 +194,7 @@ fn a_refused_edit_changes_no_bit() {
         ("syntax", format!("{TINY} end"), "tiny.lua:"),
         ("model", TINY.replace("function recipe.model(p)", "function recipe.model(p) error('no', 0)"), "no"),
         ("step", TINY.replace("  local error = ", raises), "no"),
-        // An error of the recipe that looks like a cancellation is none.
+        // An error of the recipe with the text of a cancellation is not a cancellation.
         (
             "text",
             TINY.replace("function recipe.data(p)", "function recipe.data(p) error('interrupted', 0)"),
@@ -265,7 +258,7 @@ fn a_failure_is_an_error_and_is_recorded() {
     assert!(matches!(outcome, Err(Error::Recipe(_))), "{outcome:?}");
     assert_eq!(*log.borrow(), ["failed true"]);
     assert_eq!(place.status("run"), "failed");
-    // Nothing was made for a recipe that is not there.
+    // No run directory was made for a missing recipe.
     let spec = RunSpec { recipe: place.at("none.lua"), ..place.spec("none") };
     let (outcome, log) = try_train(spec, Control::default(), |_| {});
     assert!(matches!(outcome, Err(Error::Usage(_))), "{outcome:?}");

@@ -1,5 +1,5 @@
-"""Writes the golden files of this folder with other people's libraries: NumPy, safetensors, PyTorch (for bf16), and
-PNG by the standard library alone. Run it in an environment that has the three; the files are committed."""
+"""Writes the golden files of this folder with reference libraries: NumPy, safetensors, PyTorch (for bf16), and
+PNG by the standard library. Run it in an environment with these three; the files are committed."""
 
 import pathlib
 import struct

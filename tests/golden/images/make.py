@@ -1,4 +1,4 @@
-"""Writes small pictures of many kinds and what Pillow makes of them: decoded.npz (RGB, the bits of each file) and scaled.npz (crops and sizes).
+"""Writes small images of many kinds and their pixels by Pillow: decoded.npz (RGB, the bits of each file) and scaled.npz (crops and sizes).
 
 Pillow is what torchvision's ImageFolder, Resize, CenterCrop and RandomResizedCrop work with by default. Needs Pillow (13.0.0 wrote these) and NumPy;
 the files are committed. The pictures are drawn here, in soft waves, since what JPEG loses of noise would differ from decoder to decoder.
@@ -35,7 +35,7 @@ def files():
     save("boat/near/narrow.jpg", rgb[3], quality=90)
     save("boat/near/progressive.jpg", rgb[4], quality=90, progressive=True)
     exif = Image.Exif()
-    exif[0x112] = 6                                                                  # to be turned: torchvision does not
+    exif[0x112] = 6                                                                  # rotated by EXIF, which torchvision ignores
     save("car/turned.jpg", rgb[5], quality=90, exif=exif)
     save("car/grey.jpg", rgb[2].convert("L"), quality=90)
     save("car/cmyk.jpg", rgb[0].convert("CMYK"), quality=95)
@@ -59,7 +59,7 @@ def decoded():
     out = {}
     for path in sorted(FOLDER.rglob("*.*")):
         image = Image.open(path)
-        # Pillow cuts grey of 16 bits off at 255; the high byte is what there is to see.
+        # Pillow clamps 16-bit grey at 255; the high byte has the visible image.
         pixels = np.repeat((np.array(image) >> 8).astype("u1")[..., None], 3, -1) if image.mode == "I;16" else np.array(image.convert("RGB"))
         out[str(path.relative_to(FOLDER))] = pixels
     np.savez_compressed(HERE / "decoded.npz", **out)

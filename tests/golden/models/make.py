@@ -39,7 +39,7 @@ def llama():
 
 
 class ResNet(torchvision.models.ResNet):
-    """torchvision's, with narrower layers than its constructor makes."""
+    """torchvision's model with narrower layers than its constructor supports."""
 
     def __init__(self, width, blocks, classes):
         torch.nn.Module.__init__(self)
@@ -60,7 +60,7 @@ MAKE = {"gpt2": gpt2, "llama": llama, "resnet50": resnet50}
 
 
 def our_paths(name, grads):
-    """Gradients by transformers' names -> by our paths. Written apart from the recipes' tables, as a check on them."""
+    """Maps gradients from transformers' names to paths of the recipe. Independent of the recipes' tables, to check these."""
     out = {}
     if name == "resnet50":
         for path, g in grads.items():
@@ -106,7 +106,7 @@ def make(name):
     if name == "resnet50":
         return make_images(name, model)
     with tempfile.TemporaryDirectory() as folder:
-        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)  # a copy: the rates of RoPE would lose bits too
+        copy.deepcopy(model).to(torch.bfloat16).save_pretrained(folder)  # a copy, because the rates of RoPE would lose bits too
         weights = load_file(f"{folder}/model.safetensors")
     save_file(weights, HERE / f"{name}.safetensors", metadata={"format": "pt"})
     x, y = torch.randint(0, VOCAB, (BATCH, CONTEXT)), torch.randint(0, VOCAB, (BATCH, CONTEXT))
@@ -114,7 +114,7 @@ def make(name):
     loss = F.cross_entropy(logits.flatten(0, 1), y.flatten())
     loss.backward()
     want = {"x": x, "y": y, "logits": logits.detach(), "loss": loss.detach()}
-    if name == "llama":  # positions up to 24 hardly tell stretched rates from others
+    if name == "llama":  # positions up to 24 hardly depend on the scaling of the rates
         want["rates"] = model.model.rotary_emb.inv_freq.clone()
     finish(name, model, want)
 

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes reference.safetensors: what PyTorch says about every sample of the op registry.
+"""Makes reference.safetensors: PyTorch's results for every sample of the op registry.
 
     cargo run -p perilune-tests --example dump_cases /tmp/cases.json
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
@@ -114,7 +114,7 @@ def layer_norm(a):
 
 
 def batch_norm_train(a):
-    """By hand: PyTorch refuses one value for each channel, and does not say what it normalised by."""
+    """By elementary ops: PyTorch rejects one value per channel, and does not return the statistics."""
     x = a.x.float() if a.x.dtype in (torch.bfloat16, torch.float16) else a.x
     others = tuple(d for d in range(x.dim()) if d != 1)
     mean, var = x.mean(others), x.var(others, unbiased=False)
@@ -123,7 +123,7 @@ def batch_norm_train(a):
 
 
 def grouped_matmul(a):
-    """By hand: torch.nn.functional.grouped_mm takes bf16 on one kind of GPU, rows that are multiples of 16 bytes."""
+    """By elementary ops: torch.nn.functional.grouped_mm supports bf16 on one kind of GPU, with rows of multiples of 16 bytes."""
     dtype = torch.promote_types(a.x.dtype, a.w.dtype)
     x, w = a.x.to(dtype), a.w.to(dtype)
     stops = [int(end) for end in a.ends]
@@ -255,7 +255,7 @@ def sign(x):
 
 
 def erf(x):
-    """In f64: torch's own erf on 16 bits is not the nearest number near 0."""
+    """In f64, because torch's erf on 16 bits is not correctly rounded near 0."""
     return torch.erf(x.double()).to(x.dtype) if x.dtype in (torch.bfloat16, torch.float16) else torch.erf(x)
 
 
@@ -287,7 +287,7 @@ BINARY = {
     "logical_or": torch.logical_or, "logical_xor": torch.logical_xor,
 }
 def to_fp8(a):
-    """The bytes; bounded first, since what PyTorch makes of larger numbers depends on its version."""
+    """The bytes. Values are clamped first, because PyTorch's result for larger numbers depends on its version."""
     dtype, top = {"e4m3": (torch.float8_e4m3fn, 448.0), "e5m2": (torch.float8_e5m2, 57344.0)}[a.format]
     scale = a.scale.to(torch.float32) if torch.is_tensor(a.scale) else torch.tensor(a.scale, dtype=torch.float32)
     x = a.x if a.x.dtype == torch.float64 else a.x.to(torch.float32)
@@ -455,9 +455,9 @@ def read(v, floats=None, others=None):
 
 
 def run(case, floats=None):
-    # Positions must be i64 to PyTorch; their dtype decides nothing.
+    # PyTorch requires i64 positions; their dtype has no effect.
     others = INTS_TO_I64 if case["op"] in POSITIONS else None
-    # A bool mask means what no number means.
+    # A bool mask has a meaning that no number has.
     keep = {k for k in case["args"] if k == "mask" and case["variant"] == "bool"}
     args = SimpleNamespace(**{k: read(v, None if k in keep else floats, others) for k, v in case["args"].items()})
     out = OPS[case["op"]](args)

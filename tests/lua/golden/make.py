@@ -1,4 +1,4 @@
-"""Numbers of PyTorch for the Lua tests: layers with weights, outputs and gradients (nn.lua), ten steps of optimizers (optim.lua),
+"""Writes PyTorch's results for the Lua tests: layers with weights, outputs and gradients (nn.lua), ten steps of optimizers (optim.lua),
 schedules (schedule.lua). Run it beside this file with PyTorch installed; made with PyTorch 2.15 on the CPU in f32."""
 
 import torch
@@ -37,7 +37,7 @@ def write(name, about, value):
 
 
 def rename(path):
-    """PyTorch's name of a weight in ours."""
+    """Converts PyTorch's name of a weight to Perilune's."""
     return {"in_proj_weight": "qkv.weight", "in_proj_bias": "qkv.bias", "out_proj.weight": "out.weight", "out_proj.bias": "out.bias"}.get(path, path)
 
 
@@ -63,7 +63,7 @@ def attention(module, x):
 
 
 def flat_state(module, x):
-    """Outputs and last states of an RNN, h and c apart."""
+    """Outputs and last states of an RNN, h and c separately."""
     y, state = module(x)
     return (y, *state) if isinstance(state, tuple) else (y, state)
 
@@ -124,7 +124,7 @@ def layers():
 
 
 def later_layers():
-    """Cases that came later, from numbers of their own: those before stay as they are."""
+    """Later cases with separate random numbers, so that earlier cases do not change."""
     r = torch.randn
     with torch.random.fork_rng():
         torch.manual_seed(1)

@@ -23,30 +23,30 @@ use table::{header, row};
 
 #[derive(clap::Args, Debug)]
 pub struct BenchArgs {
-    /// Cases to run; all of the device by default
+    /// Cases to run [default: all cases of the device]
     #[arg(value_name = "NAME")]
     names: Vec<String>,
     #[command(flatten)]
     device: PlaceArgs,
-    /// The Python that has PyTorch
+    /// The Python interpreter that has PyTorch
     #[arg(long, value_name = "PATH", default_value = "python3")]
     python: PathBuf,
-    /// Rounds in which the two take turns [default: 5 on the CPU, 1 on a GPU]
+    /// Alternating rounds of Perilune and PyTorch [default: 5 on the CPU, 1 on a GPU]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// Seconds to measure, each side, in a round
+    /// Seconds of measurement for each side in a round
     #[arg(long, value_name = "S", default_value_t = 0.5)]
     seconds: f64,
-    /// Do not try torch.compile
+    /// Leave out torch.compile
     #[arg(long)]
     no_compile: bool,
-    /// Measure ours alone
+    /// Measure Perilune only
     #[arg(long)]
     no_rival: bool,
-    /// Say which cases there are, and run none
+    /// List the cases and exit
     #[arg(long)]
     list: bool,
-    /// Print events as JSON, one object a line
+    /// Print events as JSON, one object per line
     #[arg(long)]
     json: bool,
 }
@@ -86,7 +86,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
         return Err(Failure::Usage(format!("--seconds {}: it must be above 0", args.seconds)));
     }
     let (device, about) = {
-        let backend = args.device.open()?; // closed again: its memory is the cases'
+        let backend = args.device.open()?; // closed again to free its memory for the cases
         (backend.name().to_string(), backend.describe())
     };
     let family = if device.starts_with("cuda") { "cuda" } else { "cpu" };
@@ -121,7 +121,7 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     }));
     let against = match &rival {
         Ok(r) => format!("PyTorch {}", r.version),
-        Err(why) => format!("ours alone ({why})"),
+        Err(why) => format!("without PyTorch ({why})"),
     };
     let plural = if rounds == 1 { "" } else { "s" };
     let memory = if ours.counts_memory() { ", peak memory in GiB" } else { "" };

@@ -13,7 +13,7 @@ pub struct Figure {
     pub bytes: u64,
 }
 
-/// How this program is started for a case.
+/// The command line of a case's process.
 pub struct Ours<'a> {
     pub folder: &'a Path,
     pub family: &'static str,
@@ -31,12 +31,13 @@ impl Ours<'_> {
         if let Some(cache) = cache {
             command.env("PERILUNE_CACHE", cache);
         }
-        let out = command.stdin(Stdio::null()).output().map_err(|e| format!("cannot start ours: {e}"))?;
+        let out =
+            command.stdin(Stdio::null()).output().map_err(|e| format!("cannot start a process for the case: {e}"))?;
         if out.status.success() {
             return Ok(String::from_utf8_lossy(&out.stdout).into_owned());
         }
         let text = String::from_utf8_lossy(&out.stderr);
-        let line = text.lines().find(|l| !l.trim().is_empty()).unwrap_or("it ended without a word");
+        let line = text.lines().find(|l| !l.trim().is_empty()).unwrap_or("it ended without output");
         Err(format!("ours: {line}"))
     }
 
@@ -49,12 +50,12 @@ impl Ours<'_> {
         Ok(names)
     }
 
-    /// Measures a case for about so many seconds, with its own kernel cache if one is given.
+    /// Measures a case for about `seconds`, with its own kernel cache if one is given.
     pub fn measure(&self, case: &str, seconds: f64, cache: Option<&Path>) -> Result<Figure, String> {
         figure(&self.run(case, seconds, cache)?)
     }
 
-    /// Whether peaks of memory are shown: not on the CPU, where PyTorch does not count them.
+    /// Whether the table has memory peaks: not on the CPU, where PyTorch does not count them.
     pub fn counts_memory(&self) -> bool {
         self.family != "cpu"
     }

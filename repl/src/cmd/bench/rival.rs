@@ -39,16 +39,18 @@ impl Rival {
         let mut line = String::new();
         match self.from.read_line(&mut line) {
             Ok(n) if n > 0 => {
-                serde_json::from_str(&line).map_err(|e| format!("PyTorch's side said '{}': {e}", line.trim()))
+                serde_json::from_str(&line).map_err(|e| format!("the PyTorch process answered '{}': {e}", line.trim()))
             }
-            _ => Err("PyTorch's side ended without an answer".into()),
+            _ => Err("the PyTorch process ended without an answer".into()),
         }
     }
 
     /// Measures a case; the answer is the JSON object of `rival.py`.
     pub fn ask(&mut self, case: &str, seconds: f64, compile: bool) -> Result<Value, String> {
         let line = json!({ "case": case, "seconds": seconds, "compile": compile });
-        writeln!(self.to, "{line}").and_then(|()| self.to.flush()).map_err(|_| "PyTorch's side is gone".to_string())?;
+        writeln!(self.to, "{line}")
+            .and_then(|()| self.to.flush())
+            .map_err(|_| "the PyTorch process has ended".to_string())?;
         self.answer()
     }
 }

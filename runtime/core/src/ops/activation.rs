@@ -1,8 +1,8 @@
 //! Defines activation functions: `relu` is a primitive, the others are fused nodes over it.
 //!
-//! A fused activation computes in f32 for 16-bit inputs and rounds once. Rules written by hand use the input alone, so
-//! nothing but it is kept for the backward pass, and stay finite where the decomposition's derivative would not
-//! (0 times infinity behind a `where`). Integers are converted to f32.
+//! A fused activation computes in f32 for 16-bit inputs and rounds once. Hand-written rules use only the input, so that
+//! nothing else is kept for the backward pass. They stay finite where the decomposition's derivative would not (0 times
+//! infinity behind a `where`). Integers are converted to f32.
 
 use super::elementwise::{self, MapFn};
 use super::{Args, Class, Grad, GradCtx, Grads, Op, Out, bits, movement, one, real};
@@ -31,7 +31,7 @@ pub static OPS: &[&Op] = &[
 const UNARY: &[&str] = &["f(2,3)", "f(0,3)", "f()", "f(2,1,4)"];
 const WIDE: &[&str] = &["f(2,3)", "f(0,3)", "f()", "f(17;-6,6)"];
 
-/// A float in, a float of the same shape out.
+/// Shape rule: a float to a float of the same shape.
 fn float_like(i: &Infer) -> Result<Meta> {
     i.float(0)?;
     Ok(i.inputs[0])
@@ -44,7 +44,7 @@ fn record(g: &mut Graph, a: &Args, attrs: &[i64]) -> Result<Out> {
     g.push(a.op, &[x], attrs).map(one)
 }
 
-/// A backward rule from the derivative as a function of x, in f32.
+/// Builds a backward rule from the derivative as a function of x, in f32.
 fn chain(g: &mut Graph, c: &GradCtx, slope: impl FnOnce(&mut Graph, NodeId) -> Result<NodeId>) -> Result<Grads> {
     let d = g.widen(c.grad)?;
     let dx = g.island(c.x(0), |g, x| {
@@ -69,11 +69,11 @@ pub static RELU: Op = Op {
     ..Op::BASE
 };
 
-/// 2 u = 2 sqrt(2/pi) (x + 0.044715 x^3), of whose half GELU's tanh form takes the tanh: (1 + tanh(u)) / 2 is the sigmoid of 2 u.
+/// 2 u = 2 sqrt(2/pi) (x + 0.044715 x^3). GELU's tanh form needs (1 + tanh(u)) / 2, which is the sigmoid of 2 u.
 const TANH_SCALE: f64 = 2.0 * FRAC_2_SQRT_PI * FRAC_1_SQRT_2;
 const TANH_CUBIC: f64 = TANH_SCALE * 0.044715;
 
-/// 2 u log2(e), and x^2.
+/// Returns 2 u log2(e), and x^2.
 fn gelu_exponent(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     let square = g.square(x)?;
     let z = g.mul_c(square, LOG2_E * TANH_CUBIC)?;
@@ -81,7 +81,7 @@ fn gelu_exponent(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     Ok((g.mul(x, z)?, square))
 }
 
-/// The normal distribution function at x.
+/// The cumulative distribution function of the standard normal distribution at x.
 fn normal_cdf(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let e = g.mul_c(x, FRAC_1_SQRT_2)?;
     let e = g.erf(e)?;
@@ -126,7 +126,7 @@ pub static GELU_BACKWARD: Op = Op {
                 true => {
                     let (z, square) = gelu_exponent(g, x)?;
                     let left = g.sigmoid2(z)?;
-                    // Not 1 - left: near 1 that has lost what x times the slope of 2 u multiplies.
+                    // Not 1 - left: near 1 it has lost the digits that x times the slope of 2 u multiplies.
                     let rest = g.sigmoid2_rest(z)?;
                     let slope = g.mul_c(square, 3.0 * TANH_CUBIC)?;
                     let slope = g.add_c(slope, TANH_SCALE)?;
@@ -220,7 +220,7 @@ pub static SOFTPLUS: Op = Op {
     ..FUSED
 };
 
-/// alpha (e^min(x, 0) - 1) below 0, x above.
+/// alpha (e^min(x, 0) - 1) below 0, otherwise x.
 fn elu(g: &mut Graph, x: NodeId, alpha: f64) -> Result<NodeId> {
     let zero = g.constant_like(0.0, x);
     let up = g.gt(x, zero)?;
@@ -302,7 +302,7 @@ pub static LEAKY_RELU: Op = Op {
     ..FUSED
 };
 
-/// e = exp(x), cut where it no longer matters, and w = e (e + 2): tanh(log(1 + e)) = w / (w + 2).
+/// e = exp(x), clamped where it no longer matters, and w = e (e + 2): tanh(log(1 + e)) = w / (w + 2).
 fn mish_parts(g: &mut Graph, x: NodeId) -> Result<(NodeId, NodeId)> {
     let e = g.minimum_c(x, 20.0)?;
     let e = g.exp(e)?;
@@ -352,7 +352,7 @@ fn between(g: &mut Graph, x: NodeId, lo: f64, hi: f64) -> Result<NodeId> {
     g.logical_and(a, b)
 }
 
-/// x cut to [0, 6]; no gradient at the ends and beyond.
+/// x clamped to [0, 6]; the gradient is 0 at the ends and beyond.
 fn relu6(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let inside = between(g, x, 0.0, 6.0)?;
     let cut = g.maximum_c(x, 0.0)?;
@@ -364,7 +364,7 @@ fn relu6(g: &mut Graph, x: NodeId) -> Result<NodeId> {
 pub static RELU6: Op = Op {
     name: "relu6",
     sig: "x: tensor",
-    doc: "x (...) -> (...): min(max(x, 0), 6). No gradient at 0 and 6 or beyond them.",
+    doc: "x (...) -> (...): min(max(x, 0), 6). The gradient is 0 at 0 and 6 and beyond them.",
     class: Class::Fused(|g, x, _| g.island(x[0], relu6).map(one)),
     call: Some(|g, a| record(g, a, &[])),
     samples: &["f(2,3)", "f(0,3)", "f()", "f(17;-9,9)"],

@@ -1,8 +1,8 @@
 //! Parses the Lua signature of an op, written as one line of text, and holds the parsed arguments of a call.
 //!
-//! `"x: tensor, dim: int = -1, *, keepdim: bool = false"`: before `*` stand positional arguments, after it the options
-//! of the trailing table. A `?` behind a type lets the argument be absent. One text serves the binder, `help`, the
-//! editor stubs and the reference page.
+//! `"x: tensor, dim: int = -1, *, keepdim: bool = false"`: positional arguments precede `*`, and the options of the
+//! trailing table follow it. A `?` after a type makes the argument optional. The binder, `help`, the editor stubs and
+//! the reference page all use this text.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Number};
@@ -14,7 +14,7 @@ use smallvec::SmallVec;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Ty {
     Tensor,
-    /// A tensor, or a number that becomes a run-time slot of the partner's dtype.
+    /// A tensor, or a number that becomes a run-time slot with the dtype of the other operand.
     Operand,
     /// A Lua list of tensors.
     Tensors,
@@ -23,12 +23,12 @@ pub enum Ty {
     /// An int or a float, kept as written.
     Number,
     Bool,
-    /// A list of ints; one int stands for a list of one, and if it is the last positional, `f(1, 2, 3)` is a list too.
+    /// A list of ints. A single int is a list of one; if it is the last positional, `f(1, 2, 3)` is a list too.
     Ints,
-    /// The same, or one of the words.
+    /// The same, or one of these words.
     IntsOr(Vec<&'static str>),
     DType,
-    /// One of the words, or any string where there are none.
+    /// One of the words, or any string if there are none.
     Str(Vec<&'static str>),
 }
 
@@ -41,7 +41,7 @@ pub struct Param {
     /// The text after `=`, for docs; already parsed in `default`.
     pub default_text: Option<&'static str>,
     pub default: Value,
-    /// In the trailing options table rather than positional.
+    /// Whether it belongs to the trailing options table instead of the positional arguments.
     pub option: bool,
 }
 
@@ -58,7 +58,7 @@ pub enum Value {
     DType(DType),
 }
 
-/// The parameters a signature declares. `"-"` declares none.
+/// Parses the parameters of a signature. `"-"` declares none.
 pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, String> {
     let mut params = Vec::new();
     let mut option = false;
@@ -94,12 +94,12 @@ pub fn parse_signature(sig: &'static str) -> std::result::Result<Vec<Param>, Str
             "string" => Ty::Str(Vec::new()),
             words if words.starts_with('\'') => Ty::Str(split_words(words)),
             either if either.starts_with("ints|") => Ty::IntsOr(split_words(&either["ints|".len()..])),
-            other => return Err(format!("'{other}' is no parameter type")),
+            other => return Err(format!("'{other}' is not a parameter type")),
         };
         optional |= default_text.is_some();
         let default = match default_text {
             None => Value::None,
-            Some(text) => parse_default(text, &ty).ok_or_else(|| format!("'{text}' is no default for {name}"))?,
+            Some(text) => parse_default(text, &ty).ok_or_else(|| format!("'{text}' is not a default for {name}"))?,
         };
         params.push(Param { name: name.trim(), ty, optional, default_text, default, option });
     }
@@ -150,7 +150,7 @@ fn parse_default(text: &str, ty: &Ty) -> Option<Value> {
     })
 }
 
-/// The arguments of one call, in the order of the signature, defaults filled in.
+/// The arguments of one call in the order of the signature, with defaults filled in.
 #[derive(Debug)]
 pub struct Args {
     pub op: &'static Op,
@@ -255,7 +255,8 @@ impl Args {
         }
     }
 
-    /// All tensors and numbers among the arguments as nodes: numbers become slots of the dtype their partners give.
+    /// Returns all tensors and numbers among the arguments as nodes; numbers become slots with the dtype of the other
+    /// operands.
     pub fn operands(&self, g: &mut Graph) -> Result<SmallVec<[NodeId; 4]>> {
         let tensors: SmallVec<[NodeId; 4]> =
             self.values.iter().filter_map(|v| if let Value::Tensor(id) = v { Some(*id) } else { None }).collect();
@@ -274,7 +275,7 @@ impl Args {
         Ok(out)
     }
 
-    /// Argument `i`, a tensor or a number, as a node; a number takes the dtype that `like` gives it.
+    /// Argument `i`, a tensor or a number, as a node; a number takes the dtype that promotion with `like` gives.
     pub fn operand(&self, g: &mut Graph, i: usize, like: DType) -> Result<NodeId> {
         match self.values.get(i) {
             Some(Value::Tensor(id)) => Ok(*id),

@@ -1,14 +1,16 @@
 //! Defines attention and rotary position embeddings.
 //!
 //! Letters: B batch, H query heads, G key heads (H = G r), T queries, S keys, D and E head sizes. The decomposition of
-//! attention holds the T x S scores, in f32; its backward computes them again from q, k and v, so that nothing of that
-//! size outlives the forward pass. A backend's kernel that never forms them replaces both nodes whole: for it the backward
-//! node also reads the result and the logarithms of the rows' sums, which the decomposition has no use for.
+//! attention computes the T x S scores in f32; its backward recomputes them from q, k and v, so that nothing of that
+//! size outlives the forward pass. A backend's flash-attention kernel never stores them and replaces both nodes. For
+//! such a kernel the backward node also reads the result and the logarithms of the row sums, which the decomposition
+//! does not use.
 
 use super::{Args, Class, Count, Grad, Grads, Op, Out, Work, bits, create, movement, norm, one, out_of, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
+use crate::op::times;
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -16,22 +18,22 @@ pub static OPS: &[&Op] = &[&ATTENTION, &ATTENTION_BACKWARD, &ROPE];
 
 // ---- scaled dot product attention --------------------------------------------------------------------------------
 
-/// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E, 1 if the last input is `documents`]. The sizes are
-/// for backends, which decide by the node alone whether they have a kernel for it.
+/// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E, 1 if the last input is `documents`]. The sizes
+/// are for backends, which decide from the node alone whether they have a kernel for it.
 struct Scores {
     causal: bool,
     scale: f64,
     window: i64,
-    /// (..., T) i64, in step with the leading dims of q up to the heads.
+    /// (..., T) i64, with the leading dims of q up to the heads.
     documents: Option<NodeId>,
     mask: Option<NodeId>,
     /// Whether there is a dim of heads.
     heads: bool,
-    /// Query heads for each key head.
+    /// Query heads per key head.
     r: usize,
 }
 
-/// Query heads for each key head, where the tensors have heads (dim -3); `None` if they do not fit.
+/// Query heads per key head, if the tensors have heads (dim -3); `None` if they do not fit.
 fn groups(q: Shape, k: Shape) -> Option<usize> {
     let (n, m) = (q.rank(), k.rank());
     if n != m || n < 3 {
@@ -46,7 +48,7 @@ fn groups(q: Shape, k: Shape) -> Option<usize> {
     }
 }
 
-/// mask? and documents? of the inputs behind those that are always there.
+/// The optional inputs mask and documents, which follow the required ones.
 fn optional(rest: &[NodeId], attrs: &[i64]) -> (Option<NodeId>, Option<NodeId>) {
     match rest.split_last() {
         Some((&documents, rest)) if attrs[5] != 0 => (rest.first().copied(), Some(documents)),
@@ -55,7 +57,7 @@ fn optional(rest: &[NodeId], attrs: &[i64]) -> (Option<NodeId>, Option<NodeId>) 
 }
 
 impl Scores {
-    /// `rest`: the inputs behind those that are always there.
+    /// `rest`: the inputs after the required ones.
     fn of(g: &Graph, q: NodeId, k: NodeId, rest: &[NodeId], attrs: &[i64]) -> Scores {
         let r = groups(g.shape(q), g.shape(k)).unwrap_or(1);
         let (mask, documents) = optional(rest, attrs);
@@ -91,7 +93,7 @@ impl Scores {
         movement::reshape(g, x, shape.remove(at).with(at, shape.dims()[at] * self.r))
     }
 
-    /// (..., H, T, N) as (..., G, r T, N): all queries that meet one key head.
+    /// (..., H, T, N) as (..., G, r T, N): all queries of one key head.
     fn merge(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
         let shape = g.shape(x);
         if self.r == 1 {
@@ -102,7 +104,7 @@ impl Scores {
         movement::reshape(g, x, shape)
     }
 
-    /// (..., G, S, N) seen as (..., G, r, S, N), each head r times.
+    /// (..., G, S, N) viewed as (..., G, r, S, N), each head r times.
     fn spread(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
         if self.r == 1 {
             return Ok(x);
@@ -120,7 +122,7 @@ impl Scores {
         self.join(g, z)
     }
 
-    /// Which keys a query may see, the mask aside: of its document, and by its position.
+    /// Which keys a query may attend to, apart from the mask: by its document and by its position.
     fn visible(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
         let near = self.near(g, t, s)?;
         let Some(documents) = self.documents else { return Ok(near) };
@@ -136,7 +138,7 @@ impl Scores {
         }
     }
 
-    /// Key j for query i if j <= i, and j > i - window.
+    /// Query i attends to key j if j <= i and j > i - window.
     fn near(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
         if !self.causal && self.window == 0 {
             return Ok(None);
@@ -151,8 +153,8 @@ impl Scores {
         g.logical_and(past, near).map(Some)
     }
 
-    /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of what each row of exponentials adds up to:
-    /// (..., H, T). A row without any key is 0, and so is its logarithm.
+    /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of the sum of each row's exponentials:
+    /// (..., H, T). For a row without keys both are 0.
     fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<(NodeId, NodeId)> {
         let (q, k) = (g.widen(q)?, g.widen(k)?);
         let q = g.mul_c(q, self.scale)?;
@@ -189,28 +191,29 @@ impl Scores {
     }
 }
 
-/// Of `all` operations those that a count takes: a kernel makes half of the scores under a causal mask. (A window or documents
-/// leave out more; how much, only the data tell.)
+/// The share of `all` operations that is counted: under a causal mask a kernel computes half of the scores. (A window
+/// or documents omit more; how much depends on the data.)
 fn seen(w: &Work, all: u64) -> u64 {
     let half = w.count == Count::Executed && w.attrs.first() == Some(&1);
     if half { all / 2 } else { all }
 }
 
-/// Inputs: q, k, v, mask?, documents? -> out, lse (..., H, T) in the dtype of the scores, which only the backward asks for; `attrs` as
-/// [`Scores`].
+/// Inputs: q, k, v, mask?, documents? -> out, lse (..., H, T) in the dtype of the scores, which only the backward
+/// reads; `attrs` as [`Scores`].
 pub static ATTENTION: Op = Op {
     name: "scaled_dot_product_attention",
     sig: "q: tensor, k: tensor, v: tensor, *, mask: tensor?, is_causal: bool = false, scale: float?, window: int?, enable_gqa: bool = false, documents: tensor?",
     doc: "q (..., H, T, D), k (..., G, S, D), v (..., G, S, E) -> (..., H, T, E): softmax(scale q k^T) v.\n\
-          scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true where a key takes part, or float,\n\
-          added to the scores. is_causal lets query i see keys 0 to i; window = w only the last w of these. A query that sees\n\
-          no key gives 0. enable_gqa lets H be a multiple of G: H / G neighbouring query heads share a key head.\n\
-          documents (..., T) int, or what broadcasts to q without its heads and D, where S = T: query i sees key j only if\n\
-          documents[i] == documents[j]. Any numbers do; equal ones side by side are fast.\n\
-          Scores and softmax in f32 for 16-bit floats; the weights are rounded to the dtype of q before they meet v.\n\
+          scale is 1 / sqrt(D) unless given. mask broadcasts to (..., H, T, S): bool, true for the keys to attend to, or\n\
+          float, added to the scores. With is_causal, query i attends to keys 0 to i; with window = w, only to the last w\n\
+          of these. The result of a query without visible keys is 0. With enable_gqa, H may be a multiple of G: H / G\n\
+          adjacent query heads share a key head.\n\
+          documents (..., T) int, or a shape that broadcasts to q without heads and D, needs S = T: query i attends to key\n\
+          j only if documents[i] == documents[j]. Ids may be any integers; runs of equal ids are fast.\n\
+          Scores and softmax are in f32 for 16-bit floats; the weights are rounded to the dtype of q before multiplying v.\n\
           Vaswani et al., arXiv:1706.03762; Ainslie et al., arXiv:2305.13245.",
     // q k^T and p v.
-    flops: Some(|w| seen(w, 2 * w.dim(1, 1) * (w.numel(0) + w.out.numel() as u64))),
+    flops: Some(|w| seen(w, times([2, w.dim(1, 1), w.numel(0) + w.out.numel() as u64]))),
     results: crate::ops::Results::One,
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
@@ -226,8 +229,8 @@ pub static ATTENTION: Op = Op {
     },
     call: Some(call_attention),
     grad: Grad::Rule(|g, c| {
-        // The node once more: the planner merges the two, or computes it again if the first has been evaluated, when
-        // its other output is gone.
+        // Records the node again. The planner merges the two, or recomputes it if the first has been evaluated and its
+        // other output has been freed.
         let again = g.push(&ATTENTION, c.inputs, c.attrs)?;
         let q = g.shape(c.x(0));
         let lse = out_of(g, again, &[(q.remove(q.rank() - 1), g.dtype(c.x(0)).compute())])[1];
@@ -288,7 +291,8 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
     }
     let window = match a.opt_int(6) {
         Some(w) if w < 1 => return Err(Error::argument(op, format!("window is {w}; it must be 1 or more"))),
-        w => w.unwrap_or(0),
+        // A window of all queries sees as much as any larger one.
+        w => w.map_or(0, |w| w.min((q.dims()[n - 2] as i64).max(1))),
     };
     let mut inputs: SmallVec<[NodeId; 5]> = SmallVec::new();
     for x in given {
@@ -301,8 +305,8 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
             return Err(Error::shape(op, format!("mask {m} does not broadcast to the scores {scores}")));
         }
         if dtype != DType::Bool && !dtype.is_float() {
-            let e = Error::dtype(op, format!("mask must be bool (true takes part) or float (added), not {dtype}"));
-            return Err(e.hint("mask:to(\"bool\") makes it a choice of keys"));
+            let e = Error::dtype(op, format!("mask must be bool (true: attend) or float (added), not {dtype}"));
+            return Err(e.hint("mask:to(\"bool\") selects keys"));
         }
         inputs.push(mask);
     }
@@ -316,7 +320,7 @@ fn call_attention(g: &mut Graph, a: &Args) -> Result<Out> {
     g.push(&ATTENTION, &inputs, &[causal, bits(scale), window, sizes[0], sizes[1], documents]).map(one)
 }
 
-/// The numbers of documents in i64, one for each position of q without its heads.
+/// The document ids in i64, one for each position of q without its heads.
 fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<NodeId> {
     let op = "scaled_dot_product_attention";
     let (shape, dtype) = (g.shape(documents), g.dtype(documents));
@@ -324,14 +328,12 @@ fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<
     let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
     if !dtype.is_int() {
         let e = Error::dtype(op, format!("documents must be integers, not {dtype}"));
-        return Err(e.hint("documents:to(\"i64\"), or `mask` for a choice of keys"));
+        return Err(e.hint("documents:to(\"i64\"), or `mask` to select keys"));
     }
     if t != s {
-        let e = Error::shape(
-            op,
-            format!("documents number the positions of queries and keys alike, but q has {t} and k has {s}"),
-        );
-        return Err(e.hint("a mask (..., T, S) can say which keys a query sees"));
+        let e =
+            Error::shape(op, format!("documents needs as many keys as queries, but q has {t} positions and k has {s}"));
+        return Err(e.hint("a mask (..., T, S) selects the keys of each query"));
     }
     let mut dims: SmallVec<[usize; 8]> = SmallVec::from_slice(&q.dims()[..n.saturating_sub(3)]);
     dims.push(t);
@@ -349,13 +351,13 @@ fn documents_of(g: &mut Graph, documents: NodeId, q: Shape, k: Shape) -> Result<
 
 /// Inputs: q, k, v, gradient, out, lse, mask?, documents? -> dq, dk, dv, dmask? (if the mask is a float). `attrs` as attention.
 ///
-/// It is a function of q, k, v, the gradient and the mask: out and lse follow from these, so no gradient goes to them.
+/// It is a function of q, k, v, the gradient and the mask: out and lse follow from these, so they receive no gradient.
 pub static ATTENTION_BACKWARD: Op = Op {
     name: "scaled_dot_product_attention_backward",
-    // p^T d and d v^T; ds k and ds^T q. A kernel makes the scores q k^T again.
+    // p^T d and d v^T; ds k and ds^T q. A kernel also recomputes the scores q k^T.
     flops: Some(|w| {
         let again = if w.count == Count::Executed { w.numel(0) } else { 0 };
-        seen(w, 2 * w.dim(1, 1) * (2 * w.numel(3) + 2 * w.numel(0) + again))
+        seen(w, times([2, w.dim(1, 1), 2 * w.numel(3) + 2 * w.numel(0) + again]))
     }),
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
@@ -363,7 +365,7 @@ pub static ATTENTION_BACKWARD: Op = Op {
         let dtype = g.dtype(q);
         let (p, _) = s.weights(g, q, k)?;
         let last = g.shape(p).rank() - 1;
-        // dv = p^T d, summed over the query heads that share a key head by the product itself.
+        // dv = p^T d; the product itself sums over the query heads that share a key head.
         let low = g.cast(p, dtype)?;
         let (pm, dm) = (s.merge(g, low)?, s.merge(g, d)?);
         let pt = g.t(pm)?;
@@ -404,15 +406,16 @@ pub static ROPE: Op = Op {
     name: "rope",
     sig: "x: tensor, positions: tensor?, *, base: float = 10000.0, interleaved: bool = false, rates: tensor?",
     doc: "x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by\n\
-          position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that stretch\n\
-          them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or 2i and\n\
-          2i + 1 if `interleaved` (GPT-J). Angles in f32 (f64 for f64), and the arithmetic too. Su et al., arXiv:2104.09864.",
+          position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale\n\
+          them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or\n\
+          2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,\n\
+          arXiv:2104.09864.",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let rank = shape.rank();
         let (t, half) = (shape.dims()[rank - 2], shape.dims()[rank - 1] / 2);
         let (interleaved, sign, base) = (attrs[0] != 0, attrs[1] as f64, real(attrs[2]));
-        // The pair is a dim of its own: before the D/2 dim, or behind it.
+        // The pair is a separate dim: before the D/2 dim, or after it.
         let (pair, index) = if interleaved { (rank, rank - 1) } else { (rank - 1, rank) };
         g.island(x[0], |g, w| {
             let dtype = g.dtype(w);
@@ -440,7 +443,7 @@ pub static ROPE: Op = Op {
             };
             let angle = g.mul(at, rate)?;
             let (cos, sin) = (g.cos(angle)?, g.sin(angle)?);
-            // The first of a pair takes minus the second, the second plus the first.
+            // The first of a pair subtracts the second, and the second adds the first.
             let side = g.iota_along(2, pair, rank + 1)?;
             let side = g.cast(side, dtype)?;
             let side = g.mul_c(side, 2.0 * sign)?;

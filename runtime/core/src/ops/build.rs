@@ -1,4 +1,4 @@
-//! Provides short builder functions for recording, in which op blocks and backward rules are written.
+//! Provides short builder functions for recording, which op blocks and backward rules use.
 
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Number};
@@ -7,14 +7,14 @@ use crate::ops::{Class, Op, activation, cast, create, matmul, movement, reduce};
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
-/// What a call returns: one tensor nearly always.
+/// What a call returns: nearly always one tensor.
 pub type Out = SmallVec<[NodeId; 2]>;
 
 pub fn one(id: NodeId) -> Out {
     smallvec![id]
 }
 
-/// The outputs of a many-valued node that was just pushed: the node and its parts.
+/// The outputs of a multi-output node that was just recorded: the node and its parts.
 pub fn out_of(g: &mut Graph, main: NodeId, parts: &[(Shape, DType)]) -> Out {
     let mut out = one(main);
     for (k, &(shape, dtype)) in parts.iter().enumerate() {
@@ -33,12 +33,12 @@ pub fn out_of(g: &mut Graph, main: NodeId, parts: &[(Shape, DType)]) -> Out {
     out
 }
 
-/// A float as an attribute.
+/// Encodes a float as an attribute.
 pub fn bits(value: f64) -> i64 {
     value.to_bits() as i64
 }
 
-/// The float that [`bits`] put into an attribute.
+/// Decodes the float that [`bits`] encoded as an attribute.
 pub fn real(attr: i64) -> f64 {
     f64::from_bits(attr as u64)
 }
@@ -69,7 +69,7 @@ impl Graph {
         logical_and = e::LOGICAL_AND, logical_or = e::LOGICAL_OR,
     }
 
-    /// The dtype in which tensors meet.
+    /// The common dtype of tensors.
     pub fn common(&self, xs: &[NodeId]) -> DType {
         let (mut wide, mut scalar) = (None, None);
         for &x in xs {
@@ -82,7 +82,7 @@ impl Graph {
         }
     }
 
-    /// Records a `Map` op: promotes the operands to one dtype, checks that they broadcast.
+    /// Records a `Map` op: promotes the operands to one dtype and checks that they broadcast.
     pub fn map(&mut self, op: &'static Op, xs: &[NodeId]) -> Result<NodeId> {
         let Class::Map(f) = op.class else {
             return Err(Error::argument(op.name, "this is a bug: not an elementwise op"));
@@ -107,7 +107,7 @@ impl Graph {
         self.map(&e::WHERE, &[cond, a, b])
     }
 
-    /// `x` with a number of the program (not a slot) as right operand.
+    /// Combines `x` with a constant of the program (not a slot) as right operand.
     pub fn mul_c(&mut self, x: NodeId, c: f64) -> Result<NodeId> {
         let c = self.constant_like(c, x);
         self.mul(x, c)
@@ -147,7 +147,7 @@ impl Graph {
         cast(self, x, dtype)
     }
 
-    /// The dtype in which composites on `x` compute: f32 for 16-bit floats, f32 for integers.
+    /// Casts `x` to the dtype in which composites compute: f32 for 16-bit floats and integers.
     pub fn widen(&mut self, x: NodeId) -> Result<NodeId> {
         let dtype = self.dtype(x).to_float().compute();
         cast(self, x, dtype)
@@ -159,7 +159,8 @@ impl Graph {
         cast(self, x, dtype)
     }
 
-    /// `f` of `x` in the dtype composites compute in (see `widen`), its result rounded once to the dtype of `x`.
+    /// Applies `f` to `x` in the dtype in which composites compute (see `widen`), and rounds its result once to the
+    /// dtype of `x`.
     pub fn island(&mut self, x: NodeId, f: impl FnOnce(&mut Graph, NodeId) -> Result<NodeId>) -> Result<NodeId> {
         let dtype = self.dtype(x).to_float();
         let w = self.widen(x)?;
@@ -197,7 +198,7 @@ impl Graph {
         movement::slice(self, x, at, lo, hi, step)
     }
 
-    /// Sum over the axes of `dims` (any set); the axes stay with size 1 if `keepdim`.
+    /// Sum over the axes of `dims` (any set); with `keepdim` the axes are kept with size 1.
     pub fn sum(&mut self, x: NodeId, dims: &[usize], keepdim: bool) -> Result<NodeId> {
         reduce::over(self, &reduce::SUM, x, dims, keepdim)
     }
@@ -216,7 +217,7 @@ impl Graph {
         reduce::mean(self, x, dims, keepdim)
     }
 
-    /// Undoes a broadcast: sums `x` down to `shape`, which broadcasts to the shape of `x`.
+    /// Reverses a broadcast: sums `x` down to `shape`, which broadcasts to the shape of `x`.
     pub fn sum_to(&mut self, x: NodeId, shape: Shape) -> Result<NodeId> {
         let from = self.shape(x);
         if from == shape {
@@ -244,13 +245,13 @@ impl Graph {
 
     /// `0, 1, …, n - 1` as i64 along axis `at` of a tensor that broadcasts to rank `rank`.
     pub fn iota_along(&mut self, n: usize, at: usize, rank: usize) -> Result<NodeId> {
-        let i = create::iota(self, n);
+        let i = create::iota(self, n)?;
         let mut dims: SmallVec<[usize; 8]> = smallvec![1; rank];
         dims[at] = n;
         self.reshape(i, &dims)
     }
 
-    /// A tensor of `shape` filled with one number of the program.
+    /// A tensor of `shape` filled with one constant of the program.
     pub fn filled(&mut self, value: f64, shape: Shape, dtype: DType) -> Result<NodeId> {
         let c = self.constant(value, dtype);
         self.expand(c, shape)

@@ -40,7 +40,7 @@ pub static TO: Op = Op {
     ..Op::BASE
 };
 
-/// `x` as `dtype`; itself if it is that already. Constants are re-made rather than cast.
+/// Casts `x` to `dtype`; returns `x` itself if it already has that dtype. Constants are re-created instead of cast.
 pub fn cast(g: &mut Graph, x: NodeId, dtype: DType) -> Result<NodeId> {
     let node = g.node(x);
     if node.dtype == dtype {

@@ -1,14 +1,17 @@
-//! Defines convolution, pooling and resampling: fused nodes made of padding, window views and matrix products.
+//! Defines convolution, pooling and resampling as fused nodes that decompose into padding, window views and matrix
+//! products.
 //!
 //! x is (N, C, spatial dims...), as in PyTorch; a tensor without the batch dim works too. A convolution reads its
-//! windows as columns (N, groups, C/groups * kernel, positions), so that the product with the weight is already in the
-//! layout of the result. One function serves every number of spatial dims; `attrs` hold one entry per dim and option.
+//! windows as columns (N, groups, C/groups * kernel, positions), so the product with the weight already has the layout
+//! of the result (im2col). One function handles every number of spatial dims; `attrs` hold one entry per dim and
+//! option.
 
 use super::{Args, Class, Expand, Grad, GradCtx, Grads, Op, Out, bits, index, movement, one, real};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::shape::Dims;
+use crate::op::times;
+use crate::shape::{self, Dims};
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -28,36 +31,45 @@ pub static OPS: &[&Op] = &[
     &INTERPOLATE,
 ];
 
-/// Convolutions of images (N, C, H, W) that a device may have kernels for, which may want channels last.
+/// Convolutions of images (N, C, H, W) for which a device may have kernels, which may need channels last.
 pub static OVER_IMAGES: &[&Op] = &[&CONV2D, &CONV2D_BACKWARD_INPUT, &CONV2D_BACKWARD_WEIGHT];
 
-/// What such a kernel exists for as well, in whatever layout the images have.
+/// Pools for which such a device has kernels too, for any layout of the images.
 pub static POOLS: &[&Op] = &[&MAX_POOL2D, &MAX_POOL2D_BACKWARD];
 
 type Vec8 = SmallVec<[usize; 8]>;
 type Attrs = SmallVec<[i64; 12]>;
-/// A number for each spatial dim.
+/// One number for each spatial dim.
 type Dims2 = SmallVec<[i64; 2]>;
 
 const FUSED: Op = Op { grad: Grad::Expand, smooth: true, ..Op::BASE };
 
 // ---- arguments ---------------------------------------------------------------------------------------------------
 
-/// Argument `i`, one int for all spatial dims or one for each, at least `min`.
+/// The largest number of a kernel, stride, padding or dilation: libraries of a device hold them in 32 bits.
+const MAX_OPTION: i64 = i32::MAX as i64;
+
+/// Argument `i`, one int for all spatial dims or one for each, from `min` to `MAX_OPTION`.
 fn per_dim(a: &Args, i: usize, what: &str, n: usize, min: i64) -> Result<Dims2> {
     let given = a.ints(i)?;
     let all: Dims2 = match given.len() {
         1 => smallvec![given[0]; n],
         k if k == n => given.into(),
-        k => return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be 1 or {n}"))),
+        k => {
+            let rule = if n == 1 { "1".to_string() } else { format!("1 or {n}") };
+            return Err(Error::argument(a.op.name, format!("{what} has {k} numbers; there must be {rule}")));
+        }
     };
     if let Some(bad) = all.iter().find(|v| **v < min) {
         return Err(Error::argument(a.op.name, format!("{what} is {bad}; it must be {min} or more")));
     }
+    if let Some(bad) = all.iter().find(|v| **v > MAX_OPTION) {
+        return Err(Error::argument(a.op.name, format!("{what} is {bad}; it must be {MAX_OPTION} or less")));
+    }
     Ok(all)
 }
 
-/// x with a batch dim, and whether it was added.
+/// Adds a batch dim to x if it has none; returns whether it did.
 fn batched(g: &mut Graph, a: &Args, n: usize) -> Result<(NodeId, bool)> {
     let x = a.tensor(0)?;
     let shape = g.shape(x);
@@ -91,7 +103,7 @@ struct Sliding {
 }
 
 impl Sliding {
-    /// From `attrs` [kernel.., stride.., before.., after.., dilation..] of `n` dims each.
+    /// Decodes `attrs` [kernel.., stride.., before.., after.., dilation..] with `n` dims each.
     fn of(attrs: &[i64], n: usize) -> Sliding {
         let take = |k: usize| attrs[k * n..(k + 1) * n].iter().map(|&v| v as usize).collect();
         Sliding { kernel: take(0), stride: take(1), before: take(2), after: take(3), dilation: take(4) }
@@ -101,12 +113,12 @@ impl Sliding {
         self.kernel.len()
     }
 
-    /// How many positions dim `d` of size `size` has.
+    /// Number of positions of dim `d` of size `size`.
     fn positions(&self, d: usize, size: usize) -> usize {
         movement::windows(size + self.before[d] + self.after[d], self.kernel[d], self.stride[d], self.dilation[d])
     }
 
-    /// The spatial dims of the result, or an error where the kernel does not fit.
+    /// The spatial dims of the result, or an error if the kernel does not fit.
     fn out(&self, op: &str, spatial: &[usize]) -> Result<Vec8> {
         let dims: Vec8 = spatial.iter().enumerate().map(|(d, &size)| self.positions(d, size)).collect();
         if let Some(d) = dims.iter().position(|&k| k == 0) {
@@ -128,7 +140,7 @@ impl Sliding {
         let mut x = x;
         for (d, (&lo, &hi)) in self.before.iter().zip(&self.after).enumerate() {
             let size = g.shape(x).dims()[d + 2];
-            x = movement::place(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
+            x = movement::strided_pad(g, x, d + 2, lo, 1, size + lo + hi, fill)?;
         }
         for d in 0..self.n() {
             x = movement::window(g, x, d + 2, self.kernel[d], self.stride[d], self.dilation[d])?;
@@ -136,7 +148,7 @@ impl Sliding {
         Ok(x)
     }
 
-    /// The axes of the kernel in what `windows` gives.
+    /// The axes of the kernel in the result of `windows`.
     fn kernel_axes(&self) -> Vec8 {
         (2 + self.n()..2 + 2 * self.n()).collect()
     }
@@ -148,7 +160,8 @@ fn product(dims: &[usize]) -> usize {
 
 // ---- convolution -------------------------------------------------------------------------------------------------
 
-/// `attrs` of a convolution: [stride.., before.., after.., dilation.., groups]. The kernel is in the weight's shape.
+/// `attrs` of a convolution: [stride.., before.., after.., dilation.., groups]. The weight's shape contains the kernel
+/// size.
 fn conv_sliding(attrs: &[i64], weight: Shape) -> (Sliding, usize) {
     let n = weight.rank() - 2;
     let mut all: Attrs = weight.dims()[2..].iter().map(|&k| k as i64).collect();
@@ -173,7 +186,7 @@ fn add_bias(g: &mut Graph, y: NodeId, bias: Option<&NodeId>) -> Result<NodeId> {
 }
 
 const CONV_EXPAND: Expand = |g, x, attrs| {
-    // With its bias taken off, the op may have a kernel of its own.
+    // Without its bias, the op may have a kernel.
     if let [x, w, bias] = *x
         && g.shape(w).rank() == 4
     {
@@ -186,7 +199,8 @@ const CONV_EXPAND: Expand = |g, x, attrs| {
     let shape = g.shape(cols);
     let (batch, c) = (shape.dims()[0], shape.dims()[1]);
     let out: Vec8 = shape.dims()[2..2 + n].into();
-    // (N, C, positions, kernel) -> (N, C, kernel, positions): rows of the columns matrix are one weight element each.
+    // (N, C, positions, kernel) -> (N, C, kernel, positions): each row of the columns matrix belongs to one weight
+    // element.
     let mut axes: Vec8 = smallvec![0, 1];
     axes.extend(s.kernel_axes());
     axes.extend(2..2 + n);
@@ -212,7 +226,7 @@ fn infer_conv(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
 
-/// x (with batch), weight and bias in one dtype; the weight must have `rank` dims and bias `out` elements.
+/// Promotes x (with batch), weight and bias to one dtype; the weight must have `rank` dims and the bias `out` elements.
 fn conv_inputs(
     g: &mut Graph,
     a: &Args,
@@ -242,7 +256,7 @@ fn conv_inputs(
     Ok(inputs)
 }
 
-/// Zeros around the input of a convolution: for each dim how many before, then for each how many after.
+/// The padding of a convolution's input: for each dim the zeros before, then for each dim the zeros after.
 fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Shape) -> Result<(Dims2, Dims2)> {
     match a.str(4) {
         "" => {
@@ -254,13 +268,25 @@ fn conv_padding(a: &Args, n: usize, stride: &[i64], dilation: &[i64], weight: Sh
             if let Some(s) = stride.iter().find(|s| **s != 1) {
                 return Err(Error::argument(
                     a.op.name,
-                    format!("padding is \"same\" and stride is {s}; it must be 1 then"),
+                    format!("padding is \"same\" and stride is {s}; \"same\" needs stride 1"),
                 )
-                .hint("with a stride there is no padding that keeps the size: give padding in numbers"));
+                .hint("a stride above 1 changes the size: give padding as numbers"));
             }
-            // An odd total has its extra zero at the end, as in PyTorch.
-            let total = |d: usize| dilation[d] * (weight.dims()[2 + d] as i64 - 1);
-            Ok(((0..n).map(|d| total(d) / 2).collect(), (0..n).map(|d| total(d) - total(d) / 2).collect()))
+            // If the total is odd, the extra zero is at the end, as in PyTorch.
+            let (mut before, mut after) = (Dims2::new(), Dims2::new());
+            for d in 0..n {
+                let (dilation, kernel) = (dilation[d], weight.dims()[2 + d]);
+                let total = i128::from(dilation) * (kernel as i128 - 1);
+                if total > i128::from(MAX_OPTION) {
+                    let message = format!(
+                        "padding \"same\" for a kernel of {kernel} with dilation {dilation} is {total}; at most {MAX_OPTION} is allowed"
+                    );
+                    return Err(Error::argument(a.op.name, message));
+                }
+                before.push(total as i64 / 2);
+                after.push(total as i64 - total as i64 / 2);
+            }
+            Ok((before, after))
         }
     }
 }
@@ -297,11 +323,11 @@ const CONV: Op = Op {
     class: Class::Fused(CONV_EXPAND),
     infer: infer_conv,
     amp: Amp::Low,
-    flops: Some(|w| 2 * w.out.numel() as u64 * filter(w.inputs[1])),
+    flops: Some(|w| times([2, w.out.numel() as u64, filter(w.inputs[1])])),
     ..FUSED
 };
 
-/// Elements of a filter of a weight: those that meet for one element of the result.
+/// Elements of one filter of a weight: the products summed for one element of the result.
 fn filter(weight: Shape) -> u64 {
     weight.dims().iter().skip(1).map(|d| *d as u64).product()
 }
@@ -311,8 +337,8 @@ pub static CONV1D: Op = Op {
     name: "conv1d",
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.\n\
-          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that\n\
-          M = L, with a stride of 1 only (of an odd number the last is at the end); \"valid\" adds none.",
+          M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that M =\n\
+          L and needs a stride of 1 (if their number is odd, the extra one is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 1)),
     samples: &[
         "f(2,3,7), f(4,3,3), f(4)",
@@ -332,8 +358,8 @@ pub static CONV2D: Op = Op {
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
           OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.\n\
-          x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W, with a stride of 1 only (of an odd\n\
-          number the last is at the end); \"valid\" adds none.",
+          x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number\n\
+          is odd, the extra one is at the end); \"valid\" adds none.",
     call: Some(|g, a| call_conv(g, a, 2)),
     grad: Grad::Rule(conv2d_rule),
     samples: &[
@@ -349,7 +375,7 @@ pub static CONV2D: Op = Op {
     ..CONV
 };
 
-/// The gradients as nodes of their own, which a backend may have kernels for.
+/// Records the gradients as separate nodes, for which a backend may have kernels.
 fn conv2d_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let (x, w) = (c.x(0), c.x(1));
     let with =
@@ -375,7 +401,7 @@ fn shape_at_end(attrs: &[i64]) -> Shape {
     Shape::of(&dims)
 }
 
-/// The gradient of one input of the convolution through its decomposition; zeros stand in for that input, as its gradient
+/// The gradient of one input of the convolution through its decomposition. Zeros replace that input, since its gradient
 /// does not depend on it.
 fn conv2d_backward(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<Out> {
     let (other, grad) = (x[0], x[1]);
@@ -400,8 +426,8 @@ fn infer_conv_backward(i: &Infer) -> Result<Meta> {
 pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
-    // Each element of the gradient meets each weight of its filter.
-    flops: Some(|w| 2 * w.numel(1) * filter(w.inputs[0])),
+    // Each element of the gradient is multiplied with each weight of its filter.
+    flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -410,7 +436,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
 pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
     class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
-    flops: Some(|w| 2 * w.numel(1) * filter(w.out)),
+    flops: Some(|w| times([2, w.numel(1), filter(w.out)])),
     infer: infer_conv_backward,
     ..FUSED
 };
@@ -429,9 +455,10 @@ fn transpose_sliding(attrs: &[i64], weight: Shape) -> (Sliding, Vec8, usize) {
     (s, extra, attrs[4 * n] as usize)
 }
 
-/// The size that dim `d` of `size` positions spans before padding is cut off.
-fn span(s: &Sliding, d: usize, size: usize) -> usize {
-    if size == 0 { 0 } else { (size - 1) * s.stride[d] + s.dilation[d] * (s.kernel[d] - 1) + 1 }
+/// The size that dim `d` of `size` positions spans before padding is removed.
+fn span(s: &Sliding, d: usize, size: usize) -> i128 {
+    let wide = |n: usize| n as i128;
+    if size == 0 { 0 } else { wide(size - 1) * wide(s.stride[d]) + wide(s.dilation[d]) * wide(s.kernel[d] - 1) + 1 }
 }
 
 const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
@@ -440,7 +467,8 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     let (batch, c) = (xs.dims()[0], xs.dims()[1]);
     let spatial: Vec8 = xs.dims()[2..].into();
     let o = ws.dims()[1];
-    // Weight (C, O / groups, kernel) transposed: every position yields one column, and columns add up where they overlap.
+    // The product with the transposed weight (C, O / groups, kernel) yields one column per position; overlapping
+    // columns are added.
     let k = o * product(&s.kernel);
     let (w, x3) = if groups == 1 {
         (g.reshape(x[1], &[c, k])?, g.reshape(x[0], &[batch, c, product(&spatial)])?)
@@ -459,31 +487,33 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     axes.extend(2..2 + n);
     let mut y = g.permute(cols, &axes)?;
     for d in (0..n).rev() {
-        let total = span(&s, d, spatial[d]);
+        let total =
+            shape::size("conv_transpose", format_args!("dim {} before it is cut", d + 2), span(&s, d, spatial[d]))?;
         let attrs = [d + 2, s.kernel[d], s.stride[d], s.dilation[d], total].map(|v| v as i64);
-        y = g.push(&movement::UNWINDOW, &[y], &attrs)?;
+        y = g.push(&movement::COL2IM, &[y], &attrs)?;
     }
     for d in 0..n {
-        let total = span(&s, d, spatial[d]);
+        let total = g.shape(y).dims()[d + 2];
         let size = (total + extra[d]).saturating_sub(2 * s.before[d]);
         let lo = s.before[d].min(total);
         y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
-        y = movement::place(g, y, d + 2, 0, 1, size, 0.0)?;
+        y = movement::strided_pad(g, y, d + 2, 0, 1, size, 0.0)?;
     }
     add_bias(g, y, x.get(2)).map(one)
 };
 
 fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
     let (s, extra, groups) = transpose_sliding(i.attrs, i.shape(1));
-    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], i.shape(1).dims()[1] * groups];
+    let channels = shape::size(i.op, "dim 1", i.shape(1).dims()[1] as i128 * groups as i128)?;
+    let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], channels];
     for (d, &size) in i.shape(0).dims()[2..].iter().enumerate() {
-        match (span(&s, d, size) + extra[d]).checked_sub(2 * s.before[d]) {
-            Some(n) if n > 0 => dims.push(n),
-            _ => {
-                let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
-                return Err(Error::shape(i.op, message));
-            }
+        let n = span(&s, d, size) + extra[d] as i128 - 2 * s.before[d] as i128;
+        if n <= 0 {
+            let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
+            return Err(Error::shape(i.op, message));
         }
+        let what = format_args!("dim {} (stride {}, dilation {})", d + 2, s.stride[d], s.dilation[d]);
+        dims.push(shape::size(i.op, what, n)?);
     }
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
@@ -511,9 +541,9 @@ fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     let want = if n == 1 { "(C, O / groups, k)" } else { "(C, O / groups, kh, kw)" };
     let c = g.shape(x).dims()[1];
     if groups < 1 || !c.is_multiple_of(groups as usize) {
-        return Err(Error::argument(op, format!("{c} channels do not part into {groups} equal groups")));
+        return Err(Error::argument(op, format!("{c} channels cannot be split into {groups} equal groups")));
     }
-    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1] * groups as usize)?;
+    let inputs = conv_inputs(g, a, x, n, want, |w| w.dims()[1].saturating_mul(groups as usize))?;
     let w = g.shape(inputs[1]);
     if w.dims()[0] != c {
         return Err(Error::shape(op, format!("x has {c} channels, weight is {w}; its first dim must be {c}")));
@@ -526,7 +556,7 @@ const CONV_TRANSPOSE: Op = Op {
     class: Class::Fused(CONV_TRANSPOSE_EXPAND),
     infer: infer_conv_transpose,
     amp: Amp::Low,
-    flops: Some(|w| 2 * w.numel(0) * filter(w.inputs[1])),
+    flops: Some(|w| times([2, w.numel(0), filter(w.inputs[1])])),
     ..FUSED
 };
 
@@ -566,18 +596,24 @@ pub static CONV_TRANSPOSE2D: Op = Op {
 
 // ---- pooling -----------------------------------------------------------------------------------------------------
 
-/// `attrs` of a pool: [kernel.., stride.., before.., after.., dilation.., count_include_pad]. What `after` has more than
-/// `before` is there for a last window that reaches beyond (ceil_mode).
+/// `attrs` of a pool: [kernel.., stride.., before.., after.., dilation.., count_include_pad]. `after` exceeds `before`
+/// by what the last window needs beyond the end (ceil_mode).
 fn infer_pool(i: &Infer) -> Result<Meta> {
     i.float(0)?;
     let x = i.shape(0);
     let s = Sliding::of(i.attrs, x.rank() - 2);
     let mut dims: Vec8 = x.dims()[..2].into();
     dims.extend(s.out(i.op, &x.dims()[2..])?);
+    // The windows are elements too, those beyond x included.
+    let elements: u128 = dims.iter().chain(&s.kernel).map(|&d| d as u128).product();
+    if elements > crate::shape::MAX_NUMEL as u128 {
+        let message = format!("{elements} elements in windows of {} are more than 2^48", Dims(&s.kernel));
+        return Err(Error::argument(i.op, message).hint("a kernel is smaller than the image with its padding"));
+    }
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
 }
 
-/// Elements to add at the end so that a window that starts inside x (or its padding before) is whole, as in PyTorch.
+/// Elements to append so that a window that starts inside x (or its padding before) is complete, as in PyTorch.
 fn overhang(size: usize, kernel: i64, stride: i64, padding: i64, dilation: i64) -> i64 {
     let (size, reach) = (size as i64, dilation * (kernel - 1) + 1);
     let mut last = (size + 2 * padding - reach + stride - 1).div_euclid(stride);
@@ -647,8 +683,8 @@ pub static MAX_POOL2D: Op = Op {
     sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, dilation: ints = 1, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the largest element of each window of `kernel`, one int or {h, w}, `stride` apart\n\
           (the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to\n\
-          the first). Sizes as in conv2d; with ceil_mode rounded up, so that a last window may reach beyond the end, if it\n\
-          starts inside x or the padding before it. x may be (C, H, W).",
+          the first). Sizes as in conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the\n\
+          end if it starts inside x or the padding before it. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, true)),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&MAX_POOL2D_BACKWARD, &[c.x(0), c.out, c.grad], c.attrs)?)])),
     samples: &[
@@ -662,7 +698,7 @@ pub static MAX_POOL2D: Op = Op {
     ..MAX_POOL
 };
 
-/// Inputs: x, the result, its gradient; `attrs` as the pool. The decomposition has no use for the result.
+/// Inputs: x, the result, its gradient; `attrs` as the pool. The decomposition does not use the result.
 pub static MAX_POOL2D_BACKWARD: Op = Op {
     name: "max_pool2d_backward",
     class: Class::Fused(|g, x, attrs| {
@@ -680,8 +716,8 @@ pub static MAX_POOL2D_BACKWARD: Op = Op {
     ..FUSED
 };
 
-/// Sums over windows by their element counts, which without count_include_pad leave out the padding, and always what a
-/// last window finds beyond it.
+/// Divides sums over windows by their element counts. Without count_include_pad the counts exclude the padding; they
+/// always exclude what the last window covers beyond it.
 const AVG_POOL: Op = Op {
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
@@ -734,9 +770,9 @@ pub static AVG_POOL2D: Op = Op {
     name: "avg_pool2d",
     sig: "x: tensor, kernel: ints, *, stride: ints?, padding: ints = 0, count_include_pad: bool = true, ceil_mode: bool = false",
     doc: "x (N, C, H, W) -> (N, C, OH, OW): the mean of each window of `kernel`, one int or {h, w}, `stride` apart (the\n\
-          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in conv2d;\n\
-          with ceil_mode rounded up, so that a last window may reach beyond the end, if it starts inside x or the padding\n\
-          before it; what is beyond the padding never counts. x may be (C, H, W).",
+          kernel's size unless given). Padding counts as 0, or not at all if count_include_pad is false. Sizes as in\n\
+          conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the end if it starts inside\n\
+          x or the padding before it. Elements beyond the padding never count. x may be (C, H, W).",
     call: Some(|g, a| call_pool(g, a, 2, false)),
     samples: &[
         "f(2,3,6,8), 2",
@@ -750,8 +786,20 @@ pub static AVG_POOL2D: Op = Op {
     ..AVG_POOL
 };
 
+/// An error unless positions of `n` elements resampled to `out` can be computed in i64.
+fn check_ratio(op: &str, out: usize, n: usize) -> Result<()> {
+    if out as i128 * n as i128 <= i128::from(i64::MAX) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        format!("a dim of size {n} cannot become one of {out}: positions would not fit in 64 bits"),
+    ))
+}
+
 /// The matrix (out, n) whose row i averages elements floor(i n / out) to ceil((i + 1) n / out) - 1.
 fn averaging(g: &mut Graph, out: usize, n: usize, dtype: DType) -> Result<NodeId> {
+    check_ratio("adaptive_avg_pool2d", out, n)?;
     let i = g.iota_along(out, 0, 2)?;
     let size = g.constant_like(n as f64, i);
     let parts = g.constant_like(out as f64, i);
@@ -773,8 +821,9 @@ fn averaging(g: &mut Graph, out: usize, n: usize, dtype: DType) -> Result<NodeId
 pub static ADAPTIVE_AVG_POOL2D: Op = Op {
     name: "adaptive_avg_pool2d",
     sig: "x: tensor, size: ints",
-    doc: "x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as whole\n\
-          elements allow. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H, W).",
+    doc: "x (N, C, H, W) -> (N, C, OH, OW) for size OH = OW or {OH, OW}: means of windows that cover x as evenly as\n\
+          possible with whole elements. Window i of OH is rows floor(i H / OH) to ceil((i + 1) H / OH) - 1. x may be (C, H,\n\
+          W).",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
         let (h, w) = (shape.dims()[2], shape.dims()[3]);
@@ -812,17 +861,18 @@ pub static ADAPTIVE_AVG_POOL2D: Op = Op {
 
 // ---- resampling --------------------------------------------------------------------------------------------------
 
-/// Nearest: out element i is in element floor(i n / out), or floor(i / scale) where a scale is given.
+/// Nearest: out element i reads element floor(i n / out), or floor(i / scale) if a scale is given.
 fn nearest(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64) -> Result<NodeId> {
     let shape = g.shape(x);
     let n = shape.dims()[at];
+    check_ratio("interpolate", out, n)?;
     if step == 0.0 && out.is_multiple_of(n) {
         // Whole multiples are a view.
         let y = g.unsqueeze(x, at + 1)?;
         let y = g.expand(y, shape.insert(at + 1, out / n)?)?;
         return movement::reshape(g, y, shape.with(at, out));
     }
-    let i = super::create::iota(g, out);
+    let i = super::create::iota(g, out)?;
     let i = if step == 0.0 {
         let (size, parts) = (g.constant_like(n as f64, i), g.constant_like(out as f64, i));
         let i = g.mul(i, size)?;
@@ -836,10 +886,10 @@ fn nearest(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64) -> Result
     index::index_select(g, x, at, i)
 }
 
-/// Linear: out element i lies at (i + 1/2) step - 1/2, or at i step with aligned corners; cut at the ends.
+/// Linear: out element i is at (i + 1/2) step - 1/2, or at i step with aligned corners; clamped at the ends.
 fn linear(g: &mut Graph, x: NodeId, at: usize, out: usize, step: f64, align: bool) -> Result<NodeId> {
     let (n, rank, dtype) = (g.shape(x).dims()[at], g.shape(x).rank(), g.dtype(x));
-    let i = super::create::iota(g, out);
+    let i = super::create::iota(g, out)?;
     let mut p = g.cast(i, dtype)?;
     if align {
         p = g.mul_c(p, step)?;
@@ -924,20 +974,33 @@ pub static INTERPOLATE: Op = Op {
                 (shape.dims()[2..].iter().map(|&d| (d as f64 * s).floor() as i64).collect(), Some(s))
             }
             (true, Some(s)) => return Err(Error::argument(op, format!("scale is {s}; it must be above 0"))),
-            _ => return Err(Error::argument(op, "give either size or scale")),
+            (false, Some(s)) => {
+                let message =
+                    format!("size {:?} and scale {s} are both given; one of them says the result's size", a.ints(1)?);
+                return Err(Error::argument(op, message));
+            }
+            _ => return Err(Error::argument(op, "neither size nor scale is given").hint("x:interpolate { scale = 2 }")),
         };
         let mut attrs: Attrs = smallvec![i64::from(mode != "nearest"), i64::from(align)];
         attrs.extend_from_slice(&sizes);
         for (d, &out) in sizes.iter().enumerate() {
             let size = shape.dims()[d + 2] as f64;
+            if out > MAX_OPTION {
+                let message = format!(
+                    "scale {} makes dim {} of size {size} larger than {MAX_OPTION}",
+                    scale.unwrap_or(0.0),
+                    d + 2
+                );
+                return Err(Error::argument(op, message));
+            }
             if out < 1 {
                 return Err(Error::argument(
                     op,
-                    format!("scale {} leaves nothing of dim {} of size {size}", scale.unwrap_or(0.0), d + 2),
+                    format!("scale {} reduces dim {} of size {size} to 0", scale.unwrap_or(0.0), d + 2),
                 ));
             }
             attrs.push(bits(match (mode, align, scale) {
-                // A factor that gives an exact size is that size.
+                // A factor that yields an exact size is equivalent to that size.
                 ("nearest", _, Some(s)) if size * s != out as f64 => 1.0 / s,
                 ("nearest", ..) => 0.0,
                 (_, true, _) => {

@@ -1,11 +1,12 @@
 //! Defines leaves and generators, and the functions that create tensors.
 //!
-//! Nothing here holds bytes: `zeros` is a constant seen through an expanding view, `arange` an index ramp. Tensors from
-//! Lua tables (`pl.tensor`) and files are leaves made by the engine.
+//! No tensor memory is allocated here: `zeros` is a constant behind an expanding view, `arange` an index ramp. The
+//! engine creates leaves for tensors from Lua tables (`pl.tensor`) and files.
 
 use super::{Class, Generator, Grad, Op, Out, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId, Number};
+use crate::shape::{MAX_NUMEL, size};
 use crate::{DType, Shape};
 
 pub static OPS: &[&Op] = &[
@@ -34,20 +35,20 @@ pub static LEAF: Op = Op { name: "leaf", class: Class::Leaf, ..Op::BASE };
 pub static STATE: Op = Op { name: "state", class: Class::Leaf, ..Op::BASE };
 /// A run-time number; `payload` holds its bits.
 pub static SCALAR: Op = Op { name: "scalar", class: Class::Generator(Generator::Scalar), ..Op::BASE };
-/// A number of the program; `attrs[0]` holds its bits.
+/// A constant of the program; `attrs[0]` holds its bits.
 pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generator::Constant), ..Op::BASE };
 /// `0 … attrs[0] - 1` as i64.
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
-/// Output `attrs[0]` of the many-valued op that is its input.
+/// Output `attrs[0]` of the multi-output op that is its input.
 pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
-/// The buffer that several outputs of its input lie in: made by the planner, never recorded.
+/// The buffer that holds several outputs of its input; created by the planner, never recorded.
 pub static JOINED: Op = Op { name: "joined", class: Class::TupleGet, ..Op::BASE };
 
-/// Input 0, not to be read before input 1 has been computed: what recomputation starts from, so that it is late and so
-/// that its nodes equal none of the first computation. Only the planner puts it in.
+/// Input 0, not to be read before input 1 has been computed. Recomputation starts from such barriers, so that it runs
+/// late and its nodes differ from those of the first computation. Only the planner inserts it.
 pub static OPTIMIZATION_BARRIER: Op =
     Op { name: "optimization_barrier", class: Class::View(|input, _, _| Some(*input)), ..Op::BASE };
-/// The value of input 0, differentiated by the host with respect to the inputs behind it; `payload` names the function.
+/// The value of input 0; the host differentiates it with respect to the inputs after it. `payload` names the function.
 pub static CUSTOM: Op = Op {
     name: "custom",
     class: Class::View(|l, _, _| Some(*l)),
@@ -56,11 +57,11 @@ pub static CUSTOM: Op = Op {
     ..Op::BASE
 };
 
-pub fn iota(g: &mut Graph, n: usize) -> NodeId {
-    g.leaf(&IOTA, Shape::of(&[n]), DType::I64, &[n as i64], 0)
+pub fn iota(g: &mut Graph, n: usize) -> Result<NodeId> {
+    Ok(g.leaf(&IOTA, Shape::new(&[n])?, DType::I64, &[n as i64], 0))
 }
 
-/// Dims from the user's side as a shape.
+/// Converts user-given dims to a shape.
 pub fn shape_of(op: &str, dims: &[i64]) -> Result<Shape> {
     let mut out = Vec::with_capacity(dims.len());
     for &d in dims {
@@ -150,7 +151,7 @@ pub static ARANGE: Op = Op {
     name: "arange",
     sig: "start: number, stop: number?, step: number = 1, *, dtype: dtype?",
     doc: "arange(stop) or arange(start, stop, step) -> (n): start, start + step, ... below stop (above, if step < 0).\n\
-          n = ceil((stop - start) / step), and never less than 0. i64 if all are integers, else f32; floats are computed as\n\
+          n = ceil((stop - start) / step), but at least 0. i64 if all are integers, else f32; floats are computed as\n\
           start + i * step in f64 and rounded once for f64, in f32 otherwise.",
     call: Some(|g, a| {
         let (start, stop) = match a.is_none(1) {
@@ -158,10 +159,14 @@ pub static ARANGE: Op = Op {
             false => (a.number(0)?, a.number(1)?),
         };
         let step = a.number(2)?;
-        if step.as_f64() == 0.0 || !(start.as_f64() + stop.as_f64() + step.as_f64()).is_finite() {
-            return Err(Error::argument("arange", "start, stop and step must be finite and step must not be 0"));
+        let given = [start, stop, step].map(Number::as_f64);
+        if given[2] == 0.0 || given.iter().any(|x| !x.is_finite()) {
+            let [start, stop, step] = given;
+            let message =
+                format!("start is {start}, stop is {stop} and step is {step}; they must be finite, and step not 0");
+            return Err(Error::argument("arange", message));
         }
-        // Whole numbers are counted as such: f64 does not hold all of them.
+        // Integers are counted exactly, since f64 cannot represent all of them.
         let whole = match (start, stop, step) {
             (Number::Int(a), Number::Int(b), Number::Int(step)) => {
                 let (span, step) =
@@ -172,19 +177,39 @@ pub static ARANGE: Op = Op {
         };
         let ints = whole.is_some();
         let n = whole.unwrap_or_else(|| ((stop.as_f64() - start.as_f64()) / step.as_f64()).ceil().max(0.0));
-        if n > (1u64 << 48) as f64 {
-            return Err(Error::argument("arange", format!("would have {n} elements")));
+        if n > MAX_NUMEL as f64 {
+            let of = |x: Number| match x {
+                Number::Int(i) => i.to_string(),
+                Number::Float(f) => f.to_string(),
+            };
+            let (start, stop, step) = (of(start), of(stop), of(step));
+            let message =
+                format!("{start} to {stop} in steps of {step} are {n:e} numbers; a tensor has at most 2^48 elements");
+            return Err(Error::argument("arange", message));
         }
         let dtype = a.dtype(3).unwrap_or(if ints { DType::I64 } else { DType::F32 });
+        finite_in("arange", dtype, &[("start", given[0]), ("step", given[2])])?;
         ramp(g, n as usize, start, step, dtype).map(one)
     }),
     samples: &["5", "2, 9, 3", "0, 1, 0.25", "5, 0, -2", "3, 3", "4, dtype='f32'"],
     ..Op::BASE
 };
 
+/// An error unless numbers are finite in the dtype in which floats of `dtype` are computed: 0 times infinity is NaN.
+fn finite_in(op: &str, dtype: DType, numbers: &[(&str, f64)]) -> Result<()> {
+    let narrow = dtype.is_float() && dtype.compute() == DType::F32;
+    for (name, x) in numbers {
+        if !x.is_finite() || narrow && !(*x as f32).is_finite() {
+            let within = if narrow { DType::F32 } else { DType::F64 };
+            return Err(Error::argument(op, format!("{name} is {x:e}; it must be finite in {within}")));
+        }
+    }
+    Ok(())
+}
+
 /// `start + i * step` for `i` below `n`.
 fn ramp(g: &mut Graph, n: usize, start: Number, step: Number, dtype: DType) -> Result<NodeId> {
-    let i = iota(g, n);
+    let i = iota(g, n)?;
     let work = if dtype.is_float() { dtype.compute() } else { DType::I64 };
     let i = g.cast(i, work)?;
     let (start, step) = (g.scalar(start, work), g.scalar(step, work));
@@ -197,17 +222,20 @@ pub static LINSPACE: Op = Op {
     name: "linspace",
     sig: "start: number, stop: number, steps: int, *, dtype: dtype = f32",
     doc: "linspace(start, stop, n) -> (n): n evenly spaced numbers from start to stop, both included.\n\
-          One number (n = 1) is start. Computed from both ends, so that the last is exactly stop.",
+          If n = 1, the number is start. Computed from both ends, so that the last is exactly stop.",
     call: Some(|g, a| {
         let (start, stop, n) = (a.float(0)?, a.float(1)?, a.int(2)?);
-        let n = usize::try_from(n)
-            .map_err(|_| Error::argument("linspace", format!("steps is {n}; it must be 0 or more")))?;
+        if n < 0 {
+            return Err(Error::argument("linspace", format!("steps is {n}; it must be 0 or more")));
+        }
+        let n = size("linspace", "the result", i128::from(n))?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
         let work = if dtype.is_float() { dtype.compute() } else { DType::F64 };
         let step = if n > 1 { (stop - start) / (n - 1) as f64 } else { 0.0 };
+        finite_in("linspace", dtype, &[("start", start), ("stop", stop), ("the step between them", step)])?;
         let step = g.scalar(Number::Float(step), work);
         let (start, stop) = (g.scalar(Number::Float(start), work), g.scalar(Number::Float(stop), work));
-        let i = iota(g, n);
+        let i = iota(g, n)?;
         let i = g.cast(i, work)?;
         let up = g.mul(i, step)?;
         let up = g.add_(start, up)?;
@@ -239,7 +267,7 @@ pub static EYE: Op = Op {
     ..Op::BASE
 };
 
-/// Shape rule of ops that keep shape and dtype of their first input.
+/// Shape rule of ops that keep the shape and dtype of their first input.
 pub fn same(i: &crate::graph::Infer) -> Result<Meta> {
     Ok(i.inputs[0])
 }

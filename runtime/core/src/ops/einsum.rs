@@ -1,7 +1,8 @@
-//! Defines `einsum`: sums of products, named by letters.
+//! Defines `einsum`: sums of products over dims named by letters.
 //!
-//! Every dim gets a letter; those of `...` get letters of their own that nobody can type, counted from the right. Then each
-//! operand loses what is not a plain product (diagonals, dims of size 1 that broadcast), and pairs become one batched matmul.
+//! Every dim gets a letter; those of `...`, counted from the right, get letters outside the alphabet of equations. Each
+//! operand is then reduced to a plain product (diagonals, broadcast dims of size 1), and pairs become one batched
+//! matmul.
 
 use super::matmul::matmul;
 use super::{Op, movement, one};
@@ -11,10 +12,10 @@ use crate::graph::{Graph, NodeId};
 pub static EINSUM: Op = Op {
     name: "einsum",
     sig: "equation: string, xs: tensors",
-    doc: "einsum(\"bij,bjk->bik\", {x, y}): sum of products over the letters that the right side lacks, as in NumPy.\n\
-          Letters are a-z and A-Z; one that stands twice in an operand takes its diagonal. `...` stands for any dims, which\n\
-          broadcast, as dims of size 1 do. Without `->` the result has the dims of `...` and the letters that occur once, in\n\
-          alphabetical order. Pairs are contracted from left to right by matmul.",
+    doc: "einsum(\"bij,bjk->bik\", {x, y}): sum of products over the letters absent from the right side, as in NumPy.\n\
+          Letters are a-z and A-Z; one that occurs twice in an operand takes its diagonal. `...` matches any dims, which\n\
+          broadcast, as do dims of size 1. Without `->` the result has the dims of `...` and the letters that occur once,\n\
+          in alphabetical order. Pairs are contracted from left to right by matmul.",
     call: Some(|g, a| {
         let xs = a.tensors(1)?.to_vec();
         einsum(g, a.str(0), &xs).map(one)
@@ -41,7 +42,7 @@ pub static EINSUM: Op = Op {
     ..Op::BASE
 };
 
-/// An operand with one letter a dim.
+/// An operand with one letter per dim.
 struct Term {
     letters: Vec<char>,
     x: NodeId,
@@ -60,7 +61,7 @@ impl Term {
         Ok(y)
     }
 
-    /// Takes the diagonal of the dims at `i` and `j`; it is the last dim then.
+    /// Takes the diagonal of the dims at `i` and `j`, which becomes the last dim.
     fn diagonal(&mut self, g: &mut Graph, i: usize, j: usize) -> Result<()> {
         let rest = (0..self.letters.len()).filter(|k| *k != i && *k != j);
         let axes: Vec<usize> = rest.chain([i, j]).collect();
@@ -79,21 +80,21 @@ impl Term {
     }
 }
 
-/// What `...` is spelled as where it stands for n dims.
+/// The letters of `...` if it matches n dims.
 fn dotted(n: usize) -> Vec<char> {
     (0..n as u32).rev().filter_map(|k| char::from_u32(0xe000 + k)).collect()
 }
 
-/// One letter for each dim of an operand, or of the result, in which `...` stands for n dims.
+/// Parses the letters of an operand or of the result, in which `...` matches n dims.
 fn spell(text: &str, n: usize) -> std::result::Result<Vec<char>, String> {
     let dots: String = dotted(n).into_iter().collect();
     match text.replacen("...", "", 1).chars().find(|c| !c.is_ascii_alphabetic()) {
-        Some(c) => Err(format!("'{c}' is no letter")),
+        Some(c) => Err(format!("'{c}' is not a letter")),
         None => Ok(text.replacen("...", &dots, 1).chars().collect()),
     }
 }
 
-/// The letter as a person knows it.
+/// Formats a letter for messages.
 fn name(l: char) -> String {
     if l.is_ascii() { format!("'{l}'") } else { "a dim of '...'".into() }
 }
@@ -109,7 +110,7 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
     if texts.len() != xs.len() {
         return Err(bad(format!("names {} operands, {} are given", texts.len(), xs.len())));
     }
-    // How many dims `...` stands for in each operand; the right side has those of the most.
+    // The number of dims that `...` matches in each operand; on the right side, the largest of them.
     let mut dots = Vec::new();
     for (t, &x) in texts.iter().zip(xs) {
         let (shape, letters) = (g.shape(x), t.replacen("...", "", 1).chars().count());

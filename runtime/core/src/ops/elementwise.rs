@@ -1,8 +1,8 @@
-//! Defines the elementwise primitives: one table, each line and block an op.
+//! Defines the elementwise primitives: one table, with one line and one block per op.
 //!
-//! [`map_fns!`](crate::map_fns) lists every [`MapFn`] with its domain and its value as tokens over `x y z`; the CPU
-//! backend instantiates vector loops from the same tokens, so the meaning of an op is written once. Anything that is
-//! more than one step of arithmetic is a composition and lives in `activation.rs`.
+//! [`map_fns!`](crate::map_fns) lists every [`MapFn`] with its domain and its value as tokens over `x y z`. The CPU
+//! backend instantiates vector loops from the same tokens, so the meaning of an op is defined once. Functions of more
+//! than one arithmetic step are compositions in `activation.rs`.
 
 use super::{Class, Grad, GradCtx, Grads, Op, Tolerance, one};
 use crate::error::{Error, Result};
@@ -11,14 +11,14 @@ use crate::ops::Value;
 use crate::{DType, Shape};
 use smallvec::smallvec;
 
-/// Which dtypes a function is defined on, and what it yields.
+/// The dtypes on which a function is defined, and the dtype of its result.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Domain {
     /// Floats; integers are converted to f32 first.
     Float,
     /// All but bool; bools are converted to i64 first.
     Number,
-    /// All dtypes, as they are.
+    /// All dtypes, unchanged.
     Any,
     /// All dtypes to bool.
     Compare,
@@ -30,8 +30,8 @@ pub enum Domain {
 
 /// Calls the macro `$m` with the whole table: `Variant Domain arity |x, y, z| value;`.
 ///
-/// `value` uses methods that each backend defines for its element types (the CPU: `perilune_cpu::math::{Number, Float}`); a
-/// `Compare` yields a Rust bool; `Logic` operates on Rust bools.
+/// `value` uses methods that each backend defines for its element types (the CPU: `perilune_cpu::math::{Number,
+/// Float}`). A `Compare` yields a Rust bool; `Logic` operates on Rust bools.
 #[macro_export]
 macro_rules! map_fns {
     ($m:ident) => {
@@ -90,7 +90,7 @@ macro_rules! map_fns {
 
 macro_rules! define_map_fn {
     ($($v:ident $d:ident $n:literal |$($a:ident),*| $body:expr;)*) => {
-        /// An elementwise function. `Where` (bool, T, T) stands beside the table: its inputs differ in dtype.
+        /// An elementwise function. `Where` (bool, T, T) is not in the table, because its inputs differ in dtype.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]
         pub enum MapFn { $($v,)* Where }
 
@@ -110,13 +110,13 @@ macro_rules! define_map_fn {
 map_fns!(define_map_fn);
 
 impl MapFn {
-    /// Whether the function of 16-bit floats is a 16-bit float, so that its result needs no rounding.
+    /// Whether the function maps 16-bit floats to 16-bit floats exactly, so that its result needs no rounding.
     pub fn is_exact(self) -> bool {
         use MapFn::*;
         matches!(self, Copy | Neg | Abs | Sign | Relu | Maximum | Minimum | Where | Floor | Ceil | Round)
     }
 
-    /// Floating-point operations of one element, roughly: what recomputing costs against loading.
+    /// Approximate floating-point operations per element: the cost of recomputing a value instead of loading it.
     pub fn flops(self) -> usize {
         use MapFn::*;
         match self {
@@ -178,7 +178,7 @@ pub static OPS: &[&Op] = &[
     &ISFINITE,
 ];
 
-/// Shape and dtype rule of every `Map`: inputs broadcast; comparisons yield bool.
+/// Shape and dtype rule of every `Map`: inputs broadcast, and comparisons yield bool.
 pub fn infer(i: &Infer) -> Result<Meta> {
     let mut shape = i.shape(0);
     for k in 1..i.inputs.len() {
@@ -219,7 +219,7 @@ const BINARY: &[&str] =
 const DIVISOR: &[&str] = &["f(2,3), p(2,3)", "f(2,3), p(3)", "f(2,1), p(1,3)", "f(0,3), p(3)", "f(2,3), 1.5"];
 const BOOLS: &[&str] = &["b(2,3), b(2,3)", "b(2,3), b(3)", "b(0), b(0)"];
 
-/// Backward rule of an elementwise op: the local gradients, each summed down to its input's shape if it was broadcast.
+/// Backward rule of an elementwise op: each local gradient is summed down to its input's shape if that was broadcast.
 fn local(g: &mut Graph, c: &GradCtx, grads: Grads) -> Result<Grads> {
     let mut out = Grads::new();
     for (i, d) in grads.into_iter().enumerate() {
@@ -246,7 +246,7 @@ macro_rules! rule {
 pub static COPY: Op = Op {
     name: "contiguous",
     sig: "x: tensor",
-    doc: "x (...) -> (...), the same values laid out in row-major order in memory of their own.",
+    doc: "x (...) -> (...), the same values, contiguous in row-major order.",
     class: Class::Map(MapFn::Copy),
     grad: rule!(|g, c| c.grad),
     samples: UNARY,
@@ -415,7 +415,7 @@ pub static COS: Op = Op {
     ..MAP
 };
 
-/// Of functions that are steep, or composed of several steps.
+/// For functions that are steep or composed of several steps.
 const STEEP: Option<Tolerance> = Some(Tolerance { half: 2.0, wide: 8.0, half_scaled: 0.0 });
 
 pub static TAN: Op = Op {
@@ -466,7 +466,8 @@ pub static SIGMOID: Op = Op {
     ..MAP
 };
 
-/// 1 / (1 + 2^-x), for GELU's tanh form: nothing is lost before the exponential, as where a GPU makes 2^y of e^x.
+/// 1 / (1 + 2^-x), for GELU's tanh form: no precision is lost before the exponential, as it would be if a GPU computed
+/// e^x through 2^y.
 pub static SIGMOID2: Op = Op {
     name: "sigmoid2",
     class: Class::Map(MapFn::Sigmoid2),
@@ -479,7 +480,7 @@ pub static SIGMOID2: Op = Op {
     ..MAP
 };
 
-/// 1 - sigmoid2(x), with all its digits: sigmoid2(-x), but kernels that have both make them of one exponential.
+/// 1 - sigmoid2(x) to full precision, that is sigmoid2(-x); kernels that need both compute one exponential.
 pub static SIGMOID2_REST: Op = Op {
     name: "sigmoid2_rest",
     class: Class::Map(MapFn::Sigmoid2Rest),
@@ -509,14 +510,14 @@ pub static ERF: Op = Op {
     ..MAP
 };
 
-/// `op`, or of bools alone `logical`: sums and products of bools are bools, as in PyTorch.
+/// Selects `op`, or `logical` if all operands are bools: sums and products of bools are bools, as in PyTorch.
 fn or_logical(g: &mut Graph, a: &super::Args, op: &'static Op, logical: &'static Op) -> Result<super::Out> {
     let xs = a.operands(g)?;
     let bools = xs.iter().all(|&x| g.dtype(x) == DType::Bool);
     g.map(if bools { logical } else { op }, &xs).map(one)
 }
 
-/// Rounding of an integer tensor is the tensor.
+/// Rounds; an integer tensor is returned unchanged.
 fn rounded(g: &mut Graph, op: &'static Op, x: NodeId) -> Result<NodeId> {
     if g.dtype(x).is_float() { g.map(op, &[x]) } else { Ok(x) }
 }
@@ -524,7 +525,7 @@ fn rounded(g: &mut Graph, op: &'static Op, x: NodeId) -> Result<NodeId> {
 pub static FLOOR: Op = Op {
     name: "floor",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the largest integer not above x, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the largest integer not above x, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Floor),
     call: Some(|g, a| rounded(g, &FLOOR, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -534,7 +535,7 @@ pub static FLOOR: Op = Op {
 pub static CEIL: Op = Op {
     name: "ceil",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the smallest integer not below x, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the smallest integer not below x, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Ceil),
     call: Some(|g, a| rounded(g, &CEIL, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -544,7 +545,7 @@ pub static CEIL: Op = Op {
 pub static ROUND: Op = Op {
     name: "round",
     sig: "x: tensor",
-    doc: "x (...) -> (...): the nearest integer, halves to even, as a float; integers stay as they are. Gradient 0.",
+    doc: "x (...) -> (...): the nearest integer, ties to even, as a float; integers are unchanged. The gradient is 0.",
     class: Class::Map(MapFn::Round),
     call: Some(|g, a| rounded(g, &ROUND, a.tensor(0)?).map(one)),
     samples: UNARY,
@@ -554,7 +555,7 @@ pub static ROUND: Op = Op {
 pub static ADD: Op = Op {
     name: "add",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; of bools it is `or`.",
+    doc: "x (...), y (...) -> broadcast: x + y. Also the operator `+`. Integers wrap around; for bools it is `or`.",
     class: Class::Map(MapFn::Add),
     call: Some(|g, a| or_logical(g, a, &ADD, &LOGICAL_OR)),
     grad: rule!(|g, c| c.grad, c.grad),
@@ -577,7 +578,7 @@ pub static SUB: Op = Op {
 pub static MUL: Op = Op {
     name: "mul",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; of bools it is `and`.",
+    doc: "x (...), y (...) -> broadcast: x * y. Also the operator `*`. Integers wrap around; for bools it is `and`.",
     class: Class::Map(MapFn::Mul),
     call: Some(|g, a| or_logical(g, a, &MUL, &LOGICAL_AND)),
     grad: Grad::Rule(|g, c| {
@@ -615,7 +616,7 @@ pub static FLOOR_DIV: Op = Op {
     name: "floor_div",
     sig: "x: operand, y: operand",
     doc: "x (...), y (...) -> broadcast: floor(x / y), as in Lua and Python. Also the operator `//`.\n\
-          An integer divided by 0 gives 0. Gradient 0.",
+          An integer divided by 0 gives 0. The gradient is 0.",
     class: Class::Map(MapFn::FloorDiv),
     samples: DIVISOR,
     ..MAP
@@ -677,7 +678,7 @@ pub static POW: Op = Op {
         let less = g.add_c(y, -1.0)?;
         let d = g.map(&POW, &[x, less])?;
         let d = g.mul(y, d)?;
-        // At y = 0 the derivative is 0 even where x^-1 is not finite.
+        // At y = 0 the derivative is 0 even if x^-1 is not finite.
         let zero = g.constant_like(0.0, x);
         let flat = g.eq(y, zero)?;
         let d = g.where_(flat, zero, d)?;
@@ -686,7 +687,7 @@ pub static POW: Op = Op {
             true => {
                 let l = g.log(x)?;
                 let d = g.mul(c.out, l)?;
-                // 0^y for y >= 0 does not move with y.
+                // 0^y does not depend on y for y >= 0.
                 let base = g.eq(x, zero)?;
                 let up = g.ge(y, zero)?;
                 let still = g.logical_and(base, up)?;
@@ -712,7 +713,8 @@ pub static POW: Op = Op {
     ..MAP
 };
 
-/// Gradient of `maximum`/`minimum`: to the winner; both get half where they are equal, as in PyTorch.
+/// Gradient of `maximum` and `minimum`: it goes to the selected operand; if both are equal, each gets half, as in
+/// PyTorch.
 fn winner(g: &mut Graph, c: &GradCtx, first: NodeId) -> Result<Grads> {
     let tie = g.eq(c.x(0), c.x(1))?;
     let half = g.mul_c(c.grad, 0.5)?;
@@ -809,7 +811,7 @@ pub static ISFINITE: Op = Op {
 pub static LOGICAL_AND: Op = Op {
     name: "logical_and",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: both are not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether both are not zero.",
     class: Class::Map(MapFn::LogicalAnd),
     samples: BOOLS,
     ..COMPARE
@@ -818,7 +820,7 @@ pub static LOGICAL_AND: Op = Op {
 pub static LOGICAL_OR: Op = Op {
     name: "logical_or",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: at least one is not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether at least one is not zero.",
     class: Class::Map(MapFn::LogicalOr),
     samples: BOOLS,
     ..COMPARE
@@ -827,7 +829,7 @@ pub static LOGICAL_OR: Op = Op {
 pub static LOGICAL_XOR: Op = Op {
     name: "logical_xor",
     sig: "x: operand, y: operand",
-    doc: "x (...), y (...) -> broadcast bool: exactly one is not zero.",
+    doc: "x (...), y (...) -> broadcast bool: whether exactly one is not zero.",
     class: Class::Map(MapFn::LogicalXor),
     samples: BOOLS,
     ..COMPARE
@@ -836,7 +838,7 @@ pub static LOGICAL_XOR: Op = Op {
 pub static LOGICAL_NOT: Op = Op {
     name: "logical_not",
     sig: "x: tensor",
-    doc: "x (...) -> bool (...): the element is zero.",
+    doc: "x (...) -> bool (...): whether the element is zero.",
     class: Class::Map(MapFn::LogicalNot),
     samples: &["b(2,3)", "b(0)", "i(2;3)"],
     ..COMPARE
@@ -897,7 +899,8 @@ pub static CLAMP: Op = Op {
                 x = g.map(op, &[x, bound])?;
             }
         }
-        // The value is the clamped one; where x is inside it is x itself, so the gradient is that of `where`.
+        // The value is the clamped one; where x is inside the bounds it is x itself, so the gradient is that of
+        // `where`.
         match inside {
             Some(ok) if g.dtype(x) == dtype => g.where_(ok, input, x).map(one),
             _ => Ok(one(x)),

@@ -1,7 +1,7 @@
-//! Numbers of 8 bits and products of them. They are no dtype: a tensor of them is a u8 tensor, and an f32 scale beside it says
-//! what 1 is worth.
+//! Defines conversions to and from 8-bit floats, and their matrix products. They are not a dtype: they are stored in a
+//! u8 tensor with a separate f32 scale.
 //!
-//! The CPU's `math/fp8.rs` states formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
+//! The CPU's `math/fp8.rs` defines formats and rounding. `stdlib/nn/fp8.lua` uses them in training.
 
 use super::elementwise::{self, MapFn};
 use super::matmul::MATMUL;
@@ -14,11 +14,10 @@ use smallvec::{SmallVec, smallvec};
 pub static OPS: &[&Op] =
     &[&FP8_E4M3, &FP8_E5M2, &FP8_E4M3_VALUE, &FP8_E5M2_VALUE, &QUANTIZE_FP8, &DEQUANTIZE_FP8, &MATMUL_FP8];
 
-/// What an error says where a gradient would have to pass.
-const NO_GRADIENT: &str =
-    "rounding to 8 bits has no derivative; nn.Linear { fp8 = true } has products with gradients of their own";
+/// The error for gradients through a conversion.
+const NO_GRADIENT: &str = "rounding to 8 bits has no derivative; nn.Linear { fp8 = true } defines its own gradients";
 
-/// A format, by its place in attributes.
+/// A format, by its code in attributes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Format {
     E4M3 = 0,
@@ -68,7 +67,7 @@ fn scale(g: &mut Graph, a: &Args, i: usize) -> Result<NodeId> {
     g.cast(s, DType::F32)
 }
 
-/// As `scale`, of one element.
+/// As `scale`, for exactly one element.
 fn single(g: &mut Graph, a: &Args, i: usize, name: &str) -> Result<NodeId> {
     let s = scale(g, a, i)?;
     let shape = g.shape(s);
@@ -84,11 +83,11 @@ fn bytes(g: &Graph, op: &str, name: &str, x: NodeId) -> Result<()> {
     if dtype == DType::U8 {
         return Ok(());
     }
-    Err(Error::dtype(op, format!("{name} is {dtype}; numbers of 8 bits lie in u8 tensors"))
-        .hint("pl.quantize_fp8(x, scale) makes them"))
+    Err(Error::dtype(op, format!("{name} is {dtype}; 8-bit floats are stored in u8 tensors"))
+        .hint("pl.quantize_fp8(x, scale) creates them"))
 }
 
-/// `x`, u8, as the f32 numbers that its bytes mean.
+/// Decodes the bytes of `x` (u8) to f32.
 fn values(g: &mut Graph, x: NodeId, format: Format) -> Result<NodeId> {
     let code = g.cast(x, DType::F32)?;
     g.map(format.value(), &[code])
@@ -97,9 +96,9 @@ fn values(g: &mut Graph, x: NodeId, format: Format) -> Result<NodeId> {
 pub static QUANTIZE_FP8: Op = Op {
     name: "quantize_fp8",
     sig: "x: tensor, scale: operand = 1, *, format: 'e4m3'|'e5m2' = 'e4m3'",
-    doc: "x (...), scale (broadcasts to x) -> (...) u8: the bytes of the numbers of 8 bits nearest to x times 1 / scale, halves\n\
-          to even. What is larger than the largest (448, or 57344 for e5m2) becomes that; NaN stays NaN; infinity stays\n\
-          infinity in e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.",
+    doc: "x (...), scale (broadcasts to x) -> (...) u8: the bytes of the 8-bit floats nearest to x times 1 / scale, ties to\n\
+          even. Larger magnitudes become the largest (448, or 57344 for e5m2); NaN stays NaN; infinity stays infinity in\n\
+          e5m2 and becomes NaN in e4m3. Computed in f32. Has no gradient. Micikevicius et al., arXiv:2209.05433.",
     call: Some(|g, a| {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
         g.without_autocast(|g| {
@@ -131,13 +130,13 @@ pub static QUANTIZE_FP8: Op = Op {
 pub static DEQUANTIZE_FP8: Op = Op {
     name: "dequantize_fp8",
     sig: "x: tensor, scale: operand = 1, *, format: 'e4m3'|'e5m2' = 'e4m3', dtype: dtype = 'f32'",
-    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: what the bytes mean, times scale. A constant to\n\
+    doc: "x (...) u8, scale (broadcasts to x) -> (...) of `dtype`: the values of the bytes, times scale. A constant to\n\
           autograd.",
     call: Some(|g, a| {
         let (x, s, format) = (a.tensor(0)?, scale(g, a, 1)?, Format::parse(a.str(2)));
         bytes(g, "dequantize_fp8", "x", x)?;
         let dtype = a.dtype(3).unwrap_or(DType::F32);
-        // Of the scale, too, it is a constant.
+        // It is a constant of the scale, too.
         let mut g = g.scope();
         (g.modes.no_grad, g.modes.autocast) = (true, None);
         let v = values(&mut g, x, format)?;
@@ -159,11 +158,11 @@ pub static DEQUANTIZE_FP8: Op = Op {
     ..Op::BASE
 };
 
-/// How a node of [`MATMUL_FP8`] reads its attributes.
+/// The decoded attributes of a [`MATMUL_FP8`] node.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Product {
     pub formats: [Format; 2],
-    /// Whether a device may add with fewer bits than f32 has.
+    /// Whether a device may accumulate with fewer bits than f32.
     pub fast: bool,
 }
 
@@ -173,16 +172,16 @@ impl Product {
     }
 }
 
-/// a (M, K) u8, b (N, K) u8, two f32 scalars, and perhaps a bias (N) of the result's dtype, f16 or bf16.
-/// `attrs`: [format of a, format of b, dtype code, fast, K].
+/// a (M, K) u8, b (N, K) u8, two f32 scalars, and optionally a bias (N) of the result's dtype, f16 or bf16. `attrs`:
+/// [format of a, format of b, dtype code, fast, K].
 pub static MATMUL_FP8: Op = Op {
     name: "matmul_fp8",
     sig: "a: tensor, b: tensor, scale_a: operand = 1, scale_b: operand = 1, bias: tensor?, *, \
           format_a: 'e4m3'|'e5m2' = 'e4m3', format_b: 'e4m3'|'e5m2' = 'e4m3', dtype: dtype = 'bf16', fast: bool = false",
     doc: "a (M, K) u8, b (N, K) u8, bias (N) -> (M, N) of `dtype`: a times b transposed, times scale_a * scale_b, plus bias,\n\
-          where bytes are numbers of 8 bits and the scales one number each. Sums in f32, rounded once at the end; `fast` lets a\n\
-          GPU add with fewer bits. A GPU from sm_89 on multiplies bytes if K and N are multiples of 16 and not both formats are\n\
-          e5m2; otherwise, and on a CPU, this is a product of f32. Has no gradient.",
+          where bytes are 8-bit floats and each scale is one number. Sums are in f32 and rounded once at the end; `fast`\n\
+          lets a GPU add with fewer bits. GPUs from sm_89 on multiply 8-bit floats if K and N are multiples of 16 and not\n\
+          both formats are e5m2; otherwise, and on a CPU, the product is computed in f32. Has no gradient.",
     flops: Some(super::product_flops),
     results: Results::One,
     class: Class::Fused(|g, x, attrs| {
@@ -239,7 +238,7 @@ fn matmul_fp8(g: &mut Graph, a: &Args) -> Result<Out> {
             return Err(Error::shape(op, format!("bias {} must be {{{}}}", g.shape(b), sy.dims()[0])));
         }
         let b = g.cast(b, dtype)?;
-        // The sum of f32 numbers is the same within the product or after it.
+        // A sum in f32 is the same within the product or after it.
         if dtype == DType::F32 { after = Some(b) } else { inputs.push(b) }
     }
     let format = |i: usize| Format::parse(a.str(i)) as i64;

@@ -1,19 +1,20 @@
-//! Defines grouped matrix products: groups of rows, each with a matrix of its own, as a mixture of experts needs.
+//! Defines grouped matrix products: each group of rows is multiplied with its own matrix, as in a mixture of experts.
 //!
-//! Two library primitives, of which each is the other's gradient. How many rows a group has is data: it stays on the
-//! device, and the plan is the same for any routing.
+//! There are two library primitives, each of which is the gradient of the other. The number of rows in a group is data:
+//! it stays on the device, and the plan is the same for any routing.
 
 use super::matmul::is_transpose;
 use super::{Class, Grad, IndexFault, IndexKind, Op, Results, index, one};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
+use crate::op::times;
 use crate::{DType, Shape};
 use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[&GROUPED_MATMUL, &GROUPED_SUMS];
 
-/// Reports ends of groups that are out of range, of either op as of the one that the recipe calls.
+/// Reports group ends that are out of range, for both ops in the name of the one that recipes call.
 const ENDS: fn(&[i64]) -> IndexFault = |_| IndexFault { op: "grouped_matmul", kind: IndexKind::Ends };
 
 /// x (T, K), w (E, K, N), ends (E) i64 -> (T, N).
@@ -22,11 +23,12 @@ pub static GROUPED_MATMUL: Op = Op {
     index_fault: Some(ENDS),
     sig: "x: tensor, w: tensor, ends: tensor",
     doc: "x (T, K), w (E, K, N), ends (E) int -> (T, N): rows ends[e-1] to ends[e] of x times w[e], where group 0 begins at row\n\
-          0; rows behind the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the rows\n\
-          of w, group by group, 0 for an empty group. Products of as many sizes as there are groups in one launch: with tokens\n\
-          sorted by expert, `ends` is the cumulative sum of how many each got. It is read on the device, so nothing waits for\n\
-          it and any routing has the same plan. Dtypes and sums as in `matmul`. Ends that descend, are negative or above T are\n\
-          an error when the step runs. PyTorch's torch.nn.functional.grouped_mm(x, w, offs=ends).",
+          0; rows after the last end are 0. Or x (M, T), w (T, N), ends (E) int -> (E, M, N): the columns of x times the\n\
+          rows of w, group by group, 0 for an empty group. One launch computes the products of all groups, whatever their\n\
+          sizes: with tokens sorted by expert, `ends` is the cumulative sum of the tokens per expert. It is read on the\n\
+          device, so the host does not wait for it, and every routing has the same plan. Dtypes and sums are as in\n\
+          `matmul`. Ends that descend, are negative or above T are an error when the step runs. PyTorch's\n\
+          torch.nn.functional.grouped_mm(x, w, offs=ends).",
     results: Results::One,
     flops: Some(super::product_flops),
     class: Class::Library,
@@ -46,7 +48,7 @@ pub static GROUPED_MATMUL: Op = Op {
         } else {
             None
         };
-        // As the weight lies: an update of it then reads straight through (see `matmul::product`).
+        // In the storage order of the weight, so that an update of it reads contiguous memory (see `matmul::product`).
         let dw = match (c.needs[1], is_transpose(g, w)) {
             (false, _) => None,
             (true, true) => {
@@ -73,11 +75,11 @@ pub static GROUPED_MATMUL: Op = Op {
     ..Op::BASE
 };
 
-/// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): the rows of a transposed times the rows of b, group by group.
+/// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): for each group, the transposed rows of a times the rows of b.
 pub static GROUPED_SUMS: Op = Op {
     name: "grouped_sums",
     index_fault: Some(ENDS),
-    flops: Some(|w| 2 * w.numel(0) * w.dim(1, 0)),
+    flops: Some(|w| times([2, w.numel(0), w.dim(1, 0)])),
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));
@@ -103,7 +105,7 @@ fn sums(g: &mut Graph, a: NodeId, b: NodeId, ends: NodeId) -> Result<NodeId> {
     g.push(&GROUPED_SUMS, &[a, b, ends], &[])
 }
 
-/// Checks, promotes, and tells the two products apart.
+/// Checks and promotes the operands, and selects one of the two products.
 fn grouped(g: &mut Graph, x: NodeId, w: NodeId, ends: NodeId) -> Result<NodeId> {
     let op = GROUPED_MATMUL.name;
     let (sx, sw, se) = (g.shape(x), g.shape(w), g.shape(ends));
@@ -134,8 +136,7 @@ fn grouped(g: &mut Graph, x: NodeId, w: NodeId, ends: NodeId) -> Result<NodeId> 
     sums(g, xt, w, ends)
 }
 
-/// What is said of an end of `rows` rows that lies outside them, or before the end of the group before; `at` where it is known
-/// which.
+/// The error for a group end outside `rows` rows, or before the end of the previous group; `at` is its index, if known.
 pub fn bad_end(at: Option<usize>, end: i64, rows: i64) -> Error {
     let what = at.map_or_else(|| "an end".to_string(), |e| format!("ends[{e}]"));
     let (message, cure) = if end < 0 || end > rows {

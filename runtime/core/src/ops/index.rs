@@ -1,8 +1,8 @@
 //! Defines reads and writes by index tensors.
 //!
-//! Four library primitives (`gather`, `scatter_add`, `index_select`, `index_add`) and `scatter`; the rest are maps over
-//! index ramps. Additions happen in index order, so results do not depend on threads. An index out of range is an error
-//! at run time that names the index, the dim and the recipe line.
+//! There are four library primitives (`gather`, `scatter_add`, `index_select`, `index_add`) and `scatter`; the rest are
+//! maps over index ramps. Additions happen in index order, so results do not depend on threads. An index out of range
+//! is an error at run time that names the index, the dim and the recipe line.
 
 use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
 use super::{Args, Class, Grad, IndexFault, Op, one};
@@ -25,7 +25,7 @@ pub static OPS: &[&Op] = &[
     &MASKED_SELECT,
 ];
 
-/// An index tensor as i64, or an error: floats are no indices.
+/// Converts an index tensor to i64; floats are an error.
 pub fn as_index(g: &mut Graph, op: &str, index: NodeId) -> Result<NodeId> {
     let dtype = g.dtype(index);
     if !dtype.is_int() {
@@ -123,7 +123,7 @@ fn check_src(i: &Infer) -> Result<Meta> {
     like_x(i)
 }
 
-/// Sums of bools are sums of i64.
+/// Converts bools to i64 before they are summed.
 fn summand(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     if g.dtype(x) == DType::Bool { g.cast(x, DType::I64) } else { Ok(x) }
 }
@@ -147,7 +147,7 @@ pub static SCATTER: Op = Op {
     index_fault: Some(|_| IndexFault::elements("scatter")),
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced\n\
-          by src[.., k, ..]. Of several writes to one place the last in row-major order stays.",
+          by src[.., k, ..]. Of several writes to one element, the last in row-major order is kept.",
     class: Class::Library,
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER)),
@@ -193,7 +193,7 @@ fn one_dim(i: &Infer) -> Result<()> {
     Ok(())
 }
 
-/// The second attribute of an `index_select` that a person called as `embedding`.
+/// The second attribute of an `index_select` that the user called as `embedding`.
 pub const OF_EMBEDDING: i64 = 1;
 
 /// `attrs`: [axis, OF_EMBEDDING?].
@@ -273,8 +273,8 @@ pub static MASKED_FILL: Op = Op {
 pub static ONE_HOT: Op = Op {
     name: "one_hot",
     sig: "ids: tensor, classes: int",
-    doc: "ids (...) int -> (..., classes) i64: 1 at the position the id names, else 0. An id outside 0 to\n\
-          classes - 1 is an error when the step runs.",
+    doc: "ids (...) int -> (..., classes) i64: 1 at the position of the id, else 0. An id outside 0 to classes - 1 is an\n\
+          error when the step runs.",
     call: Some(|g, a| {
         let ids = as_index(g, "one_hot", a.tensor(0)?)?;
         let n = a.int(1)?;
@@ -327,7 +327,7 @@ pub static NONZERO: Op = Op {
     name: "nonzero",
     sig: "x: tensor",
     doc: "x (d0, ..., dk) -> (n, k + 1) i64: the coordinates of the elements that are not zero, in row-major order.\n\
-          Reads the tensor on the host: it splits the step.",
+          Reads the tensor on the host, which splits the step.",
     class: Class::Host(|xs, _| {
         let x = &xs[0];
         let strides = x.shape.strides();
@@ -348,7 +348,7 @@ pub static MASKED_SELECT: Op = Op {
     name: "masked_select",
     sig: "x: tensor, mask: tensor",
     doc: "x (...), mask (...) bool of the same shape -> (n): the elements of x where mask is true, in row-major order.\n\
-          Reads the tensors on the host: it splits the step.",
+          Reads the tensors on the host, which splits the step.",
     class: Class::Host(|xs, _| {
         let (x, mask) = (&xs[0], &xs[1]);
         if x.shape != mask.shape {
@@ -358,7 +358,7 @@ pub static MASKED_SELECT: Op = Op {
         let at: Vec<i64> = positions(mask).into_iter().map(|p| p as i64).collect();
         Ok(vec![HostTensor::from_i64(Shape::of(&[at.len()]), &at)])
     }),
-    // The host says where the elements are; taking them has a gradient.
+    // The host finds the positions; gathering the elements has a gradient.
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let flat = g.reshape(x, &[g.shape(x).numel()])?;

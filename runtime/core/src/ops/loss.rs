@@ -1,9 +1,9 @@
-//! Defines the losses: fused nodes, f32 islands, all with a `reduction`.
+//! Defines the losses: fused nodes that compute in f32 or wider, all with a `reduction`.
 //!
-//! Classes are the *last* dim of logits, here as everywhere else in Perilune (PyTorch has them second). Nothing gathers:
-//! the logit of the target is picked by comparing an index ramp with the class id, so that a loss and its backward are
-//! each one pass over the rows of logits. Inputs must have equal shapes: a silent broadcast of (N) against (N, 1) has
-//! ruined many a regression. Class ids pass `class_ids`, which refuses those that name no class.
+//! Classes are the *last* dim of logits, here as everywhere in Perilune (PyTorch has them second). No loss uses a
+//! gather: the logit of the target is selected by comparing an index ramp with the class id, so that a loss and its
+//! backward are each one pass over the rows of logits. Inputs must have equal shapes, because silently broadcasting (N)
+//! against (N, 1) is a common mistake. Class ids pass through `class_ids`, which rejects ids outside the classes.
 
 use super::{Args, Class, Grad, GradCtx, Grads, IndexFault, IndexKind, Op, Out, bits, create, index, norm, one, real};
 use crate::amp::Amp;
@@ -44,7 +44,7 @@ fn reduction(a: &Args, i: usize) -> i64 {
     }
 }
 
-/// What the sum of losses over a tensor of shape `shape` is multiplied by.
+/// The factor of the sum of losses over a tensor of shape `shape`.
 fn share(how: i64, shape: Shape) -> f64 {
     match how {
         MEAN => 1.0 / shape.numel() as f64,
@@ -64,7 +64,7 @@ fn reduce(g: &mut Graph, x: NodeId, how: i64) -> Result<NodeId> {
 
 // ---- losses over classes -----------------------------------------------------------------------------------------
 
-/// `attrs` of the losses over classes: [1 if targets are probabilities, reduction, ignored id, smoothing bits, which of
+/// `attrs` of the losses over classes: [1 if targets are probabilities, reduction, ignored id, smoothing bits, index in
 /// `OF_CLASSES`].
 struct Classes {
     probabilities: bool,
@@ -91,22 +91,22 @@ impl Classes {
         }
     }
 
-    /// Which targets do not count. Only this small part of a loss reads the checked ids, and the pass over the logits stays
-    /// one kernel, which waits for it (`plan::fuse`).
+    /// Which targets are ignored. Only this small part of a loss reads the checked ids; the pass over the logits
+    /// remains one kernel, which waits for it (`plan::fuse`).
     fn skipped(&self, g: &mut Graph, target: NodeId) -> Result<NodeId> {
         let target = g.push(&CLASS_IDS, &[target], &[self.n as i64, self.which, self.ignore])?;
-        let ignore = g.constant_like(self.ignore as f64, target);
+        let ignore = g.int_constant(self.ignore);
         g.eq(target, ignore)
     }
 
-    /// `row` where the target counts, else 0.
+    /// `row` if the target counts, else 0.
     fn guard(&self, g: &mut Graph, row: NodeId, target: NodeId) -> Result<NodeId> {
         let skip = self.skipped(g, target)?;
         let zero = g.constant_like(0.0, row);
         g.where_(skip, zero, row)
     }
 
-    /// What "mean" divides by: how many targets count, or the sum of their classes' weights.
+    /// The divisor of "mean": the number of targets that count, or the sum of their classes' weights.
     fn total(&self, g: &mut Graph, target: NodeId, weight: Option<NodeId>, dtype: DType) -> Result<NodeId> {
         let each = match weight {
             Some(w) => {
@@ -122,8 +122,8 @@ impl Classes {
         g.sum_all(each)
     }
 
-    /// The losses of the rows reduced. They are few beside the logits, and are added and divided in f64: in f32 the rounding
-    /// of the sum alone would cost the loss up to some units in its last place.
+    /// Reduces the losses of the rows. They are few compared with the logits, and are added and divided in f64: in f32
+    /// the rounding of the sum alone could cost the loss several units in its last place.
     fn reduce(&self, g: &mut Graph, rows: NodeId, target: NodeId, weight: Option<NodeId>) -> Result<NodeId> {
         if self.how == NONE {
             return Ok(rows);
@@ -141,7 +141,7 @@ impl Classes {
         g.cast(mean, dtype)
     }
 
-    /// The probabilities that the targets stand for, after smoothing: (..., C).
+    /// The probabilities of the targets, after smoothing: (..., C).
     fn wanted(&self, g: &mut Graph, target: NodeId, like: NodeId) -> Result<NodeId> {
         if self.probabilities {
             let t = g.widen(target)?;
@@ -153,7 +153,7 @@ impl Classes {
         g.where_(hit, on, off)
     }
 
-    /// The element of each row of `x` that the target names; a vector is all rows.
+    /// The element of each row of `x` at the target's class; a vector is used for all rows.
     fn pick(&self, g: &mut Graph, x: NodeId, target: NodeId) -> Result<NodeId> {
         let hit = index::one_hot(g, target, self.n)?;
         let zero = g.constant_like(0.0, x);
@@ -171,8 +171,8 @@ impl Classes {
     }
 }
 
-/// The mean of a loss over class ids as its sum and what that is divided by, for means over several batches: these add up,
-/// even where a batch has no id that counts. `None` for any other node, and in 16 bits, which cannot hold a sum.
+/// The mean of a loss over class ids as its sum and its divisor, for means over several batches: both add up, even if a
+/// batch has no id that counts. `None` for any other node, and in 16 bits, which cannot hold a sum.
 pub fn sum_and_total(g: &mut Graph, loss: NodeId) -> Result<Option<(NodeId, NodeId)>> {
     let node = g.node(loss).clone();
     let of_classes = node.op == &CROSS_ENTROPY || node.op == &NLL_LOSS;
@@ -192,7 +192,7 @@ pub fn sum_and_total(g: &mut Graph, loss: NodeId) -> Result<Option<(NodeId, Node
     })
 }
 
-/// Shape rule of the losses over classes: a scalar, or a loss for each row.
+/// Shape rule of the losses over classes: a scalar, or one loss per row.
 fn per_row(i: &Infer) -> Result<Meta> {
     i.float(0)?;
     let logits = i.shape(0);
@@ -200,22 +200,22 @@ fn per_row(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape, dtype: i.dtype(0) })
 }
 
-/// The ops whose ids are checked, in the order of `CLASS_IDS`' second attribute.
+/// The ops whose ids are checked; the second attribute of `CLASS_IDS` is an index into this list.
 pub const OF_CLASSES: [&str; 3] = ["cross_entropy", "nll_loss", "one_hot"];
 
-/// The ignored id of an op that ignores none.
-pub const IGNORES_NONE: i64 = i64::MIN;
+/// The ignored id of an op that ignores none: one that is valid anyway.
+pub const IGNORES_NONE: i64 = 0;
 
-/// What to do about an id that names no class.
+/// The hint for an id outside the classes.
 pub fn cure_of_class(classes: i64, ignored: i64) -> String {
     match ignored {
         IGNORES_NONE => format!("classes count from 0: here 0 to {}", classes - 1),
-        id => format!("classes count from 0: here 0 to {}, or {id} (ignore_index) to leave one out", classes - 1),
+        id => format!("classes count from 0: here 0 to {}, or {id} (ignore_index) to ignore one", classes - 1),
     }
 }
 
-/// Inputs: ids i64; `attrs`: [number of classes, which of `OF_CLASSES`, ignored id]. The ids themselves, each from 0 to the
-/// number of classes - 1 or the ignored one, or an error in the name of the op.
+/// Inputs: ids i64; `attrs`: [number of classes, index in `OF_CLASSES`, ignored id]. Returns the ids. Each must be from
+/// 0 to the number of classes - 1 or the ignored one; any other is an error in the name of the op.
 pub static CLASS_IDS: Op = Op {
     name: "class_ids",
     class: Class::Library,
@@ -225,7 +225,7 @@ pub static CLASS_IDS: Op = Op {
     ..Op::BASE
 };
 
-/// Checks class ids against logits (N..., C): ids as i64. Their values are looked at when the step runs.
+/// Checks class ids against logits (N..., C) and converts them to i64. Their values are checked when the step runs.
 fn class_ids(g: &mut Graph, op: &str, logits: NodeId, target: NodeId) -> Result<NodeId> {
     let (x, t, dtype) = (g.shape(logits), g.shape(target), g.dtype(target));
     let want = x.remove(x.rank() - 1);
@@ -249,7 +249,7 @@ fn class_ids(g: &mut Graph, op: &str, logits: NodeId, target: NodeId) -> Result<
     g.cast(target, DType::I64)
 }
 
-/// Option `i`, a weight for each class.
+/// Option `i`, one weight for each class.
 fn class_weight(g: &mut Graph, a: &Args, i: usize, logits: NodeId) -> Result<Option<NodeId>> {
     let Some(w) = a.opt_tensor(i) else { return Ok(None) };
     let (s, x, dtype) = (g.shape(w), g.shape(logits), g.dtype(w));
@@ -262,7 +262,7 @@ fn class_weight(g: &mut Graph, a: &Args, i: usize, logits: NodeId) -> Result<Opt
     g.cast(w, wide).map(Some)
 }
 
-/// A weight among the inputs, in f32 at least.
+/// Converts a weight among the inputs to at least f32.
 fn widened(g: &mut Graph, weight: Option<&NodeId>) -> Result<Option<NodeId>> {
     weight.map(|&w| g.widen(w)).transpose()
 }
@@ -282,10 +282,11 @@ pub static CROSS_ENTROPY: Op = Op {
     sig: "logits: tensor, target: tensor, *, ignore_index: int = -100, label_smoothing: float = 0.0, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logits (..., C), target (...) int or (..., C) float -> scalar, or (...) with reduction = \"none\".\n\
           The negative log-probability of the target under softmax(logits); the classes are the last dim. A target is a class\n\
-          id, or a probability for each class. Ids equal to ignore_index count for nothing, and \"mean\" divides by the number\n\
-          of ids that count; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms\n\
-          of each class; for ids \"mean\" then divides by the sum of the weights of those that count. label_smoothing mixes the\n\
-          target with the uniform distribution (Szegedy et al., arXiv:1512.00567). f32 inside, rounded to the dtype of logits.",
+          id, or a probability for each class. Ids equal to ignore_index are ignored, and \"mean\" divides by the number of\n\
+          the other ids; any other id outside 0 to C - 1 is an error when the step runs. weight (C) multiplies the terms of\n\
+          each class; for ids, \"mean\" then divides by the sum of the weights of those not ignored. label_smoothing mixes\n\
+          the target with the uniform distribution (Szegedy et al., arXiv:1512.00567). Computed in f32 and rounded to the\n\
+          dtype of logits.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logits| {
@@ -404,8 +405,8 @@ fn cross_entropy_grad(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     Ok(out)
 }
 
-/// With t the wanted probabilities and q a row's share of the loss, a = sum of -q t log p over the rows; where the loss is
-/// divided by the weights' sum, less the part of each class in it times the loss.
+/// With the target probabilities t and a row's share q of the loss, a = sum of -q t log p over the rows. If the loss is
+/// divided by the sum of the weights, the share of each class in that sum times the loss is subtracted.
 fn weight_gradient(
     g: &mut Graph,
     k: &Classes,
@@ -449,7 +450,7 @@ fn weight_gradient(
     g.sub(a, part)
 }
 
-/// The gradient that reaches each row of probabilities: (..., 1), or a scalar for all.
+/// The gradient that reaches each row of probabilities: (..., 1), or one scalar for all.
 fn row_gradient(g: &mut Graph, k: &Classes, logits: NodeId, grad: NodeId) -> Result<NodeId> {
     let d = g.widen(grad)?;
     if k.how == NONE {
@@ -459,8 +460,8 @@ fn row_gradient(g: &mut Graph, k: &Classes, logits: NodeId, grad: NodeId) -> Res
     if k.how == SUM { Ok(d) } else { g.mul_c(d, share(k.how, rows)) }
 }
 
-/// Inputs: logits, target, gradient of the loss, weight?; `attrs` as `cross_entropy`. (softmax - target) times the row's
-/// gradient; with weights the target is multiplied by them and softmax by its sum.
+/// Inputs: logits, target, gradient of the loss, weight?; `attrs` as `cross_entropy`. (softmax - target) times the
+/// row's gradient; with weights, the target is multiplied by them and softmax by the sum of that target.
 pub static CROSS_ENTROPY_BACKWARD: Op = Op {
     name: "cross_entropy_backward",
     class: Class::Fused(|g, x, attrs| {
@@ -507,9 +508,10 @@ pub static NLL_LOSS: Op = Op {
     name: "nll_loss",
     sig: "logp: tensor, target: tensor, *, ignore_index: int = -100, reduction: 'mean'|'sum'|'none' = 'mean', weight: tensor?",
     doc: "logp (..., C), target (...) int -> scalar, or (...) with reduction = \"none\": minus the log-probability of the\n\
-          target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index count for nothing, and\n\
-          \"mean\" divides by the number of ids that count; any other id outside 0 to C - 1 is an error when the step runs.\n\
-          weight (C) multiplies the losses of each class, and \"mean\" divides by the sum of the weights of the ids that count.",
+          target, for logp from log_softmax; the classes are the last dim. Ids equal to ignore_index are ignored, and\n\
+          \"mean\" divides by the number of the other ids; any other id outside 0 to C - 1 is an error when the step runs.\n\
+          weight (C) multiplies the losses of each class, and \"mean\" divides by the sum of the weights of the ids not\n\
+          ignored.",
     class: Class::Fused(|g, x, attrs| {
         let c = Classes::of(g.shape(x[0]), attrs);
         g.island(x[0], |g, logp| {
@@ -554,7 +556,8 @@ fn per_element(i: &Infer) -> Result<Meta> {
 
 const PAIR: Op = Op { infer: per_element, ..FUSED };
 
-/// x and target of one float dtype and shape; a number or scalar target fits any x.
+/// Converts x and target to one float dtype and checks that their shapes are equal; a number or scalar target fits any
+/// x.
 fn pair(g: &mut Graph, a: &Args) -> Result<(NodeId, NodeId)> {
     let x = g.to_float(a.tensor(0)?)?;
     let dtype = g.dtype(x);
@@ -563,7 +566,7 @@ fn pair(g: &mut Graph, a: &Args) -> Result<(NodeId, NodeId)> {
     if sx != st && !st.is_scalar() {
         let e =
             Error::shape(a.op.name, format!("x {sx} and target {st} must have the same shape; they are not broadcast"));
-        return Err(if sx.numel() == st.numel() { e.hint("bring the target to it with y:reshape") } else { e });
+        return Err(if sx.numel() == st.numel() { e.hint("give the target the shape of x with y:reshape") } else { e });
     }
     let dtype = DType::promote(dtype, g.dtype(t));
     Ok((g.cast(x, dtype)?, g.cast(t, dtype)?))
@@ -590,7 +593,7 @@ fn of_difference(
     .map(one)
 }
 
-/// d^2 / 2 times `inner` where |d| is below `edge`, |d| times `outer` less half the edge beyond.
+/// d^2 / 2 times `inner` where |d| is below `edge`; beyond it, (|d| - edge / 2) times `outer`.
 fn rounded(g: &mut Graph, d: NodeId, edge: f64, inner: f64, outer: f64, inclusive: bool) -> Result<NodeId> {
     let size = g.abs(d)?;
     let limit = g.constant_like(edge, size);
@@ -607,7 +610,7 @@ pub static MSE_LOSS: Op = Op {
     name: "mse_loss",
     sig: "x: tensor, target: operand, *, reduction: 'mean'|'sum'|'none' = 'mean'",
     doc: "x (...), target (...) or a number -> scalar, or (...) with reduction = \"none\": (x - target)^2.\n\
-          Shapes must be equal: nothing is broadcast. f32 inside for 16-bit floats.",
+          Shapes must be equal; they are not broadcast. Computed in f32 for 16-bit floats.",
     class: Class::Fused(|g, x, attrs| of_difference(g, x, attrs[0], |g, d| g.square(d))),
     call: Some(|g, a| record_pair(g, a, &[reduction(a, 2)])),
     samples: &[
@@ -683,7 +686,7 @@ pub static HUBER_LOSS: Op = Op {
     ..PAIR
 };
 
-/// The gradient that reaches each element of a loss over pairs: of x's shape, or a scalar for all.
+/// The gradient that reaches each element of a loss over pairs: of x's shape, or one scalar for all.
 fn element_gradient(g: &mut Graph, c: &GradCtx) -> Result<NodeId> {
     let d = g.widen(c.grad)?;
     let scale = share(c.attrs[0], g.shape(c.x(0)));
@@ -805,7 +808,7 @@ pub static BCE_LOSS: Op = Op {
     name: "bce_loss",
     sig: "x: tensor, target: operand, *, reduction: 'mean'|'sum'|'none' = 'mean'",
     doc: "x (...) in [0, 1], target (...) in [0, 1] -> scalar, or (...) with reduction = \"none\": binary cross-entropy of\n\
-          probabilities. Logarithms are cut at -100, as in PyTorch. bce_with_logits is the accurate form.",
+          probabilities. Logarithms are clamped at -100, as in PyTorch. bce_with_logits is more accurate.",
     class: Class::Fused(|g, x, attrs| {
         let t = g.widen(x[1])?;
         g.island(x[0], |g, x| {
@@ -855,7 +858,7 @@ pub static KL_DIV: Op = Op {
     sig: "x: tensor, target: operand, *, log_target: bool = false, reduction: 'mean'|'sum'|'batchmean'|'none' = 'mean'",
     doc: "x (...) log-probabilities, target (...) probabilities -> scalar, or (...) with reduction = \"none\":\n\
           target (log(target) - x), 0 where target is 0; with log_target, exp(target) (target - x). \"batchmean\" divides the\n\
-          sum by the size of dim 0, which is the divergence proper; \"mean\" by the number of elements, as in PyTorch.",
+          sum by the size of dim 0, which gives the KL divergence; \"mean\" by the number of elements, as in PyTorch.",
     class: Class::Fused(|g, x, attrs| {
         let t = g.widen(x[1])?;
         g.island(x[0], |g, logp| {
@@ -866,7 +869,7 @@ pub static KL_DIV: Op = Op {
             } else {
                 let (zero, one) = (g.constant_like(0.0, t), g.constant_like(1.0, t));
                 let empty = g.eq(t, zero)?;
-                // log(1) in its place: neither the value nor the gradient sees log(0).
+                // Replaces 0 by 1, whose logarithm is finite: neither the value nor the gradient contains log(0).
                 let safe = g.where_(empty, one, t)?;
                 let l = g.log(safe)?;
                 let a = g.mul(t, l)?;
@@ -928,7 +931,7 @@ mod tests {
         assert_eq!(
             e.to_string(),
             "mse_loss: x {3} and target {3, 1} must have the same shape; they are not broadcast\n  \
-             hint: bring the target to it with y:reshape"
+             hint: give the target the shape of x with y:reshape"
         );
     }
 }

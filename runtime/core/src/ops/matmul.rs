@@ -1,4 +1,4 @@
-//! Defines the matrix product: one batched primitive, and the ops that fold into it.
+//! Defines the matrix product: one batched primitive, and the ops that reduce to it.
 
 use super::{Class, Grad, Op, Results, Tolerance, movement, one};
 use crate::amp::Amp;
@@ -14,9 +14,9 @@ pub static MATMUL: Op = Op {
     name: "matmul",
     epilogue: true,
     sig: "a: tensor, b: tensor",
-    doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too and its dim\n\
-          vanishes from the result.\n\
-          Sums in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
+    doc: "a (..., M, K), b (..., K, N) -> (..., M, N); leading dims broadcast. A vector a (K) or b (K) works too; its dim\n\
+          is removed from the result.\n\
+          Sums are in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
     results: crate::ops::Results::One,
     class: Class::Library,
     flops: Some(super::product_flops),
@@ -52,11 +52,11 @@ pub static MATMUL: Op = Op {
     ..Op::BASE
 };
 
-/// The gradient of `x`, an operand of a product whose result has gradient `grad`, `y` the other operand: grad yT, or
-/// yT grad where `x` stands on the right.
+/// The gradient of `x`, an operand of a product whose result has gradient `grad`, with `y` the other operand: grad yT,
+/// or yT grad if `x` is the right operand.
 ///
-/// Where `x` is the transpose of a stored matrix (`linear`'s weight), the transposed product is formed, so that the
-/// gradient lies in memory as the matrix itself does: an update of it then reads straight through.
+/// If `x` is the transpose of a stored matrix (`linear`'s weight), the transposed product is recorded, so that the
+/// gradient has the matrix's own memory layout and an update of it reads contiguous memory.
 fn product(g: &mut Graph, x: NodeId, grad: NodeId, y: NodeId, right: bool) -> Result<NodeId> {
     if is_transpose(g, x) {
         let gt = g.t(grad)?;
@@ -68,7 +68,7 @@ fn product(g: &mut Graph, x: NodeId, grad: NodeId, y: NodeId, right: bool) -> Re
     g.push(&MATMUL, &[l, r], &[])
 }
 
-/// Whether a node swaps the last two dims of another and leaves the rest.
+/// Whether a node swaps the last two dims of another node and leaves the others.
 pub fn is_transpose(g: &Graph, x: NodeId) -> bool {
     let n = g.node(x);
     let r = n.shape.rank();
@@ -77,7 +77,7 @@ pub fn is_transpose(g: &Graph, x: NodeId) -> bool {
         && n.attrs[r - 2..] == [r as i64 - 1, r as i64 - 2]
 }
 
-/// The general product: promotes, broadcasts batch dims, folds a batch of left rows against one right matrix.
+/// Records the general product: promotes, broadcasts batch dims, folds a batch of left rows against one right matrix.
 pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
     let (sa, sb) = (g.shape(a), g.shape(b));
     let chain = |k1: usize, k2: usize| {
@@ -99,13 +99,13 @@ pub fn matmul(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
     if k1 != k2 {
         return chain(k1, k2);
     }
-    // Vectors become matrices, and their dim is taken away again at the end.
+    // Vectors become matrices, and the added dim is removed at the end.
     let a2 = if sa.rank() == 1 { g.unsqueeze(a, 0)? } else { a };
     let b2 = if sb.rank() == 1 { g.unsqueeze(b, 1)? } else { b };
     let (s2, t2) = (g.shape(a2), g.shape(b2));
     let n = t2.dims()[t2.rank() - 1];
     let mut y = if t2.rank() == 2 {
-        // One right matrix for all: rows of all batches in one product.
+        // One right matrix for all batches: one product over the rows of all batches.
         let rows: usize = s2.dims()[..s2.rank() - 1].iter().product();
         let flat = g.reshape(a2, &[rows, k1])?;
         let y = g.push(&MATMUL, &[flat, b2], &[])?;
@@ -175,15 +175,15 @@ pub static BMM: Op = Op {
     ..Op::BASE
 };
 
-/// x (M, I), weight (O, I), bias (O) -> (M, O), all of one float dtype. Without a bias, or of integers, a call is recorded as
-/// products and sums.
+/// x (M, I), weight (O, I), bias (O) -> (M, O), all of one float dtype. Without a bias, or for integers, a call is
+/// recorded as products and sums.
 pub static LINEAR: Op = Op {
     name: "linear",
     epilogue: true,
     tolerance: Some(Tolerance { half: 1.0, wide: 8.0, half_scaled: 0.25 }),
     sig: "x: tensor, weight: tensor, bias: tensor?",
     doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
-          The bias is added to the sum before that is rounded: 16-bit floats round once.",
+          The bias is added before the sum is rounded, so 16-bit floats round once.",
     class: Class::Fused(|g, x, _| {
         let dtype = g.dtype(x[0]);
         let (a, w, b) = (g.widen(x[0])?, g.widen(x[1])?, g.widen(x[2])?);
@@ -215,7 +215,7 @@ pub static LINEAR: Op = Op {
             }
             given.push(b);
         }
-        // Before they are viewed: the gradient of a weight then comes back as it lies in memory (see `product`).
+        // Cast before the views are applied: the gradient of a weight then has its memory layout (see `product`).
         if let Some(low) = g.modes.autocast {
             given = crate::amp::cast_inputs(g, Amp::Low, low, &given)?;
         }
@@ -238,7 +238,7 @@ pub static LINEAR: Op = Op {
     grad: Grad::Rule(|g, c| {
         let (x, w, d) = (c.x(0), c.x(1), c.grad);
         let dx = if c.needs[0] { Some(g.push(&MATMUL, &[d, w], &[])?) } else { None };
-        // As the weight lies: an update of it then reads straight through.
+        // In the storage order of the weight, so that an update of it reads contiguous memory.
         let dw = if c.needs[1] {
             let dt = g.t(d)?;
             Some(g.push(&MATMUL, &[dt, x], &[])?)

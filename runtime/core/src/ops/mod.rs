@@ -1,7 +1,8 @@
-//! Registers the ops: one op, one block, in the file of its family.
+//! Registers the ops: one block per op, in the file of its family.
 //!
-//! A block states everything about its op (see [`Op`]). The Lua bindings, `help`, the editor stubs, the reference page, the
-//! op tests, the gradient tests and the fuzzers all loop over [`all`]. A composition touches one file of this folder.
+//! A block states everything about its op (see [`Op`]). The Lua bindings, `help`, the editor stubs, the reference page,
+//! the op tests, the gradient tests and the fuzzers all iterate over [`all`]. A composition touches one file of this
+//! folder.
 
 mod args;
 mod build;
@@ -32,12 +33,12 @@ pub use args::{Args, Param, Ty, Value, parse_signature};
 pub use build::{Out, bits, one, out_of, real};
 pub use cast::cast;
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::graph::Graph;
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
-/// All ops with their place in the Lua face, in documentation order.
+/// All ops and their Lua modules, in documentation order.
 pub fn all() -> &'static [&'static Op] {
     static ALL: OnceLock<Vec<&'static Op>> = OnceLock::new();
     ALL.get_or_init(|| {
@@ -66,18 +67,21 @@ pub fn all() -> &'static [&'static Op] {
     })
 }
 
-/// The op of that name.
+/// Finds an op by name.
 pub fn by_name(name: &str) -> Option<&'static Op> {
     static NAMES: OnceLock<HashMap<&'static str, &'static Op>> = OnceLock::new();
     NAMES.get_or_init(|| all().iter().map(|op| (op.name, *op)).collect()).get(name).copied()
 }
 
-/// Records a call of `op` as the Lua face does: through its `call`, or as a `Map` of all operands.
+/// Records a call of `op` as Lua does: through its `call`, or as a `Map` of all operands.
 pub fn call(g: &mut Graph, op: &'static Op, args: &Args) -> Result<Out> {
-    match op.call {
+    let out = match op.call {
         Some(f) => f(g, args),
         None => args.operands(g).and_then(|xs| g.map(op, &xs)).map(one),
-    }
+    };
+    // Parts of a composition have names that recipes do not know.
+    let unknown = |name: &str| name.is_empty() || by_name(name).is_some_and(|part| part.sig.is_empty());
+    out.map_err(|e| if unknown(&e.op) { Error { op: op.name.into(), ..e } } else { e })
 }
 
 #[cfg(test)]

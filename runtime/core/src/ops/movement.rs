@@ -1,13 +1,13 @@
-//! Defines views, which read the same elements through another layout, and the ops built from them.
+//! Defines data movement: views, which read the same elements through another layout, and the ops built on them.
 //!
 //! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
-//! planner folds chains of them into strides. `place` is the opposite of `slice` and does write memory, as does `cat`.
+//! planner folds chains of them into strides. `strided_pad` is the opposite of `slice` and does write memory, as does `cat`.
 
 use super::{Args, Class, Grad, Op, Out, create, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::shape::Dims;
-use crate::{Layout, Shape};
+use crate::shape::{Dims, size};
+use crate::{Layout, MAX_RANK, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
@@ -28,14 +28,14 @@ pub static OPS: &[&Op] = &[
     &FLIP,
     &ROLL,
     &UNFOLD,
-    &UNWINDOW,
+    &COL2IM,
     &DETACH,
     &CAT,
     &STACK,
     &SPLIT,
     &CHUNK,
     &UNBIND,
-    &PLACE,
+    &STRIDED_PAD,
     &PAD,
     &TRIL,
     &TRIU,
@@ -51,7 +51,7 @@ fn same(i: &Infer) -> Result<Meta> {
     Ok(i.inputs[0])
 }
 
-/// Shape given in full by the attributes.
+/// The shape that the attributes contain in full.
 fn from_attrs(i: &Infer) -> Result<Meta> {
     let dims: Vec8 = i.attrs.iter().map(|&d| d as usize).collect();
     Ok(Meta { shape: Shape::new(&dims)?, dtype: i.dtype(0) })
@@ -70,29 +70,29 @@ pub fn reshape(g: &mut Graph, x: NodeId, shape: Shape) -> Result<NodeId> {
     g.push(&RESHAPE, &[x], &attrs_of(shape.dims()))
 }
 
-/// Dims with at most one -1, resolved against `shape`.
+/// Resolves dims with at most one -1 against `shape`.
 fn resolve(op: &str, shape: Shape, dims: &[i64]) -> Result<Shape> {
     let bad = |why: String| {
         let wanted: Vec<String> = dims.iter().map(i64::to_string).collect();
         Err(Error::shape(op, format!("shape {shape} cannot become {{{}}}: {why}", wanted.join(", "))))
     };
-    let mut known = 1usize;
+    let mut known = 1u128;
     let mut free = None;
     for (i, &d) in dims.iter().enumerate() {
         match d {
             -1 if free.is_none() => free = Some(i),
             -1 => return bad("only one dim may be -1".into()),
             d if d < 0 => return bad(format!("dim {d} is negative")),
-            d => known = known.saturating_mul(d as usize),
+            d => known = known.saturating_mul(d as u128),
         }
     }
-    let n = shape.numel();
+    let n = shape.numel() as u128;
     let mut out: Vec8 = dims.iter().map(|&d| d as usize).collect();
     if let Some(i) = free {
         if known == 0 || !n.is_multiple_of(known) {
             return bad(format!("{n} elements are not a multiple of {known}"));
         }
-        out[i] = n / known;
+        out[i] = (n / known) as usize;
     } else if known != n {
         return bad(format!("it has {n} elements and would need {known}"));
     }
@@ -109,7 +109,7 @@ pub static RESHAPE: Op = Op {
     name: "reshape",
     sig: "x: tensor, shape: ints",
     doc: "x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.\n\
-          Costs nothing where strides can say it; else the elements are copied.",
+          Free if strides can express it; otherwise the elements are copied.",
     class: Class::View(|l, _, out| l.reshape(*out)),
     infer: from_attrs,
     call: Some(call_reshape),
@@ -125,7 +125,7 @@ pub static RESHAPE: Op = Op {
 pub static VIEW: Op = Op {
     name: "view",
     sig: "x: tensor, shape: ints",
-    doc: "x (...) -> (shape): as `reshape`. Nothing here aliases, so there is no difference to see.",
+    doc: "x (...) -> (shape): the same as `reshape`, since tensors never alias.",
     call: Some(call_reshape),
     samples: &["f(2,6), [3,4]", "f(2,3,4), [2,-1]"],
     smooth: true,
@@ -178,7 +178,7 @@ pub static UNFLATTEN: Op = Op {
 pub static SQUEEZE: Op = Op {
     name: "squeeze",
     sig: "x: tensor, dims: ints?",
-    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size stays.",
+    doc: "x (...) -> without its dims of size 1: those named, or all. A named dim of another size is kept.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -273,7 +273,7 @@ pub static PERMUTE: Op = Op {
 pub static TRANSPOSE: Op = Op {
     name: "transpose",
     sig: "x: tensor, dim0: int, dim1: int",
-    doc: "x (...) -> with dims dim0 and dim1 exchanged.",
+    doc: "x (...) -> with dims dim0 and dim1 swapped.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let shape = g.shape(x);
@@ -290,7 +290,7 @@ pub static TRANSPOSE: Op = Op {
 pub static T: Op = Op {
     name: "t",
     sig: "x: tensor",
-    doc: "x (..., M, N) -> (..., N, M): the last two dims exchanged. A vector or scalar stays as it is.",
+    doc: "x (..., M, N) -> (..., N, M): the last two dims swapped. A vector or scalar is unchanged.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         if g.shape(x).rank() < 2 { Ok(one(x)) } else { g.t(x).map(one) }
@@ -364,10 +364,13 @@ pub fn slice(g: &mut Graph, x: NodeId, at: usize, lo: usize, hi: usize, step: us
         return Ok(x);
     }
     let len = hi.saturating_sub(lo).div_ceil(step);
+    // A longer step takes one element too, and its product with a stride might not fit in 64 bits.
+    let step = step.min(n.max(1));
     g.push(&SLICE, &[x], &[at as i64, lo as i64, step as i64, len as i64])
 }
 
-/// A half-open range from the user's side: negative ends count from the back, ends beyond the dim are cut, as in NumPy.
+/// A half-open range given by the user: negative ends count from the back, and ends beyond the dim are clamped, as in
+/// NumPy.
 pub fn range(n: usize, lo: Option<i64>, hi: Option<i64>) -> (usize, usize) {
     let fix = |v: i64| (if v < 0 { v + n as i64 } else { v }).clamp(0, n as i64) as usize;
     let (lo, hi) = (lo.map_or(0, fix), hi.map_or(n, fix));
@@ -378,7 +381,7 @@ pub static SLICE: Op = Op {
     name: "slice",
     sig: "x: tensor, dim: int, start: int?, stop: int?, step: int = 1",
     doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
-          beyond the dim are cut. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
+          beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
     class: Class::View(|l, attrs, out| {
         let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
@@ -400,7 +403,7 @@ pub static SLICE: Op = Op {
     }),
     grad: Grad::Rule(|g, c| {
         let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
-        Ok(smallvec![Some(place(g, c.grad, c.attr(0), c.attr(1), c.attr(2), total as usize, 0.0)?)])
+        Ok(smallvec![Some(strided_pad(g, c.grad, c.attr(0), c.attr(1), c.attr(2), total as usize, 0.0)?)])
     }),
     samples: &["f(5,3), 0, 1, 4", "f(5,3), 0, 0, 5, 2", "f(5,3), -1, -2, nil", "f(5,3), 0, 4, 2", "f(7), 0, 1, nil, 3"],
     smooth: true,
@@ -417,9 +420,10 @@ pub static NARROW: Op = Op {
         let n = g.shape(x).dims()[at] as i64;
         let (start, len) = (a.int(2)?, a.int(3)?);
         let lo = if start < 0 { start + n } else { start };
-        if lo < 0 || len < 0 || lo + len > n {
+        if lo < 0 || len < 0 || lo > n || len > n - lo {
             let message = format!("start {start} and length {len} do not fit dim {} of size {n}", a.int(1)?);
-            return Err(Error::argument("narrow", message));
+            let hint = format!("start counts from 0, or from the back if negative; start + length is at most {n}");
+            return Err(Error::argument("narrow", message).hint(hint));
         }
         slice(g, x, at, lo as usize, (lo + len) as usize, 1).map(one)
     }),
@@ -428,7 +432,7 @@ pub static NARROW: Op = Op {
     ..Op::BASE
 };
 
-/// Element `index` of axis `at`; the axis vanishes.
+/// Element `index` of axis `at`; the axis is removed.
 pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Result<NodeId> {
     let shape = g.shape(x);
     let n = shape.dims()[at] as i64;
@@ -444,7 +448,8 @@ pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Resu
 pub static SELECT: Op = Op {
     name: "select",
     sig: "x: tensor, dim: int, index: int",
-    doc: "x (...) -> the slice at `index` of dim `dim`, which vanishes. Counts from 0; negative counts from the back.",
+    doc: "x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the\n\
+          back.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("select", a.int(1)?)?;
@@ -455,9 +460,9 @@ pub static SELECT: Op = Op {
     ..Op::BASE
 };
 
-/// The opposite of `slice`: `attrs` [axis, lo, step, total, fill bits].
-pub static PLACE: Op = Op {
-    name: "place",
+/// The inverse of `slice` (strided padding): `attrs` [axis, lo, step, total, fill bits].
+pub static STRIDED_PAD: Op = Op {
+    name: "strided_pad",
     class: Class::Library,
     infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), i.attr(3)), dtype: i.dtype(0) }),
     grad: Grad::Rule(|g, c| {
@@ -473,39 +478,53 @@ pub static PLACE: Op = Op {
 };
 
 /// `x` at positions `lo + i * step` of an axis of size `total`, `fill` elsewhere.
-pub fn place(g: &mut Graph, x: NodeId, at: usize, lo: usize, step: usize, total: usize, fill: f64) -> Result<NodeId> {
+pub fn strided_pad(
+    g: &mut Graph,
+    x: NodeId,
+    at: usize,
+    lo: usize,
+    step: usize,
+    total: usize,
+    fill: f64,
+) -> Result<NodeId> {
     if g.shape(x).dims()[at] == total && lo == 0 && step == 1 {
         return Ok(x);
     }
-    g.push(&PLACE, &[x], &[at as i64, lo as i64, step as i64, total as i64, fill.to_bits() as i64])
+    g.push(&STRIDED_PAD, &[x], &[at as i64, lo as i64, step as i64, total as i64, fill.to_bits() as i64])
 }
 
 pub static PAD: Op = Op {
     name: "pad",
     sig: "x: tensor, pads: ints, *, value: float = 0.0",
-    doc: "x (...) -> grown by constants: pads = {before, after} of the last dim, then of the one before it, and so on, as in\n\
-          PyTorch. Negative pads cut.",
+    doc: "x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,\n\
+          as in PyTorch. Negative pads crop.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let pads = a.ints(1)?;
         let rank = g.shape(x).rank();
         if pads.len() % 2 != 0 || pads.len() > 2 * rank {
             let message =
-                format!("{} pads for a tensor of rank {rank}; there must be two a dim, last dim first", pads.len());
+                format!("{} pads for a tensor of rank {rank}; there must be two per dim, last dim first", pads.len());
             return Err(Error::argument("pad", message));
         }
         for (k, pair) in pads.chunks(2).enumerate() {
             let at = rank - 1 - k;
-            let n = g.shape(x).dims()[at] as i64;
-            let (before, after) = (pair[0], pair[1]);
-            if n + before.min(0) + after.min(0) < 0 || n + before + after < 0 {
-                let message =
-                    format!("pads {{{before}, {after}}} would leave dim {at} of size {n} with less than nothing");
-                return Err(Error::shape("pad", message));
+            let n = g.shape(x).dims()[at] as i128;
+            let (before, after) = (i128::from(pair[0]), i128::from(pair[1]));
+            let (cut, end) = ((-before).max(0), n + after.min(0));
+            if end < cut {
+                let message = format!("pads {{{before}, {after}}} would give dim {at} of size {n} a negative size");
+                return Err(
+                    Error::shape("pad", message).hint(format!("together, negative pads cut at most {n} elements"))
+                );
             }
-            x = slice(g, x, at, (-before).max(0) as usize, (n + after.min(0)) as usize, 1)?;
-            let total = (n + before + after) as usize;
-            x = place(g, x, at, before.max(0) as usize, 1, total, a.float(2)?)?;
+            let total = size(
+                "pad",
+                format_args!("dim {at} of size {n}, padded by {{{before}, {after}}},"),
+                n + before + after,
+            )?;
+            x = slice(g, x, at, cut as usize, end as usize, 1)?;
+            x = strided_pad(g, x, at, before.max(0) as usize, 1, total, a.float(2)?)?;
         }
         Ok(one(x))
     }),
@@ -545,7 +564,7 @@ pub static FLIP: Op = Op {
 pub static ROLL: Op = Op {
     name: "roll",
     sig: "x: tensor, shifts: ints, dims: ints?",
-    doc: "x (...) -> elements moved by `shifts` along `dims`, those pushed out coming back in at the front; without dims the\n\
+    doc: "x (...) -> elements shifted by `shifts` along `dims`; those shifted out re-enter at the front. Without dims, the\n\
           flattened tensor is rolled.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -569,7 +588,7 @@ pub static ROLL: Op = Op {
                     "roll",
                     format!("{} shifts and no dims; without dims there is one", shifts.len()),
                 )
-                .hint("say which dims: x:roll({1, 2}, {0, 1})"));
+                .hint("name the dims: x:roll({1, 2}, {0, 1})"));
             };
             let flat = g.reshape(x, &[shape.numel()])?;
             let y = roll1(g, flat, 0, shift)?;
@@ -592,12 +611,15 @@ pub static ROLL: Op = Op {
 
 /// Sliding windows along an axis: `attrs` [axis, size, step, dilation]; the window is a new last dim.
 pub fn window(g: &mut Graph, x: NodeId, at: usize, size: usize, step: usize, dilation: usize) -> Result<NodeId> {
+    // As in `slice`: a larger step or dilation gives the same windows.
+    let n = g.shape(x).dims()[at].max(1);
+    let (step, dilation) = (step.min(n), dilation.min(n));
     g.push(&UNFOLD, &[x], &[at as i64, size as i64, step as i64, dilation as i64])
 }
 
-/// How many windows fit.
+/// Number of windows that fit.
 pub fn windows(n: usize, size: usize, step: usize, dilation: usize) -> usize {
-    let reach = dilation * size.saturating_sub(1) + 1;
+    let reach = dilation.saturating_mul(size.saturating_sub(1)).saturating_add(1);
     if n < reach { 0 } else { (n - reach) / step + 1 }
 }
 
@@ -605,7 +627,7 @@ pub static UNFOLD: Op = Op {
     name: "unfold",
     sig: "x: tensor, dim: int, size: int, step: int = 1",
     doc: "x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.\n\
-          N = (L - size) // step + 1. A view: windows that overlap share memory.",
+          N = (L - size) // step + 1. This is a view: overlapping windows share memory.",
     class: Class::View(|l, attrs, out| {
         let (at, step, dilation) = (attrs[0] as usize, attrs[2] as isize, attrs[3] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset };
@@ -633,16 +655,16 @@ pub static UNFOLD: Op = Op {
         let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
         let mut attrs: SmallVec<[i64; 6]> = c.attrs.into();
         attrs.push(total);
-        Ok(smallvec![Some(g.push(&UNWINDOW, &[c.grad], &attrs)?)])
+        Ok(smallvec![Some(g.push(&COL2IM, &[c.grad], &attrs)?)])
     }),
     samples: &["f(7), 0, 3", "f(2,6), 1, 2, 2", "f(5,2), 0, 3, 2"],
     smooth: true,
     ..Op::BASE
 };
 
-/// The opposite of a window view, overlaps summed: `attrs` [axis, size, step, dilation, total].
-pub static UNWINDOW: Op = Op {
-    name: "unwindow",
+/// The inverse of a window view, with overlaps summed (col2im): `attrs` [axis, size, step, dilation, total].
+pub static COL2IM: Op = Op {
+    name: "col2im",
     class: Class::Library,
     infer: |i| {
         let shape = i.shape(0);
@@ -670,7 +692,7 @@ pub static DETACH: Op = Op {
     ..Op::BASE
 };
 
-// ---- joining and parting -----------------------------------------------------------------------------------------
+// ---- joining and splitting ---------------------------------------------------------------------------------------
 
 pub fn cat(g: &mut Graph, xs: &[NodeId], at: usize) -> Result<NodeId> {
     if xs.len() == 1 {
@@ -696,11 +718,11 @@ fn call_cat(g: &mut Graph, a: &Args) -> Result<Out> {
 pub static CAT: Op = Op {
     name: "cat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): joined along `dim`; all other dims must be equal.",
+    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.",
     class: Class::Library,
     infer: |i| {
         let at = i.attr(0);
-        let mut total = 0;
+        let mut total = 0usize;
         for (k, m) in i.inputs.iter().enumerate() {
             let fits = m.shape.rank() == i.shape(0).rank()
                 && m.shape.dims().iter().zip(i.shape(0).dims()).enumerate().all(|(d, (p, q))| d == at || p == q);
@@ -713,7 +735,7 @@ pub static CAT: Op = Op {
                 );
                 return Err(Error::shape("cat", message));
             }
-            total += m.shape.dims()[at];
+            total = total.saturating_add(m.shape.dims()[at]);
         }
         Ok(Meta { shape: Shape::new(i.shape(0).with(at, total).dims())?, dtype: i.dtype(0) })
     },
@@ -737,7 +759,7 @@ pub static CAT: Op = Op {
 pub static CONCAT: Op = Op {
     name: "concat",
     sig: "xs: tensors, dim: int = 0",
-    doc: "Another name of `cat`.",
+    doc: "An alias of `cat`.",
     call: Some(call_cat),
     samples: &["[f(2,3), f(4,3)]"],
     smooth: true,
@@ -784,6 +806,17 @@ pub static STACK: Op = Op {
     ..Op::BASE
 };
 
+/// The most tensors that a call splits one into: each is a node, and a value on Lua's stack.
+const MAX_PIECES: usize = 1 << 16;
+
+fn check_pieces(op: &str, n: usize) -> Result<()> {
+    if n <= MAX_PIECES {
+        return Ok(());
+    }
+    let message = format!("would return {n} tensors; at most {MAX_PIECES} are allowed");
+    Err(Error::argument(op, message).hint("x:reshape keeps the pieces in one tensor, with a dim that counts them"))
+}
+
 fn pieces(g: &mut Graph, x: NodeId, at: usize, sizes: &[usize]) -> Result<Out> {
     let mut lo = 0;
     let mut out = Out::new();
@@ -805,15 +838,26 @@ pub static SPLIT: Op = Op {
         let (n, given) = (g.shape(x).dims()[at], a.ints(1)?);
         let sizes: Vec<usize> = match given {
             [size] if *size > 0 => {
-                (0..n.div_ceil(*size as usize).max(1)).map(|i| (*size as usize).min(n - i * *size as usize)).collect()
+                let size = (*size as usize).min(n.max(1));
+                let count = n.div_ceil(size).max(1);
+                check_pieces("split", count)?;
+                (0..count).map(|i| size.min(n - i * size)).collect()
             }
-            list if list.iter().all(|&s| s >= 0) && list.iter().sum::<i64>() == n as i64 => {
+            list if list.iter().all(|&s| s >= 0) && list.iter().map(|&s| i128::from(s)).sum::<i128>() == n as i128 => {
+                check_pieces("split", list.len())?;
                 list.iter().map(|&s| s as usize).collect()
             }
             list => {
-                let list: Vec<usize> = list.iter().map(|&s| s.max(0) as usize).collect();
-                let message = format!("sizes {} do not add up to {n}, the size of dim {at}", Dims(&list));
-                return Err(Error::argument("split", message));
+                let message = match list.iter().find(|s| **s < 0) {
+                    Some(s) => format!("a piece of size {s} is asked for"),
+                    None => {
+                        let sum: i128 = list.iter().map(|&s| i128::from(s)).sum();
+                        let list: Vec<usize> = list.iter().map(|&s| s as usize).collect();
+                        format!("sizes {} add up to {sum}, but dim {at} has {n}", Dims(&list))
+                    }
+                };
+                let hint = "give one size of 1 or more for all pieces, or sizes that add up to the dim's";
+                return Err(Error::argument("split", message).hint(hint));
             }
         };
         pieces(g, x, at, &sizes)
@@ -836,7 +880,9 @@ pub static CHUNK: Op = Op {
             return Err(Error::argument("chunk", format!("chunks is {k}; it must be 1 or more")));
         }
         let size = n.div_ceil(k as usize).max(1);
-        let sizes: Vec<usize> = (0..n.div_ceil(size).max(1)).map(|i| size.min(n - i * size)).collect();
+        let count = n.div_ceil(size).max(1);
+        check_pieces("chunk", count)?;
+        let sizes: Vec<usize> = (0..count).map(|i| size.min(n - i * size)).collect();
         pieces(g, x, at, &sizes)
     }),
     samples: &["f(6,2), 3", "f(5,2), 3", "f(2,6), 2, -1"],
@@ -847,11 +893,12 @@ pub static CHUNK: Op = Op {
 pub static UNBIND: Op = Op {
     name: "unbind",
     sig: "x: tensor, dim: int = 0",
-    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which vanishes.",
+    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.",
     results: crate::ops::Results::Several,
     call: Some(|g, a| {
         let x = a.tensor(0)?;
         let at = g.shape(x).axis("unbind", a.int(1)?)?;
+        check_pieces("unbind", g.shape(x).dims()[at])?;
         (0..g.shape(x).dims()[at] as i64).map(|i| select(g, x, at, i, "unbind")).collect()
     }),
     samples: &["f(3,2)", "f(2,3,2), 1", "f(2,3), -1"],
@@ -870,7 +917,9 @@ fn triangle(g: &mut Graph, a: &Args, lower: bool) -> Result<Out> {
     }
     let row = g.iota_along(shape.dims()[rank - 2], rank - 2, rank)?;
     let col = g.iota_along(shape.dims()[rank - 1], rank - 1, rank)?;
-    let k = g.constant(a.int(1)? as f64, crate::DType::I64);
+    // Beyond the corners nothing changes, and `row + k` cannot overflow.
+    let k = a.int(1)?.clamp(-(shape.dims()[rank - 2] as i64), shape.dims()[rank - 1] as i64);
+    let k = g.int_constant(k);
     let edge = g.add_(row, k)?;
     let keep = if lower { g.le(col, edge)? } else { g.ge(col, edge)? };
     let zero = g.constant_like(0.0, x);
@@ -880,7 +929,7 @@ fn triangle(g: &mut Graph, a: &Args, lower: bool) -> Result<Out> {
 pub static TRIL: Op = Op {
     name: "tril",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, true)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -890,7 +939,7 @@ pub static TRIL: Op = Op {
 pub static TRIU: Op = Op {
     name: "triu",
     sig: "x: tensor, diagonal: int = 0",
-    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` moves it up.",
+    doc: "x (..., M, N) -> the same with elements below the diagonal set to 0; `diagonal` shifts it up.",
     call: Some(|g, a| triangle(g, a, false)),
     samples: &["f(3,3)", "f(2,3,4), 1", "f(4,3), -1"],
     smooth: true,
@@ -903,7 +952,11 @@ pub static TILE: Op = Op {
     doc: "x (...) -> the whole tensor repeated along each dim, as NumPy's tile: repeats align at the last dim.",
     call: Some(|g, a| {
         let x = a.tensor(0)?;
-        let mut reps = create::shape_of("tile", a.ints(1)?)?.dims().to_vec();
+        let repeats = a.ints(1)?;
+        if repeats.len() > MAX_RANK || repeats.iter().any(|r| *r < 0) {
+            create::shape_of("tile", repeats)?;
+        }
+        let mut reps: Vec<usize> = repeats.iter().map(|r| *r as usize).collect();
         let mut dims = g.shape(x).dims().to_vec();
         while reps.len() < dims.len() {
             reps.insert(0, 1);
@@ -913,13 +966,15 @@ pub static TILE: Op = Op {
         }
         let (mut split, mut wide, mut out) = (Vec::new(), Vec::new(), Vec::new());
         for (&d, &r) in dims.iter().zip(&reps) {
+            // Nothing, however often it is repeated, is nothing.
+            let r = if d == 0 { 1 } else { r };
             if r != 1 {
                 split.push(1);
                 wide.push(r);
             }
             split.push(d);
             wide.push(d);
-            out.push(d * r);
+            out.push(size("tile", format_args!("a dim of size {d}, repeated {r} times,"), d as i128 * r as i128)?);
         }
         let y = g.reshape(x, &split)?;
         let y = expand(g, y, Shape::new(&wide)?)?;
@@ -933,8 +988,8 @@ pub static TILE: Op = Op {
 pub static REPEAT_INTERLEAVE: Op = Op {
     name: "repeat_interleave",
     sig: "x: tensor, repeats: ints, dim: int?",
-    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated in place along `dim`, or of the flattened tensor; as\n\
-          often as a list of N numbers says, which makes their sum of them.",
+    doc: "x (..., N, ...) -> (..., N * repeats, ...): each element repeated `repeats` times along `dim`, or along the\n\
+          flattened tensor. `repeats` may be a list of N numbers; the result then has as many elements as their sum.",
     call: Some(|g, a| {
         let mut x = a.tensor(0)?;
         let repeats = a.ints(1)?;
@@ -952,13 +1007,15 @@ pub static REPEAT_INTERLEAVE: Op = Op {
         let shape = g.shape(x);
         let n = shape.dims()[at];
         if let &[r] = repeats {
+            // As in `tile`.
+            let r = if n == 0 { 1 } else { r };
             let y = g.unsqueeze(x, at + 1)?;
             let y = expand(g, y, shape.insert(at + 1, r as usize)?)?;
             return reshape(g, y, shape.with(at, n * r as usize)).map(one);
         }
         if repeats.len() != n {
             return Err(Error::argument("repeat_interleave", format!("{} repeats for {n} elements", repeats.len()))
-                .hint("give one number for all, or one for each"));
+                .hint("give one number for all elements, or one for each"));
         }
         let mut parts: SmallVec<[NodeId; 8]> = SmallVec::new();
         for (i, &r) in repeats.iter().enumerate().filter(|(_, r)| **r > 0) {
@@ -990,7 +1047,7 @@ pub static DIAGONAL: Op = Op {
     ..Op::BASE
 };
 
-/// The diagonal of the last two dims, which are of one size.
+/// The diagonal of the last two dims, which have equal sizes.
 pub fn diagonal(g: &mut Graph, x: NodeId) -> Result<NodeId> {
     let shape = g.shape(x);
     let rank = shape.rank();

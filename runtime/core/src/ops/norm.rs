@@ -1,8 +1,8 @@
-//! Defines softmax and the normalisations: fused nodes, f32 islands.
+//! Defines softmax and the normalisations: fused nodes that compute in f32 or wider.
 //!
-//! Statistics and arithmetic are f32 for 16-bit inputs (f64 for f64), variances two-pass, and the result is rounded
-//! once. Backward rules are fused nodes of their own, already in the form of one pass over a row with two sums; they
-//! start from the input (softmax: the output) and compute the statistics again rather than keep them.
+//! Statistics and arithmetic are in f32 for 16-bit inputs (f64 for f64), variances are two-pass, and the result is
+//! rounded once. Backward rules are separate fused nodes, in the form of one pass over a row with two sums. They start
+//! from the input (for softmax, from the output) and recompute the statistics instead of keeping them.
 
 use super::{Args, Class, Grad, Op, Out, bits, create, movement, one, out_of, real};
 use crate::amp::Amp;
@@ -39,7 +39,7 @@ const FUSED: Op = Op { infer: float_like, grad: Grad::Expand, amp: Amp::Full, sm
 
 // ---- softmax -----------------------------------------------------------------------------------------------------
 
-/// x minus its maximum along `at`, and the exponential of that.
+/// Returns x minus its maximum along `at`, and the exponential of that.
 pub(super) fn shifted_exp(g: &mut Graph, x: NodeId, at: usize) -> Result<(NodeId, NodeId)> {
     let m = g.max(x, &[at], true)?;
     let m = movement::detach(g, m)?;
@@ -47,8 +47,8 @@ pub(super) fn shifted_exp(g: &mut Graph, x: NodeId, at: usize) -> Result<(NodeId
     Ok((d, g.exp(d)?))
 }
 
-/// `x` by a number `s` a row, as a product with 1 / s: a quotient for each element costs a processor more than all else
-/// that a softmax does with it. Both roundings together stay below 1.5 units in the last place.
+/// Divides `x` by one number `s` per row, as a product with 1 / s: on a CPU, a division per element would cost more
+/// than the rest of a softmax. Both roundings together stay below 1.5 units in the last place.
 pub(super) fn divide_row(g: &mut Graph, x: NodeId, s: NodeId) -> Result<NodeId> {
     let inverse = g.recip(s)?;
     g.mul(x, inverse)
@@ -139,7 +139,7 @@ pub static LOG_SOFTMAX_BACKWARD: Op = Op {
 
 // ---- layer norm and rms norm -------------------------------------------------------------------------------------
 
-/// What the trailing-dim norms hold in `attrs`: [number of trailing dims, 1 if a weight is given, eps bits, code of the
+/// `attrs` of the norms over trailing dims: [number of trailing dims, 1 if a weight is given, eps bits, code of the
 /// bias's dtype or -1].
 struct Trailing {
     axes: Axes,
@@ -176,7 +176,7 @@ impl Trailing {
         g.rsqrt(v)
     }
 
-    /// The row centred (if `centre`) and scaled, and the scale.
+    /// Returns the row, centred (if `centre`) and scaled, and the scale.
     fn normal(&self, g: &mut Graph, x: NodeId, centre: bool) -> Result<(NodeId, NodeId)> {
         let mut d = x;
         if centre {
@@ -201,7 +201,7 @@ fn check_weight(g: &Graph, op: &str, what: &str, w: Option<NodeId>, want: &[usiz
     Ok(())
 }
 
-/// Records a norm over trailing dims: those of the weight, else of the bias, else as many as option `dims` says.
+/// Records a norm over trailing dims: those of the weight, else of the bias, else the number in option `dims`.
 fn call_trailing(g: &mut Graph, a: &Args, bias: Option<NodeId>, eps: f64, dims: Option<i64>) -> Result<Out> {
     let op = a.op.name;
     let x = g.to_float(a.tensor(0)?)?;
@@ -279,7 +279,7 @@ fn trailing_backward(g: &mut Graph, x: &[NodeId], attrs: &[i64], centre: bool) -
     Ok(out)
 }
 
-/// The rule of both: x, gradient and weight go into the backward node; its parts are the gradients.
+/// The rule of both norms: the backward node reads x, gradient and weight, and its parts are the gradients.
 fn trailing_rule(g: &mut Graph, c: &super::GradCtx, op: &'static Op) -> Result<super::Grads> {
     let shape = g.shape(c.x(0));
     let t = Trailing::of(shape, c.attrs);
@@ -301,8 +301,8 @@ pub static LAYER_NORM: Op = Op {
     name: "layer_norm",
     sig: "x: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5, dims: int?",
     doc: "x (..., C), weight (C), bias (C) -> (..., C): (x - mean) / sqrt(var + eps) * weight + bias, with mean and biased\n\
-          variance over the trailing dims that weight has; without weight and bias over the last `dims` dims (1).\n\
-          Arithmetic in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.",
+          variance over the trailing dims of weight; without weight and bias, over the last `dims` dims (default 1).\n\
+          Arithmetic is in f32 for 16-bit floats. Ba, Kiros and Hinton, arXiv:1607.06450.",
     class: Class::Fused(|g, x, attrs| trailing_forward(g, x, attrs, true)),
     call: Some(|g, a| call_trailing(g, a, a.opt_tensor(2), a.float(3)?, a.opt_int(4))),
     grad: Grad::Rule(|g, c| trailing_rule(g, c, &LAYER_NORM_BACKWARD)),
@@ -330,8 +330,8 @@ pub static LAYER_NORM_BACKWARD: Op = Op {
 pub static RMS_NORM: Op = Op {
     name: "rms_norm",
     sig: "x: tensor, weight: tensor?, *, eps: float = 1e-6, dims: int?",
-    doc: "x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims that weight has;\n\
-          without weight over the last `dims` dims (1). Arithmetic in f32 for 16-bit floats. Zhang and Sennrich,\n\
+    doc: "x (..., C), weight (C) -> (..., C): x / sqrt(mean(x^2) + eps) * weight over the trailing dims of weight; without\n\
+          weight, over the last `dims` dims (default 1). Arithmetic is in f32 for 16-bit floats. Zhang and Sennrich,\n\
           arXiv:1910.07467.",
     class: Class::Fused(|g, x, attrs| trailing_forward(g, x, attrs, false)),
     call: Some(|g, a| call_trailing(g, a, None, a.float(2)?, a.opt_int(3))),
@@ -354,7 +354,7 @@ pub static RMS_NORM_BACKWARD: Op =
 
 // ---- group norm and batch norm -----------------------------------------------------------------------------------
 
-/// A tensor of shape (C) seen as (C, 1, ...) against (N, C, ...) of rank `rank`, in f32 for 16-bit floats.
+/// Views a tensor of shape (C) as (C, 1, ...) for (N, C, ...) of rank `rank`, in f32 for 16-bit floats.
 fn per_channel(g: &mut Graph, w: NodeId, rank: usize) -> Result<NodeId> {
     let w = g.widen(w)?;
     let mut dims: Axes = smallvec![1; rank - 1];
@@ -391,8 +391,8 @@ fn plain(eps: i64) -> [i64; 4] {
 pub static GROUP_NORM: Op = Op {
     name: "group_norm",
     sig: "x: tensor, groups: int, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
-    doc: "x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of neighbouring channels normalised to\n\
-          mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic in f32 for 16-bit floats.\n\
+    doc: "x (N, C, ...), weight (C), bias (C) -> (N, C, ...): each of `groups` groups of adjacent channels normalised to\n\
+          mean 0 and variance 1 per sample, then scaled and shifted per channel. Arithmetic is in f32 for 16-bit floats.\n\
           Wu and He, arXiv:1803.08494.",
     class: Class::Fused(|g, x, attrs| {
         let shape = g.shape(x[0]);
@@ -416,7 +416,10 @@ pub static GROUP_NORM: Op = Op {
         let x = g.to_float(a.tensor(0)?)?;
         let (c, groups) = (channels(g, "group_norm", x)?, a.int(1)?);
         if groups < 1 || !c.is_multiple_of(groups as usize) {
-            return Err(Error::argument("group_norm", format!("{c} channels do not part into {groups} equal groups")));
+            return Err(Error::argument(
+                "group_norm",
+                format!("{c} channels cannot be split into {groups} equal groups"),
+            ));
         }
         let (weight, bias) = (a.opt_tensor(2), a.opt_tensor(3));
         check_weight(g, "group_norm", "weight", weight, &[c])?;
@@ -470,8 +473,8 @@ pub static BATCH_NORM: Op = Op {
     name: "batch_norm",
     sig: "x: tensor, mean: tensor, var: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
     doc: "x (N, C, ...), mean (C), var (C), weight (C), bias (C) -> (N, C, ...): (x - mean) / sqrt(var + eps) * weight + bias\n\
-          per channel, with the statistics given: running ones, or those of the batch, through which gradients flow.\n\
-          Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
+          per channel, with the given statistics: running ones, or those of the batch, through which gradients flow.\n\
+          Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
     class: Class::Fused(|g, x, attrs| {
         let rank = g.shape(x[0]).rank();
         g.island(x[0], |g, w| {
@@ -514,13 +517,13 @@ pub static BATCH_NORM: Op = Op {
     ..FUSED
 };
 
-/// What `batch_norm_train` and its backward share.
+/// What `batch_norm_train` and its backward have in common.
 struct Batch {
     weight: bool,
     bias: bool,
     eps: f64,
     rank: usize,
-    /// Elements of a channel.
+    /// Elements per channel.
     count: f64,
     others: Axes,
 }
@@ -549,13 +552,14 @@ impl Batch {
         g.mul_c(s, 1.0 / self.count)
     }
 
-    /// (C) against x.
+    /// Broadcasts (C) against x.
     fn spread(&self, g: &mut Graph, w: NodeId) -> Result<NodeId> {
         per_channel(g, w, self.rank)
     }
 
-    /// Mean and biased variance of each channel of `x`, which is `w` in its compute type, in one walk: sums of the differences
-    /// from one element of the channel and of their squares, which do not cancel unless it is far from all others.
+    /// Computes the mean and biased variance of each channel of `x`, which is `w` in its compute type, in one pass:
+    /// sums of the differences from one element of the channel and of their squares, which do not cancel unless that
+    /// element is far from all others.
     fn statistics(&self, g: &mut Graph, x: NodeId, w: NodeId) -> Result<(NodeId, NodeId)> {
         let shape = g.shape(x);
         if shape.numel() == 0 {
@@ -567,7 +571,7 @@ impl Batch {
             let middle = shape.dims()[axis] / 2;
             near = g.slice(near, axis, middle, middle + 1, 1)?;
         }
-        // Spread before it is widened: then both are part of whatever reads it.
+        // Expand before widening: both then fuse into the readers.
         let k = g.expand(near, shape)?;
         let k = g.widen(k)?;
         let d = g.sub(w, k)?;
@@ -587,7 +591,7 @@ impl Batch {
     }
 }
 
-/// The gradient of statistics of the batch: mean and variance as outputs of their own.
+/// Adds the gradient of the batch statistics, which are outputs too: mean and variance.
 fn through_statistics(
     g: &mut Graph,
     c: &super::GradCtx,
@@ -621,8 +625,8 @@ pub static BATCH_NORM_TRAIN: Op = Op {
     name: "batch_norm_train",
     sig: "x: tensor, weight: tensor?, bias: tensor?, *, eps: float = 1e-5",
     doc: "x (N, C, ...), weight (C), bias (C) -> y (N, C, ...), mean (C), var (C): batch_norm with the mean and the biased variance\n\
-          of the batch itself, which come out as well, in f32 for 16-bit floats. Gradients flow through all three.\n\
-          Arithmetic in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
+          of the batch itself, which are also returned, in f32 for 16-bit floats. Gradients flow through all three.\n\
+          Arithmetic is in f32 for 16-bit floats. Ioffe and Szegedy, arXiv:1502.03167.",
     results: crate::ops::Results::Named(&["y", "mean", "var"]),
     class: Class::Fused(|g, x, attrs| {
         let b = Batch::of(g.shape(x[0]), attrs);
@@ -661,7 +665,7 @@ pub static BATCH_NORM_TRAIN: Op = Op {
         let b = Batch::of(shape, c.attrs);
         let channel = Shape::of(&shape.dims()[1..2]);
         let wide = g.dtype(c.x(0)).compute();
-        // The node once more: the planner merges the two, or computes it again if the first is gone.
+        // Records the node again: the planner merges the two, or recomputes it if the first has been freed.
         let again = g.push(&BATCH_NORM_TRAIN, c.inputs, c.attrs)?;
         let parts = out_of(g, again, &[(channel, wide), (channel, wide)]);
         let mut inputs: SmallVec<[NodeId; 5]> = smallvec![c.x(0), c.grad, parts[1], parts[2]];
@@ -712,7 +716,7 @@ pub static BATCH_NORM_BACKWARD: Op = Op {
         let centred = g.sub(w, m)?;
         let p = g.mul(d, centred)?;
         let (sum, product) = (b.sum(g, d)?, b.sum(g, p)?);
-        // Of xhat: one factor of r.
+        // The gradient of the weight has one factor of r, from xhat.
         let dweight = g.mul(product, r)?;
         let mean = g.mul_c(sum, 1.0 / b.count)?;
         let slope = g.mul(dweight, r)?;
@@ -754,7 +758,7 @@ pub static NORMALIZE: Op = Op {
         g.island(x[0], |g, x| {
             let s = g.square(x)?;
             let s = g.sum(s, &[attrs[0] as usize], true)?;
-            // Squared on both sides: the root of 0 has no gradient.
+            // Squared on both sides, because the square root has no gradient at 0.
             let s = g.maximum_c(s, real(attrs[1]).powi(2))?;
             let r = g.rsqrt(s)?;
             g.mul(x, r)

@@ -1,7 +1,7 @@
-//! Defines weight updates: one fused node a parameter, with the new moments as further outputs.
+//! Defines weight updates (AdamW): one fused node per parameter, with the new moments as further outputs.
 //!
-//! Hyper-parameters are run-time numbers. What can be derived from them on the host (bias corrections, the complements
-//! of the betas) is derived in f64 there: 1 - 0.999 in f32 would be off by 1.3e-5.
+//! Hyper-parameters are run-time numbers. Values derived from them (bias corrections, the complements of the betas) are
+//! computed on the host in f64: 1 - 0.999 in f32 would be off by 1.3e-5.
 
 use super::{Args, Class, Grad, Op, Out, Value, out_of};
 use crate::error::{Error, Result};
@@ -11,7 +11,7 @@ use smallvec::SmallVec;
 
 pub static OPS: &[&Op] = &[&ADAMW_UPDATE];
 
-/// A hyper-parameter: a number, or a scalar node once a tensor took part in it.
+/// A hyper-parameter: a number, or a scalar node if a tensor is involved.
 #[derive(Clone, Copy)]
 enum Hyper {
     Number(f64),
@@ -38,7 +38,7 @@ impl Hyper {
         }
     }
 
-    /// `host(self, other)`, by `device` if either is a node.
+    /// Computes `host(self, other)`, or `device` if either is a node.
     fn with(
         self,
         g: &mut Graph,
@@ -65,9 +65,9 @@ fn one_minus_power(g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
     g.rsub_c(1.0, p)
 }
 
-/// Updates of several weights by the same numbers, which are recorded once a dtype.
+/// Updates several weights with the same numbers, which are recorded once per dtype.
 pub struct AdamW<'a> {
-    /// Of a call of `adamw_update`; its tensors are not looked at.
+    /// The arguments of an `adamw_update` call; its tensors are ignored.
     pub a: &'a Args,
     pub numbers: SmallVec<[(DType, [NodeId; 6]); 1]>,
 }
@@ -127,15 +127,15 @@ pub static ADAMW_UPDATE: Op = Op {
     doc: "w, g, m, v, all (...) -> new w, m, v: one step of AdamW for weights w with gradient g and moments m, v; `step`\n\
           counts from 1. m = beta1 m + (1 - beta1) g; v = beta2 v + (1 - beta2) g^2; w = w (1 - lr weight_decay)\n\
           - lr mhat / (sqrt(vhat) + eps), with mhat = m / (1 - beta1^step), vhat = v / (1 - beta2^step).\n\
-          f32 inside (f64 for f64), each result in the dtype of its old value. Options are run-time numbers or scalar tensors.\n\
-          Loshchilov and Hutter, arXiv:1711.05101.",
+          Computed in f32 (f64 for f64); each result has the dtype of its old value. Options are run-time numbers or scalar\n\
+          tensors. Loshchilov and Hutter, arXiv:1711.05101.",
     results: crate::ops::Results::Named(&["w", "m", "v"]),
     class: Class::Fused(|g, x, _| {
         let [w, d, m, v] = [x[0], x[1], x[2], x[3]];
         let [keep, rate, new1, new2, root, eps] = [x[4], x[5], x[6], x[7], x[8], x[9]];
         let dtypes = [g.dtype(w), g.dtype(m), g.dtype(v)];
         let (w, d, m, v) = (g.widen(w)?, g.widen(d)?, g.widen(m)?, g.widen(v)?);
-        // Both moments as a step towards the new value: m + (1 - beta) (g - m).
+        // Both moments move a step towards the new value: m + (1 - beta) (g - m).
         let dm = g.sub(d, m)?;
         let dm = g.mul(dm, new1)?;
         let m = g.add_(m, dm)?;
@@ -206,7 +206,7 @@ mod tests {
             1e-8,
         ];
         assert_eq!(slots, want);
-        // A second weight by the same numbers takes no more of them.
+        // A second weight with the same numbers records no new ones.
         let a = Args::new(&ADAMW_UPDATE, [(); 4].map(|()| Value::None).into_iter().chain(numbers()));
         let mut all = AdamW { a: &a, numbers: SmallVec::new() };
         let before = g.len();

@@ -1,8 +1,9 @@
-//! Defines random numbers: one generator node, and the distributions made of it.
+//! Defines random numbers: one generator node, and the distributions built on it.
 //!
-//! `uniform` yields 24 random bits an element, a pure function of (seed, step, how-manieth random op of the step) and of
-//! the element's place in row-major order. Nothing is stored: backward passes, recomputation, other devices and resumed
-//! runs draw the same numbers. Seed and counter are run-time numbers, so a new step compiles nothing.
+//! `uniform` yields 24 random bits per element as a pure function of (seed, step, index of the random op within the
+//! step) and of the element's position in row-major order. Nothing is stored: backward passes, recomputation, other
+//! devices and resumed runs generate the same numbers. Seed and counter are run-time numbers, so a new step compiles
+//! nothing.
 
 use super::{Class, Generator, Op, Out, create, one};
 use crate::error::{Error, Result};
@@ -24,7 +25,7 @@ pub static UNIFORM_BITS: Op = Op {
     ..Op::BASE
 };
 
-/// A fresh draw: uniform f32 in [0, 1), multiples of 2^-24.
+/// Draws uniform f32 in [0, 1), multiples of 2^-24.
 pub fn draw(g: &mut Graph, shape: Shape) -> Result<NodeId> {
     let counter = u64::from(g.rng.step) << 32 | u64::from(g.rng.occurrence);
     g.rng.occurrence = g.rng.occurrence.wrapping_add(1);
@@ -34,7 +35,7 @@ pub fn draw(g: &mut Graph, shape: Shape) -> Result<NodeId> {
     g.push(&UNIFORM_BITS, &[seed, counter], &dims)
 }
 
-/// Uniform f64 in [0, 1), multiples of 2^-48, from two draws.
+/// Draws uniform f64 in [0, 1), multiples of 2^-48, from two draws.
 fn draw_f64(g: &mut Graph, shape: Shape) -> Result<NodeId> {
     let (high, low) = (draw(g, shape)?, draw(g, shape)?);
     let (high, low) = (g.cast(high, DType::F64)?, g.cast(low, DType::F64)?);
@@ -42,7 +43,7 @@ fn draw_f64(g: &mut Graph, shape: Shape) -> Result<NodeId> {
     g.add_(high, low)
 }
 
-/// A draw in the dtype that numbers of `dtype` are computed in.
+/// Draws in the dtype in which numbers of `dtype` are computed.
 fn draw_for(g: &mut Graph, shape: Shape, dtype: DType) -> Result<NodeId> {
     if dtype == DType::F64 { draw_f64(g, shape) } else { draw(g, shape) }
 }
@@ -57,7 +58,7 @@ fn float_dtype(op: &str, dtype: Option<DType>) -> Result<DType> {
     Ok(dtype)
 }
 
-/// Uniform in [0, 1) of any float dtype; 16-bit floats drop low bits rather than round up to 1.
+/// Uniform in [0, 1) of any float dtype; 16-bit floats drop low bits instead of rounding up to 1.
 fn rand(g: &mut Graph, shape: Shape, dtype: DType) -> Result<NodeId> {
     let u = draw_for(g, shape, dtype)?;
     let steps = match dtype {
@@ -74,7 +75,7 @@ fn rand(g: &mut Graph, shape: Shape, dtype: DType) -> Result<NodeId> {
 /// Standard normal numbers from two independent draws: Box and Muller, Ann. Math. Statist. 29 (1958).
 fn randn(g: &mut Graph, shape: Shape, dtype: DType) -> Result<NodeId> {
     let (u, v) = (draw_for(g, shape, dtype)?, draw_for(g, shape, dtype)?);
-    // 1 - u lies in (0, 1]: its logarithm is finite.
+    // 1 - u is in (0, 1], so its logarithm is finite.
     let r = g.rsub_c(1.0, u)?;
     let r = g.log(r)?;
     let r = g.mul_c(r, -2.0)?;
@@ -139,7 +140,7 @@ pub static RANDN: Op = Op {
     ..Op::BASE
 };
 
-/// Up to here one draw of 2^24 values serves a range evenly enough (counts differ by less than 1 in 4096).
+/// Largest range for which one draw of 2^24 values is even enough (counts differ by less than 1 in 4096).
 const NARROW: i64 = 4096;
 
 pub static RANDINT: Op = Op {
@@ -165,7 +166,10 @@ pub static RANDINT: Op = Op {
             _ => true,
         };
         if !fits {
-            return Err(Error::argument("randint", format!("values from {low} to {} do not fit {dtype}", high - 1)));
+            return Err(Error::argument(
+                "randint",
+                format!("low is {low} and high is {high}; values to {} do not fit {dtype}", high - 1),
+            ));
         }
         g.without_autocast(|g| {
             let u = if span <= NARROW { draw(g, shape)? } else { draw_f64(g, shape)? };
@@ -188,7 +192,7 @@ pub static BERNOULLI: Op = Op {
     name: "bernoulli",
     sig: "p: operand, shape: ints?, *, dtype: dtype?",
     doc: "p (...) float -> (...) of p's dtype: 1 with probability p, else 0; or bernoulli(p, {d0, ...}) -> (d0, ...) f32\n\
-          for a number p, which is a run-time number. Probabilities are honoured to 2^-24.",
+          for a number p, which is a run-time number. Probabilities are accurate to 2^-24.",
     call: Some(|g, a| {
         let (shape, dtype) = match (a.opt_tensor(0), a.opt_float(0)) {
             (Some(p), _) => {
@@ -202,7 +206,7 @@ pub static BERNOULLI: Op = Op {
                 if !a.is_none(1) {
                     return Err(Error::argument(
                         "bernoulli",
-                        "the shape of p is the shape of the result; give no other",
+                        format!("the result has the shape of p, {shape}; no other can be given"),
                     ));
                 }
                 (shape, dtype)
@@ -263,7 +267,8 @@ pub static DROPOUT: Op = Op {
     name: "dropout",
     sig: "x: tensor, p: float = 0.5",
     doc: "x (...) -> (...): each element 0 with probability p, else x / (1 - p). p is a run-time number in [0, 1]; at 0 the\n\
-          result is x itself. The mask is drawn anew in the backward pass, never stored. Srivastava et al., JMLR 15 (2014).",
+          result is x itself. The mask is generated again in the backward pass, not stored. Srivastava et al., JMLR 15\n\
+          (2014).",
     call: Some(|g, a| {
         let p = a.float(1)?;
         if !(0.0..=1.0).contains(&p) {
@@ -271,7 +276,7 @@ pub static DROPOUT: Op = Op {
         }
         let x = g.to_float(a.tensor(0)?)?;
         if p == 0.0 {
-            // Later draws of the step must not depend on it.
+            // The counter advances even so, so that later draws of the step do not depend on p.
             g.rng.occurrence = g.rng.occurrence.wrapping_add(1);
             return Ok(one(x));
         }
@@ -289,7 +294,7 @@ fn dropout(g: &mut Graph, x: NodeId, p: f64) -> Result<Out> {
     let keep = g.ge(u, limit)?;
     g.island(x, |g, x| {
         let work = g.dtype(x);
-        // With p = 1 nothing is kept, and nothing is scaled by infinity.
+        // At p = 1 all elements are 0, and the scale must not be infinite.
         let scale = g.scalar(Number::Float(if p < 1.0 { 1.0 / (1.0 - p) } else { 0.0 }), work);
         let y = g.mul(x, scale)?;
         let zero = g.constant_like(0.0, y);

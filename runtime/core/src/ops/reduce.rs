@@ -1,7 +1,8 @@
-//! Defines the reductions: four primitives over neighbouring dims, and the ops made of them.
+//! Defines the reductions: four primitives over adjacent dims, and the ops built on them.
 //!
-//! A reduction of any set of dims becomes one primitive per run of neighbours. The order in which elements are added is
-//! a function of the shape alone (see `plan::region`), so results depend neither on fusion nor on the thread count.
+//! A reduction over any set of dims becomes one primitive per run of adjacent dims. The order in which elements are
+//! added is a function of the shape alone (see `plan::ir`), so results depend neither on fusion nor on the thread
+//! count.
 
 use super::{Class, Expand, Grad, GradCtx, Grads, Op, ReduceFn, movement, one};
 use crate::amp::Amp;
@@ -25,7 +26,7 @@ fn infer(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: Shape::of(&dims), dtype: i.dtype(0) })
 }
 
-/// The axes an argument names: a list, one int, or all when absent.
+/// The axes of an argument: a list, one int, or all axes if it is absent.
 pub fn axes(g: &Graph, op: &str, x: NodeId, dims: Option<&[i64]>) -> Result<Axes> {
     let shape = g.shape(x);
     let Some(dims) = dims else { return Ok((0..shape.rank()).collect()) };
@@ -41,11 +42,11 @@ pub fn axes(g: &Graph, op: &str, x: NodeId, dims: Option<&[i64]>) -> Result<Axes
     Ok(out)
 }
 
-/// `op` (a reduction primitive) over any set of axes.
+/// Records `op` (a reduction primitive) over any set of axes.
 pub fn over(g: &mut Graph, op: &'static Op, x: NodeId, axes: &[usize], keepdim: bool) -> Result<NodeId> {
     let shape = g.shape(x);
     let mut y = x;
-    // From the last run of neighbours to the first, so that earlier positions stay valid.
+    // From the last run of adjacent dims to the first, so that earlier positions stay valid.
     let mut end = axes.len();
     while end > 0 {
         let mut start = end - 1;
@@ -65,7 +66,7 @@ pub fn over(g: &mut Graph, op: &'static Op, x: NodeId, axes: &[usize], keepdim: 
     Ok(y)
 }
 
-/// A reduced value seen again at the shape of the input `x`.
+/// Expands a reduced value to the shape of the input `x`.
 fn spread(g: &mut Graph, y: NodeId, x: NodeId, attrs: &[i64]) -> Result<NodeId> {
     let shape = g.shape(x);
     let mut kept = shape;
@@ -76,7 +77,7 @@ fn spread(g: &mut Graph, y: NodeId, x: NodeId, attrs: &[i64]) -> Result<NodeId> 
     movement::expand(g, y, shape)
 }
 
-/// Gradient of max and min: shared equally by all elements that attain it, as PyTorch's amax and amin do.
+/// Gradient of max and min: shared equally by all elements that attain the extremum, as in PyTorch's amax and amin.
 fn extremum_grad(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let x = c.x(0);
     let y = spread(g, c.out, x, c.attrs)?;
@@ -103,7 +104,7 @@ pub static SUM: Op = Op {
     name: "sum",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
     doc: "x (...) -> the sum over `dims` (all when absent).\n\
-          Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of nothing is 0.",
+          Integers and bools sum in i64. 16-bit floats accumulate in f32 and round once. The sum of zero elements is 0.",
     class: Class::Reduce(ReduceFn::Sum),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -128,8 +129,8 @@ pub static SUM: Op = Op {
     ..PRIMITIVE
 };
 
-/// Gradient of a product: for each element the product of the others, by division where they are not zero. The zeros' own
-/// values stand in it as factors, so that it can be differentiated once more where elements are zero.
+/// Gradient of a product: for each element the product of the others, computed by division where they are not zero. The
+/// values of the zeros are factors of it, so that it can be differentiated again where elements are zero.
 fn product_of_the_others(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let x = c.x(0);
     let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
@@ -142,7 +143,7 @@ fn product_of_the_others(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
     let number = |g: &mut Graph, n: i64| g.constant(n as f64, DType::I64);
     let (none, single, two) = (number(g, 0), number(g, 1), number(g, 2));
     let (no_zero, one_zero, two_zeros) = (g.eq(count, none)?, g.eq(count, single)?, g.eq(count, two)?);
-    // What the zeros contribute to the gradient of another element, and to that of a zero.
+    // The terms of the zeros in the gradient of another element, and in that of a zero.
     let apart = g.where_(one_zero, sum, zero)?;
     let apart = g.where_(no_zero, one, apart)?;
     let one_zero = spread(g, one_zero, x, c.attrs)?;
@@ -161,8 +162,8 @@ fn product_of_the_others(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
 pub static PROD: Op = Op {
     name: "prod",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of nothing\n\
-          is 1.",
+    doc: "x (...) -> the product over `dims` (all when absent). Integers and bools multiply in i64. The product of zero\n\
+          elements is 1.",
     class: Class::Reduce(ReduceFn::Prod),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -231,7 +232,7 @@ fn with_position(g: &mut Graph, op: &'static Op, a: &super::Args) -> Result<supe
 pub static MAX: Op = Op {
     name: "max",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equals).",
+    doc: "x (...) -> the largest element; or, along `dim`: values, positions (i64, the first of equal elements).",
     results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMAX, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
@@ -241,7 +242,7 @@ pub static MAX: Op = Op {
 pub static MIN: Op = Op {
     name: "min",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equals).",
+    doc: "x (...) -> the smallest element; or, along `dim`: values, positions (i64, the first of equal elements).",
     results: crate::ops::Results::OneOrTwo,
     call: Some(|g, a| with_position(g, &AMIN, a)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f()"],
@@ -274,7 +275,7 @@ fn infer_masked(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: Shape::of(&dims), dtype: i.dtype(0) })
 }
 
-/// A fused reduction of x over `dims`: argument 1 names them, argument `keep` is keepdim.
+/// Records a fused reduction of x over `dims`: argument 1 lists them, argument `keep` is keepdim.
 fn fused(g: &mut Graph, op: &'static Op, a: &super::Args, keep: usize, extra: &[i64]) -> Result<super::Out> {
     let x = a.tensor(0)?;
     let axes = axes(g, op.name, x, a.opt_ints(1))?;
@@ -306,7 +307,8 @@ const MEAN_EXPAND: Expand = |g, x, attrs| {
 pub static MEAN: Op = Op {
     name: "mean",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. NaN over nothing.",
+    doc: "x (...) -> the arithmetic mean over `dims` (all when absent); integers are converted to f32. The mean of zero\n\
+          elements is NaN.",
     class: Class::Fused(MEAN_EXPAND),
     call: Some(|g, a| fused(g, &MEAN, a, 2, &[])),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3,4), [0,2], keepdim=true", "f()", "f(70,33), 0"],
@@ -314,7 +316,8 @@ pub static MEAN: Op = Op {
     ..FUSED
 };
 
-/// `f` of what is not negative, 0 at 0 with gradient 0: roots have none there, and a norm of zeros shall not make NaN.
+/// Applies `f` to a non-negative value; at 0 the value and the gradient are 0. A root has no gradient there, and a norm
+/// of zeros must not yield NaN.
 fn rooted(g: &mut Graph, x: NodeId, f: impl FnOnce(&mut Graph, NodeId) -> Result<NodeId>) -> Result<NodeId> {
     let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
     let flat = g.eq(x, zero)?;
@@ -323,7 +326,7 @@ fn rooted(g: &mut Graph, x: NodeId, f: impl FnOnce(&mut Graph, NodeId) -> Result
     g.where_(flat, zero, y)
 }
 
-/// Mean of squared deviations; `attrs[2]` is what is taken off the count.
+/// Mean of squared deviations; `attrs[2]` is subtracted from the count.
 fn variance(g: &mut Graph, x: NodeId, attrs: &[i64]) -> Result<NodeId> {
     let axes = unmask(attrs[0]);
     let n = count(g.shape(x), &axes);
@@ -453,7 +456,7 @@ fn truth(g: &mut Graph, a: &super::Args, op: &'static Op) -> Result<super::Out> 
 pub static ANY: Op = Op {
     name: "any",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False over nothing.",
+    doc: "x (...) -> bool: whether some element over `dims` (all when absent) is not zero. False for zero elements.",
     call: Some(|g, a| truth(g, a, &AMAX)),
     samples: &["b(2,3)", "b(2,3), 1", "b(2,0), 1", "i(2;2,3), 0, keepdim=true"],
     ..Op::BASE
@@ -462,7 +465,7 @@ pub static ANY: Op = Op {
 pub static ALL: Op = Op {
     name: "all",
     sig: "x: tensor, dims: ints?, *, keepdim: bool = false",
-    doc: "x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True over nothing.",
+    doc: "x (...) -> bool: whether every element over `dims` (all when absent) is not zero. True for zero elements.",
     call: Some(|g, a| truth(g, a, &AMIN)),
     samples: &["b(2,3)", "b(2,3), 1", "b(2,0), 1", "i(2;2,3), 0, keepdim=true"],
     ..Op::BASE
@@ -503,8 +506,8 @@ fn position(g: &mut Graph, a: &super::Args, max: bool) -> Result<super::Out> {
 pub static ARGMAX: Op = Op {
     name: "argmax",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
-          counts as largest.",
+    doc: "x (...) -> i64: position of the largest element along `dim`, or in the flattened tensor. Of equal elements the\n\
+          first counts; NaN is the largest.",
     call: Some(|g, a| position(g, a, true)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE
@@ -513,8 +516,8 @@ pub static ARGMAX: Op = Op {
 pub static ARGMIN: Op = Op {
     name: "argmin",
     sig: "x: tensor, dim: int?, *, keepdim: bool = false",
-    doc: "x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. The first of equals; NaN\n\
-          counts as smallest.",
+    doc: "x (...) -> i64: position of the smallest element along `dim`, or in the flattened tensor. Of equal elements the\n\
+          first counts; NaN is the smallest.",
     call: Some(|g, a| position(g, a, false)),
     samples: &["f(2,3)", "f(2,3,4), 1", "f(2,3), -1, keepdim=true", "f(40,5), 0", "f(2,3), nil, keepdim=true"],
     ..Op::BASE

@@ -1,7 +1,7 @@
-//! Defines cumulative sums and products.
+//! Defines cumulative sums and products (scans).
 //!
-//! Library routines: elements are added in order along the axis (16-bit floats accumulate in f32 and round at each
-//! store), so results do not depend on threads.
+//! These are library routines: elements are added in order along the axis (16-bit floats accumulate in f32 and are
+//! rounded at each store), so results do not depend on threads.
 
 use super::{Class, Grad, Op, create, one};
 use crate::DType;
@@ -58,7 +58,8 @@ pub static CUMPROD: Op = Op {
     infer: create::same,
     call: Some(record),
     grad: Grad::Rule(|g, c| {
-        // What follows a zero is zero, so up to the first one division serves; at it, products without it do.
+        // Products are zero from the first zero on. Up to it, one division suffices; at it, products without it are
+        // needed.
         let (x, at) = (c.x(0), c.attrs);
         let (zero, one) = (g.constant_like(0.0, x), g.constant_like(1.0, x));
         let is_zero = g.eq(x, zero)?;

@@ -1,4 +1,4 @@
-//! Defines sorting: one library primitive (`argsort`), the ops that gather by it, and `unique`.
+//! Defines sorting: one library primitive (`argsort`), the ops that gather with it, and `unique`.
 //!
 //! Sorting is stable in both directions and NaN counts as larger than every number, as in PyTorch.
 
@@ -51,7 +51,7 @@ pub static TOPK: Op = Op {
     name: "topk",
     sig: "x: tensor, k: int, dim: int = -1, *, largest: bool = true, sorted: bool = true",
     doc: "x (..., N, ...) -> values (..., k, ...), positions (..., k, ...) i64: the k largest elements along `dim`, or the\n\
-          smallest, best first. The first of equals is taken. They come in order even if `sorted` is false.",
+          smallest, in order. Of equal elements, the first are taken. The result is in order even if `sorted` is false.",
     results: crate::ops::Results::Named(&["values", "positions"]),
     call: Some(|g, a| {
         let x = a.tensor(0)?;
@@ -68,7 +68,7 @@ pub static TOPK: Op = Op {
     ..Op::BASE
 };
 
-/// NaN above everything, -0 equal to 0.
+/// Orders NaN above every other value; -0 equals 0.
 fn order(x: &HostTensor, i: usize, j: usize) -> Ordering {
     if !x.dtype.is_float() {
         return x.get_i64(i).cmp(&x.get_i64(j));
@@ -84,7 +84,7 @@ fn unique(x: &HostTensor, a: &Args) -> Result<Vec<HostTensor>> {
     let (mut bytes, mut counts) = (Vec::new(), Vec::<i64>::new());
     let mut inverse = vec![0i64; x.numel()];
     for (k, &i) in at.iter().enumerate() {
-        // NaN differs from itself, so each one is kept.
+        // NaN differs from itself, so every NaN is kept.
         let nan = x.dtype.is_float() && x.get_f64(i).is_nan();
         if k == 0 || nan || order(x, at[k - 1], i) != Ordering::Equal {
             bytes.extend_from_slice(&x.bytes[i * size..(i + 1) * size]);
@@ -105,7 +105,7 @@ fn unique(x: &HostTensor, a: &Args) -> Result<Vec<HostTensor>> {
     Ok(out)
 }
 
-/// What the host gave stands behind x and the two options.
+/// The host's results follow x and the two options.
 fn of_host(_: &mut Graph, a: &Args) -> Result<Out> {
     (3..a.values.len()).map(|i| a.tensor(i)).collect()
 }
@@ -113,9 +113,9 @@ fn of_host(_: &mut Graph, a: &Args) -> Result<Out> {
 pub static UNIQUE: Op = Op {
     name: "unique",
     sig: "x: tensor, *, return_inverse: bool = false, return_counts: bool = false",
-    doc: "x (...) -> values (n), the different elements of the flattened tensor in ascending order; then, if asked for,\n\
-          (...) i64, where in values each element is, and (n) i64, how often each occurs. Every NaN counts as different.\n\
-          Reads the tensor on the host: it splits the step.",
+    doc: "x (...) -> values (n), the distinct elements of the flattened tensor in ascending order; then, if requested,\n\
+          (...) i64, the position of each element in values, and (n) i64, the number of occurrences of each value. Every\n\
+          NaN is distinct. Reads the tensor on the host, which splits the step.",
     class: Class::Host(|xs, a| unique(&xs[0], a)),
     call: Some(of_host),
     samples: &[

@@ -1,7 +1,7 @@
-//! Defines kernels whose body is CUDA text of a recipe: one op, whose nodes name their body by a hash of the text.
+//! Defines kernels with CUDA source from a recipe: one op, whose nodes refer to the source by a hash of its text.
 //!
-//! Equal texts are one body in every process, and a plan key holds a body's hash instead of its text. The bodies lie in a
-//! table of the process that only grows: an edit adds a few kilobytes.
+//! Equal texts share one body in every process, and a plan key contains a body's hash instead of its text. The bodies
+//! are stored in a process-wide table that only grows: an edit adds a few kilobytes.
 
 use super::{Class, Grad, Op, Out, Results, out_of};
 use crate::error::{Error, Result};
@@ -12,7 +12,8 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 pub static OPS: &[&Op] = &[&KERNEL];
 
-/// Dense inputs of any shapes and dtypes; shapes and dtypes of the outputs are attributes. Only a GPU runs it.
+/// Dense inputs of any shapes and dtypes; the attributes contain the shapes and dtypes of the outputs. Only a GPU runs
+/// it.
 pub static KERNEL: Op = Op {
     name: "source_kernel",
     doc: "A CUDA function of a recipe: see pl.kernel.",
@@ -22,25 +23,25 @@ pub static KERNEL: Op = Op {
         let outputs = Launch::read(i.attrs).map(|l| l.outputs).unwrap_or_default();
         outputs.first().copied().ok_or_else(|| Error::argument(i.op, "this is a bug: a kernel without outputs"))
     },
-    grad: Grad::Missing("a kernel from CUDA source has the gradient that its `backward` says, and this one has none"),
+    grad: Grad::Missing("a kernel from CUDA source has a gradient only with `backward`, which this one lacks"),
     ..Op::BASE
 };
 
-/// CUDA text, and where it stands.
+/// CUDA text and its location.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Body {
-    /// Its `__global__` function, and what errors and plans call it.
+    /// The name of its `__global__` function, used in errors and plans.
     pub name: String,
     pub text: String,
-    /// The recipe, and the line of it on which the text begins; line 0 where that is not known.
+    /// The recipe, and the line on which the text begins; 0 if it is not known.
     pub file: String,
     pub line: u32,
 }
 
-/// The name of a body: a hash of its name and text.
+/// The identity of a body: a hash of its name and text.
 pub type Key = [i64; 2];
 
-/// How a body is called: what a node's attributes say.
+/// How a body is called, decoded from a node's attributes.
 #[derive(Clone, PartialEq, Debug)]
 pub struct Launch {
     pub body: Key,
@@ -48,14 +49,14 @@ pub struct Launch {
     pub block: [i64; 3],
     /// Dynamic shared memory, in bytes.
     pub shared: i64,
-    /// Inputs at the end that are single numbers, passed by value.
+    /// Number of trailing inputs that are single numbers, passed by value.
     pub scalars: usize,
-    /// Whole numbers, passed between the outputs and the scalars.
+    /// Integers, passed between the outputs and the scalars.
     pub numbers: Vec<i64>,
     pub outputs: Vec<Meta>,
 }
 
-/// Numbers and outputs that a call may have: what the plan key has room for.
+/// Maximum numbers and outputs of a call, limited by the plan key.
 pub const MOST_NUMBERS: usize = 32;
 pub const MOST_OUTPUTS: usize = 8;
 
@@ -74,7 +75,7 @@ impl Launch {
         out
     }
 
-    /// From the attributes of a node.
+    /// Decodes the attributes of a node.
     pub fn read(attrs: &[i64]) -> Option<Launch> {
         let three = |at: usize| attrs.get(at..at + 3).and_then(|s| <[i64; 3]>::try_from(s).ok());
         let (grid, block) = (three(2)?, three(5)?);
@@ -96,11 +97,11 @@ type Bodies = HashMap<Key, Arc<Body>>;
 
 fn bodies() -> MutexGuard<'static, Bodies> {
     static BODIES: LazyLock<Mutex<Bodies>> = LazyLock::new(Mutex::default);
-    // A map that a panic left is whole: each change is one insertion.
+    // A panic leaves the map consistent, since each change is one insertion.
     BODIES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Puts a body into the table.
+/// Adds a body to the table.
 pub fn intern(body: Body) -> Key {
     let lane = |mut h: u64| {
         for byte in body.name.bytes().chain([0]).chain(body.text.bytes()) {
@@ -110,7 +111,7 @@ pub fn intern(body: Body) -> Key {
     };
     let mut key = [lane(0xcbf2_9ce4_8422_2325), lane(0x9e37_79b9_7f4a_7c15)];
     let mut all = bodies();
-    // Two texts of one hash are not to be expected, but must not be taken for each other.
+    // Hash collisions are unlikely, but must not confuse two texts.
     while all.get(&key).is_some_and(|b| (&b.name, &b.text) != (&body.name, &body.text)) {
         key[1] = key[1].wrapping_add(1);
     }
@@ -118,17 +119,17 @@ pub fn intern(body: Body) -> Key {
     key
 }
 
-/// The body of that name, where it was last seen.
+/// Returns the body with that identity, at its latest location.
 pub fn body(key: Key) -> Option<Arc<Body>> {
     bodies().get(&key).cloned()
 }
 
-/// The body behind a node or library call of [`KERNEL`].
+/// The body of a node or library call of [`KERNEL`].
 pub fn body_of(op: &Op, attrs: &[i64]) -> Option<Arc<Body>> {
     if op == &KERNEL { body([*attrs.first()?, *attrs.get(1)?]) } else { None }
 }
 
-/// Records a call; its outputs.
+/// Records a call and returns its outputs.
 pub fn call(g: &mut Graph, inputs: &[NodeId], launch: &Launch) -> Result<Out> {
     let rest: Vec<(Shape, DType)> = launch.outputs.iter().skip(1).map(|m| (m.shape, m.dtype)).collect();
     let main = g.push(&KERNEL, inputs, &launch.attrs())?;
@@ -160,6 +161,6 @@ mod tests {
         let (a, b) = (intern(body("one", 3)), intern(body("two", 3)));
         assert_ne!(a, b);
         assert_eq!(intern(body("one", 9)), a);
-        assert_eq!(super::body(a).map(|b| b.line), Some(9), "where it stands now");
+        assert_eq!(super::body(a).map(|b| b.line), Some(9), "the latest line");
     }
 }

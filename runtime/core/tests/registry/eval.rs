@@ -1,4 +1,4 @@
-//! Interprets primitive nodes in f64, naively: slow, short, and independent of the backends.
+//! Evaluates primitive nodes naively in f64: slow, short, and independent of the backends.
 
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Class, Generator, ReduceFn};
@@ -88,7 +88,7 @@ fn at(shape: Shape, i: &[usize]) -> usize {
     i.iter().zip(shape.strides()).map(|(a, b)| a * b as usize).sum()
 }
 
-/// The value of an 8-bit float with infinities and NaN in its last exponent, as IEEE 754 has them.
+/// The value of an 8-bit float whose last exponent encodes infinities and NaN, as in IEEE 754.
 fn fp8_ieee(code: u32, exponent_bits: i32, mantissa_bits: i32) -> f64 {
     let bias = (1 << (exponent_bits - 1)) - 1;
     let (exponent, mantissa) = ((code & 0x7f) as i32 >> mantissa_bits, (code as i32) & ((1 << mantissa_bits) - 1));
@@ -113,7 +113,8 @@ fn fp8_e5m2(code: u32) -> f64 {
     }
 }
 
-/// The byte of the nearest finite value, by search; ties go to the even byte. Infinity becomes NaN where there is none.
+/// The byte of the nearest finite value, by search; ties go to the even byte. Infinity becomes NaN if the format has
+/// none.
 fn fp8_encode(x: f64, value: fn(u32) -> f64) -> f64 {
     let sign = if x.is_sign_negative() { 0x80 } else { 0 };
     let infinity = (0..0x80).find(|c| value(*c).is_infinite());
@@ -279,6 +280,8 @@ fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeI
                     match f {
                         ReduceFn::Sum => all.sum(),
                         ReduceFn::Prod => all.product(),
+                        ReduceFn::Max if n.dtype == DType::Bool => all.fold(0.0, f64::max),
+                        ReduceFn::Min if n.dtype == DType::Bool => all.fold(1.0, f64::min),
                         ReduceFn::Max => all.fold(f64::NEG_INFINITY, |p, q| map_fn(MapFn::Maximum, &[p, q])),
                         ReduceFn::Min => all.fold(f64::INFINITY, |p, q| map_fn(MapFn::Minimum, &[p, q])),
                     }
@@ -317,7 +320,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
             let (s1, x1, ends) = (xs[1].0, xs[1].1, xs[2].1);
             let (rows, k, n) = (s0.dims()[0], s0.dims()[1], shape.dims()[shape.rank() - 1]);
             for t in 0..rows {
-                // The first group that ends behind the row.
+                // The first group that ends after the row.
                 let Some(e) = ends.iter().position(|end| *end > t as f64) else { break };
                 for (i, j) in (0..k).flat_map(|i| (0..n).map(move |j| (i, j))) {
                     match name {
@@ -327,7 +330,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 }
             }
         }
-        "place" => {
+        "strided_pad" => {
             out.fill(f64::from_bits(attrs[4] as u64));
             each(s0, |i| {
                 let mut j = i.to_vec();
@@ -335,7 +338,7 @@ fn library(name: &str, shape: Shape, attrs: &[i64], xs: &[(Shape, &Vec<f64>)]) -
                 out[at(shape, &j)] = x0[at(s0, i)];
             });
         }
-        "unwindow" => each(s0, |i| {
+        "col2im" => each(s0, |i| {
             let (last, mut j) = (i[i.len() - 1], i[..i.len() - 1].to_vec());
             j[axis] = i[axis] * attrs[2] as usize + last * attrs[3] as usize;
             out[at(shape, &j)] += x0[at(s0, i)];

@@ -1,5 +1,5 @@
-//! Tests every op of the registry on every sample, without a backend: recorded nodes have the shapes and dtypes that the op
-//! states, gradients have those of their inputs, and derivatives agree with finite differences in f64.
+//! Tests every op of the registry on every sample, without a backend: recorded nodes have the shapes and dtypes that
+//! the op declares, gradients have those of their inputs, and derivatives agree with finite differences in f64.
 #![allow(clippy::unwrap_used)]
 
 mod eval;
@@ -74,7 +74,7 @@ fn results_are_as_many_as_the_op_says() {
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
-/// Operations of the products below `roots` among the nodes from `from` on.
+/// Operations of the products that `roots` depend on, among the nodes from `from` on.
 fn products_below(g: &Graph, roots: &[NodeId], from: usize) -> u64 {
     let (mut seen, mut stack, mut sum) = (HashSet::new(), roots.to_vec(), 0);
     while let Some(id) = stack.pop() {
@@ -100,7 +100,7 @@ fn flops_are_those_of_the_decomposition() {
     each_sample(|op, text| {
         let (mut g, mut leaves, outs) = record(op, text, DType::F32);
         let wrt = leaves.floats.clone();
-        // Without gradients there are no backward nodes to look at.
+        // Without gradients there are no backward nodes to count.
         let _ = gradients(&mut g, &mut leaves, &outs, &wrt);
         for k in 0..g.len() {
             let node = g.node(NodeId(k as u32)).clone();
@@ -112,7 +112,7 @@ fn flops_are_those_of_the_decomposition() {
                 attrs[0] = 0; // The decomposition makes all scores, under a causal mask too.
             }
             let (own, below) = (flops(&g, &node, &attrs), products_below(&g, &made, from));
-            // A mean over windows of many sizes is computed by products, and means none.
+            // A mean over windows of many sizes is computed with products, but counts none.
             if own != below && node.op.name != "adaptive_avg_pool2d" {
                 wrong.push(format!("{} in {}({text}): {own}, decomposed {below}", node.op.name, op.name));
             }
@@ -223,7 +223,7 @@ fn derivatives_agree_with_finite_differences() {
     let mut wrong = Vec::new();
     each_sample(|op, text| {
         let (mut g, mut leaves, outs) = record(op, text, DType::F64);
-        // `detach` is there to be wrong.
+        // `detach` has a wrong gradient by design.
         if op.name == "detach" || matches!(op.grad, Grad::Missing(_)) || outs.iter().all(|o| !g.dtype(*o).is_float()) {
             return;
         }

@@ -178,7 +178,7 @@ fn interpolation_of_a_ramp() {
         leaves.values.insert(x, (0..n).map(|i| i as f64).collect());
         values(&mut g, &leaves, &out).remove(0)
     };
-    // By the coordinate rules of torch.nn.functional.interpolate, worked out by hand.
+    // From the coordinate rules of torch.nn.functional.interpolate, by hand.
     close(&line("f(1,1,4), size=6"), &[0.0, 0.0, 1.0, 2.0, 2.0, 3.0]);
     close(&line("f(1,1,4), size=8, mode='linear'"), &[0.0, 0.25, 0.75, 1.25, 1.75, 2.25, 2.75, 3.0]);
     close(&line("f(1,1,4), size=7, mode='linear', align_corners=true"), &[0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0]);

@@ -1,7 +1,8 @@
-//! Multiplies groups of rows with a matrix each (grouped GEMM): one product a group, by the loops for its size.
+//! Multiplies groups of rows, each with a matrix of its own (grouped GEMM). Each group is one product and uses the
+//! loops for its size.
 //!
-//! All threads share a large group, one group after the other; groups smaller than a thread's share are one task each. The
-//! schedule never shows in results: the bits of a product are a function of its own shape.
+//! All threads share a large group, one group after the other; groups smaller than a thread's share are one task each.
+//! The bits of a product depend only on its own shape, never on the schedule.
 
 use super::{BatchedMatrix, Gemm, GemmShape, float_gemm, half_gemm, integer_gemm};
 use crate::library::{Call, Element, Input, by_type, dense};
@@ -12,7 +13,7 @@ use perilune_core::error::Result;
 use perilune_core::ops::grouped::bad_end;
 use std::ops::Range;
 
-/// An element type with a product of two matrices.
+/// An element type for which this module can multiply matrices.
 trait Product: Element {
     fn product(c: &Call, s: GemmShape, a: &Input, b: &Input, out: &mut [Self]);
 }
@@ -43,7 +44,7 @@ fn half_precision<T: Product>(c: &Call, s: GemmShape, a: &Input, b: &Input, out:
     half_gemm(c, s, a, b, None, out);
 }
 
-/// The rows of each group; an error unless the ends are in order.
+/// The rows of each group, or an error if the ends are not in ascending order.
 fn groups(c: &Call, rows: usize) -> Result<Vec<Range<usize>>> {
     let ends = dense::<i64>(&c.input(2));
     let mut start = 0;
@@ -56,7 +57,7 @@ fn groups(c: &Call, rows: usize) -> Result<Vec<Range<usize>>> {
     ends.iter().enumerate().map(group).collect()
 }
 
-/// A range of rows or columns of a matrix.
+/// Slices an operand along one dim.
 fn part<'a>(x: &Input<'a>, dim: usize, range: &Range<usize>) -> Input<'a> {
     let mut y = *x;
     y.layout.offset += range.start as isize * y.layout.strides[dim];
@@ -64,7 +65,7 @@ fn part<'a>(x: &Input<'a>, dim: usize, range: &Range<usize>) -> Input<'a> {
     y
 }
 
-/// Matrix `e` of a stack.
+/// Returns matrix `e` of a stack.
 fn matrix<'a>(x: &Input<'a>, e: usize) -> Input<'a> {
     let mut y = *x;
     y.layout.offset += e as isize * y.layout.strides[0];
@@ -73,7 +74,7 @@ fn matrix<'a>(x: &Input<'a>, e: usize) -> Input<'a> {
     y
 }
 
-/// x (T, K), w (E, K, N), ends (E) -> (T, N).
+/// Computes x (T, K), w (E, K, N), ends (E) -> (T, N).
 pub fn rows(c: &Call) -> Result<()> {
     by_type!(c.out_dtype(), rows_of(c))
 }
@@ -92,7 +93,7 @@ fn rows_of<T: Product>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// a (T, M), b (T, N), ends (E) -> (E, M, N).
+/// Computes a (T, M), b (T, N), ends (E) -> (E, M, N).
 pub fn sums(c: &Call) -> Result<()> {
     by_type!(c.out_dtype(), sums_of(c))
 }
@@ -125,7 +126,7 @@ fn each<T: Send>(
             at - n..at
         })
         .collect();
-    // A thread's share; larger products are partitioned inside.
+    // A thread's share of the rows; larger products are partitioned internally.
     let most = groups.iter().map(Range::len).sum::<usize>() / (2 * c.pool().threads());
     let is_large = |e: &usize| groups[*e].len() > most;
     for e in (0..groups.len()).filter(is_large) {

@@ -1,7 +1,8 @@
 //! Runs the `gemm` crate with the kernels of a lesser instruction set than the processor's.
 //!
-//! The crate selects kernels by the features of the processor and has no setting for it. If `PERILUNE_CPU_ISA` selects a lesser
-//! set, this calls the crate's driver with the kernels of that set, so the bits are those of such a processor.
+//! The crate selects kernels by the features of the processor and has no setting for it. If `PERILUNE_CPU_ISA` selects
+//! a lesser set, this calls the crate's driver with the kernels of that set, which reproduces the bits of such a
+//! processor.
 
 use super::Product;
 use crate::loops::Isa;
@@ -34,7 +35,7 @@ macro_rules! products {
                 ($class:ident, $simd:expr, $n:literal) => {{
                     use $kernels::microkernel::$class::$t::{H_M, H_N, H_UKR, MR_DIV_N, NR, UKR};
                     let Product { sizes: (m, n, k), out, a, b, parallel } = arrange(p);
-                    // SAFETY: the caller's promise.
+                    // SAFETY: guaranteed by the caller.
                     unsafe {
                         gemm_basic_generic::<_, $t, $n, { MR_DIV_N * $n }, NR, MR_DIV_N, H_M, H_N>(
                             $simd,

@@ -1,14 +1,14 @@
-//! Implements the GEMM microkernels: a tile of some rows by up to four vectors of columns stays in registers while the loop
-//! runs over K.
+//! Implements the GEMM microkernels: each keeps a tile of rows by up to four vectors of columns in registers while it
+//! loops over K.
 //!
-//! The left operand is read by broadcasts, one element a row and step; the right one by vectors, from contiguous rows.
-//! Each element of a tile is one chain of fused multiply-adds in the order of K from zero on, so bits depend neither on
-//! the tile's size nor on the instruction set.
+//! The left operand is read by broadcasts, one element per row and step; the right one by vectors, from contiguous
+//! rows. Each element of a tile is one chain of fused multiply-adds in the order of K , starting from zero, so bits
+//! depend neither on the tile's size nor on the instruction set.
 
 use crate::loops::simd::Vector;
 use crate::loops::{Isa, prefetch, prefetch_l2, prefetch_write};
 
-/// The arguments of a microkernel: `k` steps, and `n` columns of its vectors.
+/// The arguments of a microkernel, which runs `k` steps and stores `n` columns.
 pub struct TileArgs {
     pub k: usize,
     pub n: usize,
@@ -27,33 +27,33 @@ pub struct TileArgs {
     /// Partial sums, in whole vectors: first element, row stride.
     pub partial: *mut f32,
     pub partial_row: usize,
-    /// Whether to begin with the partial sums, and whether to end by storing them instead of the result.
+    /// Whether the sums start from the partial sums, and whether they are stored as partial sums instead of the result.
     pub loads_partial: bool,
     pub stores_partial: bool,
     /// Lines to prefetch, one in each step.
     pub next: PrefetchLines,
 }
 
-/// Prefetches of the next panel, in bursts of a few cache lines spread evenly over tiles and runs: a processor tracks few
-/// outstanding lines and stalls on more.
+/// Queues the prefetches of the next panel, in bursts of a few cache lines spread evenly over tiles and runs. A
+/// processor tracks few outstanding lines and stalls on more.
 #[derive(Clone, Copy)]
 pub struct PrefetchQueue {
-    /// The first line of the next burst, and the bursts left in its row, itself included.
+    /// The first line of the next burst, and the number of bursts left in its row, including that one.
     pub at: *const f32,
     pub left: usize,
-    /// Row stride, and bursts of a row.
+    /// Row stride, and number of bursts in a row.
     pub row: isize,
     pub per_row: usize,
-    /// The number of bursts, and of runs to spread them over.
+    /// Number of bursts, and number of runs to spread them over.
     pub count: usize,
     pub runs: usize,
-    /// The accumulator of the spreading: one burst for each `runs`.
+    /// Accumulator of the spreading: a burst is issued each time it reaches `runs`.
     pub due: usize,
 }
 
 /// Elements of a cache line.
 const LINE: usize = 16;
-/// Lines of a burst, and elements of it.
+/// Lines and elements of a burst.
 const BURST: usize = 2;
 pub const BURST_ELEMENTS: usize = BURST * LINE;
 
@@ -77,7 +77,7 @@ impl PrefetchQueue {
     }
 }
 
-/// Cache lines in rows of [`RUN`].
+/// Cache lines to prefetch, in rows of [`RUN`].
 #[derive(Clone, Copy)]
 pub struct PrefetchLines {
     pub at: *const f32,
@@ -86,7 +86,7 @@ pub struct PrefetchLines {
     pub row: isize,
 }
 
-/// Steps of a run, which prefetches one row of lines.
+/// Steps of a run; each run prefetches one row of lines.
 pub const RUN: usize = 16;
 
 /// # Safety
@@ -96,22 +96,22 @@ pub type Microkernel = unsafe fn(&TileArgs, &mut PrefetchQueue);
 /// The microkernels of an instruction set.
 pub struct Microkernels {
     pub lanes: usize,
-    /// By vectors, then by rows, both from one on: as many rows as the registers hold.
+    /// Indexed by vectors, then by rows, both from one up to what the registers hold.
     pub by_size: &'static [&'static [Microkernel]],
-    /// Copies contiguous rows from a stride of `step` elements to one of `width`.
+    /// Copies contiguous rows from a row stride of `step` elements to a row stride of `width`.
     pub rows: unsafe fn(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize),
-    /// Copies up to 16 rows of 16 elements, rows that many elements apart, to columns `step` apart.
+    /// Transposes up to 16 rows of 16 elements: rows `row` elements apart become columns `step` apart.
     pub transpose: Option<unsafe fn(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize)>,
 }
 
 impl Microkernels {
-    /// The largest number of rows of a tile of that many vectors.
+    /// Returns the largest number of rows of a tile with that many vectors.
     pub fn tallest(&self, vectors: usize) -> usize {
         self.by_size[vectors - 1].len()
     }
 }
 
-/// The microkernels of an instruction set; `None` without vectors and fused multiply-adds.
+/// The microkernels of an instruction set; `None` if it lacks vectors or fused multiply-adds.
 pub fn microkernels(isa: Isa) -> Option<&'static Microkernels> {
     match isa {
         Isa::Baseline => None,
@@ -124,7 +124,7 @@ pub fn microkernels(isa: Isa) -> Option<&'static Microkernels> {
 
 #[inline(always)]
 unsafe fn tile<V: Vector, const M: usize, const N: usize>(args: &TileArgs, prefetches: &mut PrefetchQueue) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut sums = [[V::splat(0.0); N]; M];
         let (mut a, mut b) = (args.a, args.b);
@@ -136,7 +136,7 @@ unsafe fn tile<V: Vector, const M: usize, const N: usize>(args: &TileArgs, prefe
                 }
             }
         }
-        // Rows of the result to prefetch before the store; two runs issue them.
+        // Rows of the result to prefetch before the store, during two runs.
         let mut results = if args.stores_partial { M } else { 0 };
         let mut steps = args.k;
         let mut rows = args.next.at;
@@ -203,7 +203,7 @@ unsafe fn rows<V: Vector>(from: *const f32, step: isize, (len, cols): (usize, us
     let whole = cols / V::LANES * V::LANES;
     for p in 0..len {
         let from = from.wrapping_offset(p as isize * step);
-        // SAFETY: the caller's promise: `cols` elements in each row.
+        // SAFETY: the caller guarantees `cols` elements in each row.
         unsafe {
             let to = to.add(p * width);
             for j in (0..whole).step_by(V::LANES) {
@@ -224,25 +224,25 @@ mod x86 {
 
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2<const M: usize, const N: usize>(args: &TileArgs, prefetches: &mut PrefetchQueue) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile::<F32x8, M, N>(args, prefetches) }
     }
 
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     unsafe fn avx512<const M: usize, const N: usize>(args: &TileArgs, prefetches: &mut PrefetchQueue) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { tile::<F32x16, M, N>(args, prefetches) }
     }
 
     #[target_feature(enable = "avx2,fma")]
     unsafe fn avx2_rows(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { rows::<F32x8>(from, step, size, to, width) }
     }
 
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma")]
     unsafe fn avx512_rows(from: *const f32, step: isize, size: (usize, usize), to: *mut f32, width: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { rows::<F32x16>(from, step, size, to, width) }
     }
 
@@ -250,8 +250,8 @@ mod x86 {
         ($($f:ident $n:literal: $($m:literal)*;)*) => { &[$(&[$($f::<$m, $n>),*]),*] };
     }
 
-    // A step of `m` rows by `n` vectors is `m + n` loads and `m n` multiply-adds. Loads compete for issue slots with a second
-    // hardware thread, so the tiles have few loads.
+    // A step of `m` rows by `n` vectors needs `m + n` loads and `m n` multiply-adds. Loads compete with a second
+    // hardware thread for issue slots, so these tile sizes minimise loads.
     pub static AVX2: Microkernels = Microkernels {
         lanes: 8,
         by_size: by_size! { avx2 1: 1 2 3 4 5 6; avx2 2: 1 2 3 4 5 6; },
@@ -272,14 +272,15 @@ mod x86 {
 
     #[target_feature(enable = "avx512f")]
     unsafe fn transpose(from: *const f32, row: isize, rows: usize, to: *mut f32, step: usize) {
-        // Missing rows repeat the last one; they are not stored.
+        // Missing rows alias the last row and are not stored.
         let at = |i: usize| from.wrapping_offset(i.min(rows - 1) as isize * row);
-        // SAFETY: the caller's promise: 16 elements from each of `rows` places, and `rows` to each of 16.
+        // SAFETY: the caller guarantees 16 readable elements in each of `rows` rows, and `rows` writable ones in each
+        // of 16 columns.
         let mut r: [__m512; 16] = std::array::from_fn(|i| unsafe { _mm512_loadu_ps(at(i)) });
         let mask = (0xffffu32 >> (16 - rows)) as __mmask16;
         let mut t = r;
         let (pd, ps) = (|x| _mm512_castps_pd(x), |x| _mm512_castpd_ps(x));
-        // Exchanges pairs, fours, and then quarters of vectors.
+        // Exchanges pairs, then groups of four, then quarters of vectors.
         for i in 0..8 {
             t[2 * i] = _mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]);
             t[2 * i + 1] = _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]);

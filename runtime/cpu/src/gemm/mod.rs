@@ -1,12 +1,13 @@
 //! Multiplies matrices: dispatches each product to the loops for its shape and dtype, and wraps the `gemm` crate.
 //!
-//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. `skinny_gemm` computes vectors, few rows and small
-//! results; `gemm_f32` all other f32 products if the instruction set has vectors with fused multiply-adds; the `gemm` crate
-//! f64, and f32 on other machines. 16-bit floats are widened to f32 first and rounded once at the end, after the bias of a
-//! `linear`; integers wrap in plain loops. `grouped` runs one product for each group of rows.
+//! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. `skinny_gemm` computes vectors, few rows
+//! and small results; `gemm_f32` all other f32 products, if the instruction set has vectors with fused multiply-adds.
+//! The `gemm` crate computes f64, and f32 on other machines. 16-bit floats are widened to f32 first and rounded once at
+//! the end, after the bias of a `linear`. Integers wrap and use plain loops. `grouped` runs one product for each group
+//! of rows.
 //!
-//! Large products are partitioned among threads; many small ones are tasks of their own. The bits are a function of shape
-//! and dtype alone, not of strides or the thread count (tests/gemm.rs), but the `gemm` crate has others for every
+//! Large products are partitioned among threads; many small ones are one task each. The bits are a function of shape
+//! and dtype alone, not of strides or the thread count (tests/gemm.rs). Products by the `gemm` crate also depend on the
 //! instruction set.
 
 mod gemm_f32;
@@ -26,7 +27,7 @@ use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout, Shape};
 
-/// Multiply-adds below which a product runs on one thread.
+/// Minimum multiply-adds for more than one thread.
 const PARALLEL_OPS: usize = 1 << 21;
 
 /// An operand: a batch of matrices with strides.
@@ -66,7 +67,7 @@ struct GemmShape {
     k: usize,
 }
 
-/// The routine of `matmul`.
+/// Implements `matmul`.
 pub fn run(c: &Call) -> Result<()> {
     let (a, b) = (c.input(0), c.input(1));
     let (sa, out) = (a.shape(), c.out_shape());
@@ -93,7 +94,7 @@ pub fn run(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// A product of f32, stored through the layout of its output.
+/// Computes an f32 product and stores it through the layout of its output.
 fn f32_to_layout(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatrix<f32>) {
     let (out, layout) = (c.output::<f32>(), c.out_layout());
     if layout.is_dense() {
@@ -112,7 +113,7 @@ fn f32_to_layout(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatr
     });
 }
 
-/// The routine of `linear`: x (M, K), weight (N, K), bias (N) -> (M, N), of 16-bit floats; other dtypes are decomposed.
+/// Implements `linear` for 16-bit floats: x (M, K), weight (N, K), bias (N) -> (M, N). Other dtypes are decomposed.
 pub fn linear(c: &Call) -> Result<()> {
     let (x, mut w, bias) = (c.input(0), c.input(1), c.input(2));
     let (m, n, k) = (x.shape().dims()[0], w.shape().dims()[0], x.shape().dims()[1]);
@@ -126,9 +127,9 @@ pub fn linear(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// A float that the `gemm` crate multiplies.
+/// A float that the `gemm` crate supports.
 trait Gemm: Number + Pod {
-    /// Computes the product with this crate's own loops; false if there are none.
+    /// Computes the product with this crate's own loops; returns false if it has none for it.
     fn native(_: &Call, _: GemmShape, _: &BatchedMatrix<Self>, _: &BatchedMatrix<Self>, _: &mut [Self]) -> bool {
         false
     }
@@ -158,7 +159,7 @@ impl<T: Number> Product<T> {
     unsafe fn run(self) {
         let Product { sizes: (m, n, k), out, a, b, parallel } = self;
         let (zero, one) = (T::ZERO, T::ONE);
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             ::gemm::gemm(
                 m, n, k, out.0, out.1, out.2, false, a.0, a.1, a.2, b.0, b.1, b.2, zero, one, false, false, false,
@@ -170,7 +171,7 @@ impl<T: Number> Product<T> {
 
 impl Gemm for f32 {
     unsafe fn gemm(isa: Isa, p: Product<f32>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f32(isa, p) } }
     }
 
@@ -180,7 +181,7 @@ impl Gemm for f32 {
 }
 impl Gemm for f64 {
     unsafe fn gemm(isa: Isa, p: Product<f64>) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f64(isa, p) } }
     }
 }
@@ -199,7 +200,7 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
         return;
     }
     if b.rows < 0 {
-        // The `gemm` crate would run over K from the other end.
+        // Repack: the `gemm` crate would run over K in reverse.
         let mut dense = vec![T::ZERO; s.batch * s.k * s.n];
         c.pool().for_each_chunk(c.parallel(), &mut dense, s.n, |row, out| {
             let start = b.start(row / s.k) + (row % s.k) as isize * b.rows;
@@ -220,7 +221,7 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
             b: (b.all.as_ptr().wrapping_offset(b.start(k)), b.cols, b.rows),
             parallel,
         };
-        // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is one dense matrix of m x n and
+        // SAFETY: `plan::check` holds the operands' layouts within their values; `out` is a dense m x n matrix and
         // shares no memory with them.
         unsafe { T::gemm(c.isa(), product) }
     };
@@ -240,7 +241,7 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
     });
 }
 
-/// A view as dense f32.
+/// Converts a view to dense f32.
 fn widen(c: &Call, x: &Input) -> Vec<f32> {
     const GRAIN: usize = 1 << 14;
     let mut out = vec![0f32; x.layout.numel()];
@@ -249,7 +250,7 @@ fn widen(c: &Call, x: &Input) -> Vec<f32> {
     c.pool().for_each_chunk(c.parallel(), &mut out, GRAIN, |k, piece| {
         walk(&layout, k * GRAIN, piece.len(), |position, stride, count, done| {
             let to = SendPtr(piece[done..].as_mut_ptr());
-            // One element a row unless elements are contiguous.
+            // One element per row, unless elements are contiguous.
             let (rows, cols) = if stride == 1 { (1, count) } else { (count, 1) };
             // SAFETY: `plan::check` holds the layout within the value; `piece` has room for the run.
             unsafe {
@@ -278,7 +279,7 @@ fn half_gemm<T: Pod>(c: &Call, s: GemmShape, a: &Input, b: &Input, bias: Option<
     let kernel = cast::store(c.out_dtype(), c.isa());
     c.pool().for_each_chunk(c.parallel(), out, GRAIN, |k, piece| {
         let arg = Arg { ptr: product[k * GRAIN..].as_ptr().cast(), step: 0 };
-        // SAFETY: as many elements on both sides; `T` is the 16-bit float of the kernel.
+        // SAFETY: both sides have the same number of elements; `T` is the 16-bit float of the kernel.
         unsafe { kernel(piece.as_mut_ptr().cast(), &arg, 1, piece.len()) };
     });
 }
@@ -287,7 +288,7 @@ fn integer_gemm_to_output<T: Element>(c: &Call, s: GemmShape, a: &Input, b: &Inp
     integer_gemm(c, s, a, b, c.output::<T>());
 }
 
-/// Wrapping sums of products, one row of the output at a time.
+/// Sums products with wrapping, one row of the output at a time.
 fn integer_gemm<T: Element>(c: &Call, s: GemmShape, a: &Input, b: &Input, out: &mut [T]) {
     let (a, b) = (BatchedMatrix::new(a.elements::<T>(), &a.layout), BatchedMatrix::new(b.elements::<T>(), &b.layout));
     if s.n == 0 {

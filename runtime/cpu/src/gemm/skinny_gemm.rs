@@ -1,10 +1,11 @@
-//! Multiplies skinny matrices: vectors, few rows, small results. The `gemm` crate would choose its algorithm by strides here.
+//! Multiplies skinny matrices: vectors, few rows, small results. For these sizes the `gemm` crate would choose its
+//! algorithm, and so the bits, by strides.
 //!
-//! The shape alone decides which products are skinny ([`is_skinny`]), and the order of additions: element `k` of a row is
-//! added to lane `k % LANES` in order, lanes fold as a halving tree, chunks of [`CHUNK`] are summed in f64. Two loops
-//! have that order and read the operands once: [`DotRows`] where rows are contiguous along K, [`AxpyColumns`] where columns
-//! are. Any other layout is packed, a block at a time, for `DotRows`. Multiplies and adds are separate, so the bits agree
-//! between instruction sets too.
+//! The shape alone decides which products are skinny ([`is_skinny`]) and the order of additions: element `k` of a row
+//! is added to lane `k % LANES` in order, lanes are folded as a halving tree, and chunks of [`CHUNK`] are summed in
+//! f64. Two loops implement that order and read each operand once: [`DotRows`] where rows are contiguous along K,
+//! [`AxpyColumns`] where columns are. Any other layout is packed, a block at a time, for `DotRows`. Multiplies and adds
+//! are separate, so the bits agree between instruction sets too.
 
 use super::{BatchedMatrix, Gemm, GemmShape};
 use crate::library::Call;
@@ -17,19 +18,19 @@ use std::marker::PhantomData;
 const LANES: usize = 16;
 /// Elements of K that are summed in lanes before they are added to the total.
 const CHUNK: usize = 8192;
-/// Left rows of one call of `DotRows`, and of `AxpyColumns`.
+/// Left rows per call of `DotRows` and of `AxpyColumns`.
 const LEFT: usize = 4;
 const LEFT_AXPY: usize = 3;
-/// Up to this many left rows, of at least [`LONG`] elements each, these loops are faster than packing.
+/// Maximum left rows, of at least [`LONG`] elements each, for which these loops are faster than packing.
 const FEW_ROWS: usize = 16;
 const LONG: usize = 64;
-/// Bytes of the lanes of a block of columns at most, and of the right operand that one lane reads at once.
+/// Maximum bytes of the lanes of a block of columns, and of the part of the right operand that one lane reads at once.
 const SUMS: usize = 512 << 10;
 const WINDOW: usize = 16 << 10;
-/// Elements of a result up to which the `gemm` crate considers strides.
+/// Maximum elements of a result for which the `gemm` crate considers strides.
 const SMALL: usize = 16 * 16;
 
-/// Whether a product is skinny. Then the smaller side has at most 16 rows.
+/// Whether a product is skinny; its smaller side then has at most 16 rows.
 pub fn is_skinny(s: GemmShape) -> bool {
     let few = (2..=FEW_ROWS).contains(&s.m) && s.n >= LONG && s.k >= LONG;
     s.m == 1 || s.n == 1 || s.m * s.n <= SMALL || few
@@ -48,7 +49,7 @@ fn fold<T: Number>(mut sum: [T; LANES]) -> T {
     sum[0]
 }
 
-/// `sum + x * y`, lane by lane.
+/// Returns `sum + x * y`, lane by lane.
 #[inline(always)]
 fn step<T: Number>(mut sum: [T; LANES], x: &[T; LANES], y: &[T; LANES]) -> [T; LANES] {
     for i in 0..LANES {
@@ -57,7 +58,7 @@ fn step<T: Number>(mut sum: [T; LANES], x: &[T; LANES], y: &[T; LANES]) -> [T; L
     sum
 }
 
-/// Dot products of `L` left rows with `R` right rows, `L` results for each right row.
+/// Computes the dot products of `L` left rows with `R` right rows, `L` results per right row.
 #[inline(always)]
 fn tile<T: Number, const L: usize, const R: usize>(left: [&[T]; L], right: [&[T]; R], out: &mut [T]) {
     let len = right[0].len();
@@ -83,14 +84,14 @@ fn tile<T: Number, const L: usize, const R: usize>(left: [&[T]; L], right: [&[T]
     }
 }
 
-/// Dot products of the left rows (operands 0 to `L - 1`) with the right rows from operand `L` on: `rows` of them, all
-/// `cols` long. `out` holds `L` results a right row.
+/// Computes the dot products of the left rows (operands 0 to `L - 1`) with `rows` right rows (from operand `L`), all
+/// `cols` long. `out` holds `L` results per right row.
 struct DotRows<T, const L: usize>(PhantomData<T>);
 
 impl<T: Number, const L: usize> Body for DotRows<T, L> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`), for all rows below `rows`.
+        // SAFETY: guaranteed by the caller (see `Body::run`), for all rows below `rows`.
         let row = |i: usize, r: usize| unsafe { std::slice::from_raw_parts((*args.add(i)).row::<T>(r), cols) };
         // SAFETY: as above.
         let out = unsafe { std::slice::from_raw_parts_mut(out.cast::<T>(), rows * L) };
@@ -111,13 +112,14 @@ impl<T: Number, const L: usize> Body for DotRows<T, L> {
     }
 }
 
-/// The same where the columns of the right operand are contiguous. A call adds `rows` steps of one lane: memory is read
-/// sequentially, some rows of the right operand at a time, and sums stay in registers. `out` holds the lane's sums of `L` left rows,
-/// `cols` each; operands 0 to `L - 1` are left rows, one element a step, operand `L` the right side, `cols` a step.
+/// Multiplies where the columns of the right operand are contiguous. A call adds `rows` steps of one lane: it reads
+/// memory sequentially, a few rows of the right operand at a time, and keeps sums in registers. `out` holds the lane's
+/// sums of `L` left rows, `cols` each. Operands 0 to `L - 1` are left rows with one element per step; operand `L` is
+/// the right side with `cols` elements per step.
 struct AxpyColumns<T, const L: usize>(PhantomData<T>);
 
 impl<T: Number, const L: usize> AxpyColumns<T, L> {
-    /// `V * LANES` columns from `c` on. With four left rows or four `V` LLVM leaves sums in memory.
+    /// Processes `V * LANES` columns starting at `c`. With four left rows or `V` = 4, LLVM leaves sums in memory.
     ///
     /// # Safety
     /// See `Body::run`.
@@ -128,10 +130,10 @@ impl<T: Number, const L: usize> AxpyColumns<T, L> {
             acc[l].copy_from_slice(sums[l * cols + c..][..V * LANES].as_chunks().0);
         }
         for r in 0..rows {
-            // SAFETY: the caller's promise; an array is aligned as its elements are.
+            // SAFETY: guaranteed by the caller; an array is aligned as its elements are.
             let y = unsafe { &*args[L].row::<T>(r).add(c).cast::<[[T; LANES]; V]>() };
             for l in 0..L {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let x = [unsafe { *args[l].row::<T>(r) }; LANES];
                 for v in 0..V {
                     acc[l][v] = step(acc[l][v], &x, &y[v]);
@@ -147,13 +149,13 @@ impl<T: Number, const L: usize> AxpyColumns<T, L> {
 impl<T: Number, const L: usize> Body for AxpyColumns<T, L> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`).
+        // SAFETY: guaranteed by the caller (see `Body::run`).
         let (sums, args) = unsafe {
             (std::slice::from_raw_parts_mut(out.cast::<T>(), L * cols), std::slice::from_raw_parts(args, L + 1))
         };
         let mut c = 0;
         while c + 2 * LANES <= cols {
-            // SAFETY: the caller's promise, columns below `cols`.
+            // SAFETY: guaranteed by the caller, columns below `cols`.
             unsafe { Self::columns::<2>(sums, args, rows, cols, c) };
             c += 2 * LANES;
         }
@@ -164,7 +166,7 @@ impl<T: Number, const L: usize> Body for AxpyColumns<T, L> {
         }
         for r in 0..if c < cols { rows } else { 0 } {
             for l in 0..L {
-                // SAFETY: the caller's promise.
+                // SAFETY: guaranteed by the caller.
                 let (x, y) = unsafe { (*args[l].row::<T>(r), std::slice::from_raw_parts(args[L].row::<T>(r), cols)) };
                 for (sum, &y) in sums[l * cols..][c..cols].iter_mut().zip(&y[c..]) {
                     *sum = sum.add(x.mul(y));
@@ -174,13 +176,13 @@ impl<T: Number, const L: usize> Body for AxpyColumns<T, L> {
     }
 }
 
-/// Folds the lanes of `AxpyColumns`: `cols` sums a lane; the results are in lane 0.
+/// Folds the lanes of `AxpyColumns`: `cols` sums per lane. The results are in lane 0.
 struct Fold<T>(PhantomData<T>);
 
 impl<T: Number> Body for Fold<T> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, _: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`).
+        // SAFETY: guaranteed by the caller (see `Body::run`).
         let sums = unsafe { std::slice::from_raw_parts_mut(out.cast::<T>(), rows * cols) };
         let mut width = rows / 2;
         while width > 0 {
@@ -203,7 +205,7 @@ fn axpy_columns<T: Number>(isa: Isa) -> [Kernel; LEFT_AXPY] {
     [pick::<AxpyColumns<T, 1>>(isa), pick::<AxpyColumns<T, 2>>(isa), pick::<AxpyColumns<T, 3>>(isa)]
 }
 
-/// One operand as rows along K.
+/// One operand, read as rows along K.
 struct Rows<'a, T> {
     of: &'a BatchedMatrix<'a, T>,
     count: usize,
@@ -240,7 +242,7 @@ enum RightAccess {
 pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMatrix<T>, out: &mut [T]) {
     let rows = Rows { of: a, count: s.m, pitch: a.rows, step: a.cols };
     let cols = Rows { of: b, count: s.n, pitch: b.cols, step: b.rows };
-    // The side of fewer rows is read repeatedly; x * y = y * x, so the result does not depend on which side that is.
+    // The side with fewer rows is read repeatedly. x * y = y * x, so the result does not depend on the side.
     let swap = s.n < s.m;
     let (left, right) = if swap { (cols, rows) } else { (rows, cols) };
     let (down, along) = if swap { (1, s.n) } else { (s.n, 1) };
@@ -259,7 +261,7 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
     let (dots, axpys) = (dot_rows::<T>(c.isa()), axpy_columns::<T>(c.isa()));
     let fold = loops::pick::<Fold<T>>(c.isa());
     let width = match access {
-        // As wide as all lanes fit the L2 cache, but with work for all threads.
+        // As wide as possible with all lanes in the L2 cache, but with work for all threads.
         RightAccess::ColumnMajor => {
             let threads = if c.parallel() { c.pool().threads() } else { 1 };
             let most = (SUMS / (LANES * left.count * size_of::<T>())).clamp(64, 1024);
@@ -280,7 +282,7 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
         while let Some(t) = tasks.claim() {
             let (batch, lo) = (t / groups, t % groups * width);
             let n = width.min(right.count - lo);
-            // Elements of left rows from `i` on.
+            // The elements of the left rows, starting at row `i`.
             let lefts = |i: usize, k: usize| {
                 let mut args = [Arg::NONE; LEFT + 1];
                 for (i, arg) in (i..left.count).zip(&mut args[..LEFT]) {
@@ -311,8 +313,8 @@ pub fn run<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &BatchedMat
                                     step: right.step.wrapping_mul(LANES as isize),
                                 };
                                 let sums = &mut results[(lane * left.count + i) * n..][..l * n];
-                                // SAFETY: `plan::check` holds the operands' layouts within their values, copies are
-                                // as long as what is read of them; `sums` are `l` x `n`.
+                                // SAFETY: `plan::check` holds the operands' layouts within their values; copies are as
+                                // long as the part that is read; `sums` has `l` x `n` elements.
                                 unsafe {
                                     let rows = (size - lane).div_ceil(LANES);
                                     axpys[l - 1](sums.as_mut_ptr().cast(), args.as_ptr(), rows, n);

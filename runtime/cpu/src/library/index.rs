@@ -15,7 +15,7 @@ use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
 use perilune_core::{Layout, Shape};
 use std::borrow::Cow;
 
-/// The elements of a view in its order; borrowed if they are contiguous in memory, else copied.
+/// The elements of a view in its order; borrowed if they are contiguous in memory, otherwise copied.
 pub fn dense<'a, T: Pod>(x: &Input<'a>) -> Cow<'a, [T]> {
     let (all, n) = (x.elements::<T>(), x.layout.numel());
     if n == 0 {
@@ -67,7 +67,7 @@ pub fn class_ids(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// A layout over the shape of the index, with stride 0 along the axis: the positions that index 0 addresses.
+/// A layout over the shape of the index with stride 0 along the axis: the positions that index 0 addresses.
 fn with_zero_stride(layout: &Layout, axis: usize, shape: Shape) -> Layout {
     let mut out = Layout { shape, ..*layout };
     out.strides[axis] = 0;
@@ -105,7 +105,7 @@ fn each_write<A: Send>(c: &Call, index: &[i64], out: &mut [A], write: impl Fn(&m
         return;
     }
     c.pool().for_each_chunk(c.parallel(), out, n * inner, |outer, out| {
-        // The index may be smaller than x in other dims: then this slice may have no writes.
+        // In other dims the index may be smaller than x, so this slice may have no writes.
         let (mut rest, mut at, mut span) = (outer, 0, 1);
         for d in (0..axis).rev() {
             let coordinate = rest % to.dims()[d];
@@ -154,12 +154,12 @@ fn scatter_add_of<T: Element>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Converts x to the accumulator type, applies `add`, then stores: 16-bit floats are rounded once.
+/// Converts x to the accumulator type, applies `add`, then stores; 16-bit floats are rounded once.
 fn accumulate<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) {
     let (x, out) = (c.input(0), c.output::<T>());
     copy_all(c, &x, out);
     if size_of::<T>() == size_of::<T::Acc>() {
-        // SAFETY: of one size, `T` and its accumulator are the same type (`Element`).
+        // SAFETY: the sizes are equal, so `T` and its accumulator are the same type (`Element`).
         return add(unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T::Acc>(), out.len()) });
     }
     let mut sums: Vec<T::Acc> = out.iter().map(|v| v.to_acc()).collect();

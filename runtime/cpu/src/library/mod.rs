@@ -37,15 +37,15 @@ pub struct Routine {
 }
 
 struct InputSlot {
-    /// The value, or the bytes of a constant in the first bytes of a word.
+    /// The stored value, or a constant in the first bytes of a word.
     value: std::result::Result<u32, u64>,
-    /// Elements of the value.
+    /// Number of elements of the value.
     len: usize,
     layout: Layout,
     dtype: DType,
 }
 
-/// An operand in a run.
+/// An operand during a run.
 #[derive(Clone, Copy)]
 pub struct Input<'a> {
     bytes: &'a [u8],
@@ -53,7 +53,7 @@ pub struct Input<'a> {
     pub dtype: DType,
 }
 
-/// A call in a run.
+/// A library call during a run.
 pub struct Call<'a> {
     routine: &'a Routine,
     context: &'a Context<'a>,
@@ -61,7 +61,8 @@ pub struct Call<'a> {
 
 type Run = fn(&Call) -> Result<()>;
 
-/// Every library op with its routine, and its cost as a multiple of what moving its elements and its products take.
+/// Every library op with its routine and its cost, relative to the cost of moving its elements and computing its
+/// products.
 static ROUTINES: &[(&Op, Run, f64)] = &[
     (&matmul::MATMUL, gemm::run, 1.0),
     (&matmul::LINEAR, gemm::linear, 1.0),
@@ -75,8 +76,8 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::loss::CLASS_IDS, index::class_ids, 1.0),
     (&ops::reduce::ARGREDUCE, sort::argreduce, 1.0),
     (&ops::sort::ARGSORT, sort::argsort, 20.0),
-    (&ops::movement::PLACE, movement::place, 1.0),
-    (&ops::movement::UNWINDOW, movement::unwindow, 1.0),
+    (&ops::movement::STRIDED_PAD, movement::strided_pad, 1.0),
+    (&ops::movement::COL2IM, movement::col2im, 1.0),
     (&ops::movement::CAT, movement::cat, 1.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
@@ -110,7 +111,7 @@ impl Routine {
         }
         let moved =
             inputs.iter().map(|i| i.layout.numel()).sum::<usize>() + outputs.iter().map(|o| o.1.numel()).sum::<usize>();
-        // The Lua API records the `cpu` function instead; this is an error for graphs recorded by other means.
+        // The Lua API records the `cpu` function instead; only graphs recorded by other means get here.
         if l.op == &source::KERNEL {
             let name = source::body_of(l.op, &l.attrs).map_or_else(String::new, |b| b.name.clone());
             let error = Error::argument(&name, "its CUDA source runs on a GPU, not on the CPU");
@@ -144,7 +145,7 @@ impl Routine {
         self.work
     }
 
-    /// See `crate::fingerprint`. The routine itself is known by the op's name, which is not written.
+    /// See `crate::fingerprint`. The op's name identifies the routine and is not written.
     pub fn fingerprint(&self, w: &mut Words) {
         w.put(self.attrs.len());
         w.list.extend(self.attrs.iter().map(|a| *a as u64));
@@ -175,7 +176,7 @@ impl Routine {
     }
 }
 
-/// A constant of the program in the storage format of its dtype.
+/// Encodes a constant of the program in the storage format of its dtype.
 fn constant(dtype: DType, bits: u64) -> [u8; 8] {
     let float = f64::from_bits(bits);
     let mut out = [0; 8];
@@ -193,7 +194,7 @@ fn constant(dtype: DType, bits: u64) -> [u8; 8] {
 
 /// The element in the first bytes of a word.
 fn first<T: Pod>(bytes: &[u8; 8]) -> T {
-    // SAFETY: plain numbers have at most 8 bytes, and any bits are one.
+    // SAFETY: plain numbers have at most 8 bytes, and every bit pattern is valid.
     unsafe { bytes.as_ptr().cast::<T>().read_unaligned() }
 }
 
@@ -206,7 +207,7 @@ impl<'a> Call<'a> {
         self.routine.attrs[i]
     }
 
-    /// An optional attribute.
+    /// Returns an optional attribute.
     pub fn flag(&self, i: usize) -> Option<i64> {
         self.routine.attrs.get(i).copied()
     }
@@ -227,7 +228,7 @@ impl<'a> Call<'a> {
         self.routine.inputs.len()
     }
 
-    /// Whether the call is worth more than one thread.
+    /// Whether the call is large enough for more than one thread.
     pub fn parallel(&self) -> bool {
         self.routine.work > crate::region::PARALLEL_NS
     }
@@ -260,7 +261,7 @@ impl<'a> Call<'a> {
         self.routine.outputs[0].2
     }
 
-    /// The output as elements of `T`, which must have the size of its dtype. Call once: the slice is exclusive.
+    /// The output as elements of `T`, which must have the size of its dtype. Call it once: the slice is exclusive.
     pub fn output<T: Pod>(&self) -> &'a mut [T] {
         let (value, shape, dtype) = self.routine.outputs[0];
         assert_eq!(size_of::<T>(), dtype.size(), "this is a bug: {} writes {dtype} by another size", self.name());
@@ -275,7 +276,7 @@ impl<'a> Input<'a> {
         self.layout.shape
     }
 
-    /// All elements of the value behind, in memory order; `T` must have the size of the dtype.
+    /// All elements of the underlying value, in memory order; `T` must have the size of the dtype.
     pub fn elements<T: Pod>(&self) -> &'a [T] {
         assert_eq!(size_of::<T>(), self.dtype.size(), "this is a bug: {} read by another size", self.dtype);
         // SAFETY: `T` is a plain number of the dtype's size; values are aligned for their dtypes, constants are in the
@@ -317,7 +318,7 @@ macro_rules! by_type {
 
 pub(crate) use {by_size, by_type};
 
-/// An element type with the type its arithmetic runs in.
+/// An element type and its accumulator type.
 pub trait Element: Pod + PartialOrd {
     type Acc: crate::math::Number;
     fn to_acc(self) -> Self::Acc;
@@ -360,7 +361,7 @@ macro_rules! half_elements {
 
 half_elements!(bf16, f16);
 
-/// A shape split at an axis: sizes before it, of it, after it.
+/// Splits a shape at an axis: sizes before it, of it and after it.
 pub fn split_at_axis(shape: &Shape, axis: usize) -> (usize, usize, usize) {
     let d = shape.dims();
     (d[..axis].iter().product(), d[axis], d[axis + 1..].iter().product())

@@ -1,4 +1,4 @@
-//! Implements strided copies, `cat`, `place`, and `unwindow`, which also adds.
+//! Implements strided copies, `cat`, `strided_pad`, and `col2im`, which also adds.
 
 use super::{Call, Element, Input, by_size, by_type, split_at_axis};
 use crate::math::Number;
@@ -33,7 +33,7 @@ pub fn copy_all<T: Pod>(c: &Call, x: &Input, out: &mut [T]) {
     c.pool().for_each_chunk(c.parallel(), out, GRAIN, |k, piece| copy(from, &layout, k * GRAIN, piece));
 }
 
-/// The slice of a view with the `outer`-th coordinates before `axis`: its layout has the remaining dims.
+/// The slice of a view at the `outer`-th coordinates before `axis`; its layout has the remaining dims.
 pub fn part(layout: &Layout, axis: usize, outer: usize) -> Layout {
     let dims = layout.shape.dims();
     let mut out =
@@ -65,7 +65,7 @@ fn cat_of<T: Pod>(c: &Call) -> Result<()> {
     let axis = order.iter().position(|&i| i == c.axis()).unwrap_or(0);
     let (outer, total, inner) = split_at_axis(&layout.permute(&order).shape, axis);
     if outer == 1 && layout.is_dense() {
-        // Concatenated end to end.
+        // The inputs are concatenated end to end.
         let mut rest = out;
         for k in 0..c.num_inputs() {
             let x = c.input(k);
@@ -75,7 +75,8 @@ fn cat_of<T: Pod>(c: &Call) -> Result<()> {
         }
         return Ok(());
     }
-    // Each with its layout from the axis on, which is the same for all coordinates before it except for the offset.
+    // Each input with its layout from the axis on. That layout is the same for all coordinates before the axis, except
+    // for the offset.
     let inputs: Vec<(Input, Layout)> = (0..c.num_inputs())
         .map(|k| {
             let x = c.input(k);
@@ -99,14 +100,14 @@ fn cat_of<T: Pod>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-pub fn place(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), place_of(c))
+pub fn strided_pad(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), strided_pad_of(c))
 }
 
-fn place_of<T: Pod>(c: &Call) -> Result<()> {
+fn strided_pad_of<T: Pod>(c: &Call) -> Result<()> {
     let (lo, step) = (c.attr(1) as usize, c.attr(2) as usize);
     let fill = f64::from_bits(c.attr(4) as u64);
-    // Integers and bools hold the number itself.
+    // Integers and bools store the number itself.
     let bits = if c.out_dtype().is_float() { fill.to_bits() } else { fill as i64 as u64 };
     let bytes = super::constant(c.out_dtype(), bits);
     let fill = super::first::<T>(&bytes);
@@ -133,12 +134,12 @@ fn place_of<T: Pod>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-pub fn unwindow(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), unwindow_of(c))
+pub fn col2im(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), col2im_of(c))
 }
 
-/// Sums, for every element, its windows in the order of their start.
-fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
+/// Sums the windows that contain each element, in the order of their start.
+fn col2im_of<T: Element>(c: &Call) -> Result<()> {
     let (size, step, dilation) = (c.attr(1) as usize, c.attr(2) as usize, c.attr(3) as usize);
     let (x, out) = (c.input(0), c.output::<T>());
     let (_, total, inner) = split_at_axis(&c.out_shape(), c.axis());
@@ -152,7 +153,7 @@ fn unwindow_of<T: Element>(c: &Call) -> Result<()> {
             let layout = part(&x.layout, c.axis(), k * rows + r);
             let windows = layout.shape.dims()[0];
             for n in 0..windows {
-                // Dims of one window: the inner ones, then the window's.
+                // Dims of one window: the inner ones first, then the window's.
                 let window = part(&layout, 1, n);
                 walk(&window.collapse(), 0, inner * size, |position, stride, count, done| {
                     for i in 0..count {

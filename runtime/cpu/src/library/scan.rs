@@ -1,7 +1,8 @@
-//! Implements cumulative sums and products along an axis, in order; 16-bit floats accumulate in f32 and round at each store.
+//! Implements cumulative sums and products along an axis, in order. 16-bit floats accumulate in f32 and are rounded at
+//! each store.
 //!
-//! The additions of one line depend on each other. So contiguous lines are interleaved four at a time, and strided lines
-//! run side by side.
+//! The additions of one line depend on each other. Contiguous lines are therefore interleaved four at a time, and
+//! strided lines run side by side.
 
 use super::movement::{GRAIN, part};
 use super::{Call, Element, Input, by_type, split_at_axis};
@@ -84,7 +85,7 @@ fn contiguous<T: Element>(
     });
 }
 
-/// Scans lines of `n` elements at stride `inner`. A task takes adjacent lines.
+/// Scans lines of `n` elements at stride `inner`. A task processes adjacent lines.
 fn strided<T: Element>(
     c: &Call,
     x: &Input,
@@ -95,7 +96,7 @@ fn strided<T: Element>(
 ) {
     const WIDTH: usize = 1024;
     let (from, stride) = (x.elements::<T>(), x.layout.strides()[c.axis()]);
-    // A small outer size splits the lines further, down to some cache lines.
+    // A small outer size splits the lines further, down to a few cache lines.
     let width = inner.div_ceil((4 * c.pool().threads()).div_ceil(outer)).next_multiple_of(64).min(WIDTH);
     let blocks = inner.div_ceil(width);
     let to = SendPtr(out.as_mut_ptr());
@@ -107,7 +108,7 @@ fn strided<T: Element>(
             let mut row = part(&part(&x.layout, c.axis(), k), 1, 0).collapse();
             let mut totals = vec![identity; count];
             for i in 0..n {
-                // SAFETY: a task has the columns `lo..lo + count` of its part of `out` to itself.
+                // SAFETY: columns `lo..lo + count` of this part of `out` belong to this task alone.
                 let out = unsafe { std::slice::from_raw_parts_mut(to.0.add((k * n + i) * inner + lo), count) };
                 walk(&row, lo, count, |position, stride, count, done| {
                     let pairs = totals[done..done + count].iter_mut().zip(&mut out[done..]);

@@ -87,7 +87,7 @@ fn argsort_of<T: Element>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Orders NaN above everything.
+/// Orders NaN above every other value.
 fn order<T: PartialOrd>(a: T, b: T) -> Ordering {
     let nan = |x: &T| x.partial_cmp(x).is_none();
     a.partial_cmp(&b).unwrap_or_else(|| nan(&a).cmp(&nan(&b)))

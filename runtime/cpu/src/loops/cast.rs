@@ -1,8 +1,8 @@
 //! Converts dtypes: between compute types, to and from the 16-bit storage formats, and rounds to those formats.
 //!
-//! Registers of bf16 and f16 are f32 that represent a 16-bit value exactly. Floats become integers by truncation through
-//! i64, as in `core::host_tensor`. All conversions are branch-free bit arithmetic, so they vectorise without f16c and
-//! give the same bits everywhere.
+//! Registers of bf16 and f16 are f32 that represent a 16-bit value exactly. Floats become integers by truncation
+//! through i64, as in `core::host_tensor`. All conversions are branch-free bit arithmetic, so they are vectorised
+//! without f16c and give the same bits everywhere.
 
 use super::{Arg, Body, Isa, Kernel, pick};
 use perilune_core::DType;
@@ -22,7 +22,7 @@ impl<C: Convert> Body for CastLoop<C> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
-            // SAFETY: the caller's promise (see `Body::run`).
+            // SAFETY: guaranteed by the caller (see `Body::run`).
             let (o, x) = unsafe {
                 let o = slice::from_raw_parts_mut(out.cast::<C::To>().add(r * cols), cols);
                 (o, slice::from_raw_parts((*args).row::<C::From>(r), cols))
@@ -101,7 +101,7 @@ pub fn round_f16(x: f32) -> f32 {
     let a = x.abs();
     let bits = a.to_bits();
     let normal = f32::from_bits(bits.wrapping_add(0xfff + ((bits >> 13) & 1)) & 0xffff_e000);
-    // Below 2^-14 the step is 2^-24, which is also the step of f32 between 0.5 and 1.
+    // Below 2^-14 the spacing is 2^-24, which is also the spacing of f32 between 0.5 and 1.
     let tiny = (a + 0.75) - 0.75;
     let y = if a < 6.103_515_6e-5 { tiny } else { normal };
     let y = if y > 65504.0 { f32::INFINITY } else { y };
@@ -131,7 +131,7 @@ fn narrow_f16(x: f32) -> u16 {
     (sign | y) as u16
 }
 
-/// From the compute type of `from` to that of `to`; the caller rounds a result of 16 bits.
+/// Converts from the compute type of `from` to that of `to`; the caller rounds to 16 bits.
 pub fn cast(from: DType, to: DType, isa: Isa) -> Kernel {
     use DType::*;
     macro_rules! table {
@@ -153,7 +153,7 @@ convert! {
     Same4: u32 => u32 |x| x;
 }
 
-/// From memory to a register: widens 16-bit floats, copies other dtypes.
+/// Loads from memory into a register: widens 16-bit floats, copies other dtypes.
 pub fn load(dtype: DType, isa: Isa) -> Kernel {
     match dtype {
         DType::BF16 => pick::<CastLoop<FromBf16>>(isa),
@@ -162,7 +162,7 @@ pub fn load(dtype: DType, isa: Isa) -> Kernel {
     }
 }
 
-/// From a register to memory: the opposite of `load`.
+/// Stores a register to memory: the inverse of `load`.
 pub fn store(dtype: DType, isa: Isa) -> Kernel {
     match dtype {
         DType::BF16 => pick::<CastLoop<ToBf16>>(isa),
@@ -177,7 +177,7 @@ struct RoundF16;
 impl Body for RoundBf16 {
     #[inline(always)]
     unsafe fn run(out: *mut u8, _: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`); the operand is the output itself.
+        // SAFETY: guaranteed by the caller (see `Body::run`); the operand is the output itself.
         for x in unsafe { slice::from_raw_parts_mut(out.cast::<f32>(), rows * cols) } {
             *x = round_bf16(*x);
         }
@@ -194,7 +194,7 @@ impl Body for RoundF16 {
     }
 }
 
-/// Rounds a register in place to `dtype`, where its compute type is wider.
+/// Rounds a register in place to `dtype`, if its compute type is wider.
 pub fn round(dtype: DType, isa: Isa) -> Option<Kernel> {
     match dtype {
         DType::BF16 => Some(pick::<RoundBf16>(isa)),
@@ -215,7 +215,7 @@ mod tests {
             assert!(got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan()), "{h:x}");
         }
         for k in 0..(1u32 << 22) {
-            // Spread over all exponents, with the bits that decide ties set and unset.
+            // Spread over all exponents, with the tie-breaking bits set and unset.
             let x = f32::from_bits(k.wrapping_mul(1025) ^ (k << 12));
             let (f, b) = (f16::from_f32_const(x), bf16::from_f32(x));
             if !x.is_nan() {

@@ -1,7 +1,7 @@
 //! Instantiates the elementwise loops: `map_fns!` for every dtype that a function is defined on.
 //!
-//! f32 loops also exist with one operand broadcast over each row, for numbers, row statistics and per-row scales, which
-//! then need no tile; for other dtypes the operand is first expanded to a tile.
+//! f32 loops also exist with one operand broadcast over each row. Constants, row statistics and per-row scales then
+//! need no tile. For other dtypes the operand is first expanded to a tile.
 
 use super::{Arg, Body, Isa, Kernel, pick};
 use crate::math::{Float, Number};
@@ -28,7 +28,7 @@ impl<T: Copy, F: UnaryFn<T>> Body for Unary<F, T> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
-            // SAFETY: the caller's promise (see `Body::run`), here and below in this file.
+            // SAFETY: guaranteed by the caller (see `Body::run`), here and below in this file.
             let (o, x) = unsafe {
                 let o = slice::from_raw_parts_mut(out.cast::<F::Out>().add(r * cols), cols);
                 (o, slice::from_raw_parts((*args).row::<T>(r), cols))
@@ -44,7 +44,7 @@ impl<T: Copy, F: BinaryFn<T>, const SX: bool, const SY: bool> Body for Binary<F,
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
-            // SAFETY: as above; a row broadcast is read once, so one element of it must be valid.
+            // SAFETY: as above; a row broadcast is read once per row, so one element of it must be valid.
             let (o, x, y) = unsafe {
                 let o = slice::from_raw_parts_mut(out.cast::<F::Out>().add(r * cols), cols);
                 let x = slice::from_raw_parts((*args).row::<T>(r), if SX { 1 } else { cols });
@@ -94,7 +94,7 @@ impl<T: Copy, const SX: bool, const SY: bool> Body for Where<T, SX, SY> {
     }
 }
 
-/// A type for each function of the table.
+/// Declares a type for each function of the table.
 mod f {
     use super::{BinaryFn, Float, Number, UnaryFn};
 
@@ -305,8 +305,8 @@ macro_rules! select {
     };
 }
 
-/// The loop of `function` over operands of the compute dtype `dtype` (f32 for 16-bit floats); `None` where it is not
-/// defined. The last operand decides the dtype; `broadcast` applies to the last two.
+/// The loop of `function` over operands of the compute dtype `dtype` (f32 for 16-bit floats); `None` if the function is
+/// not defined on it. The last operand decides the dtype; `broadcast` applies to the last two.
 pub fn map(function: MapFn, dtype: DType, isa: Isa, broadcast: RowBroadcast) -> Option<Kernel> {
     let c = dtype.compute();
     #[cfg(target_arch = "x86_64")]
@@ -336,7 +336,7 @@ mod erf_simd {
     #[inline(always)]
     unsafe fn run<V: Vector>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
         for r in 0..rows {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             unsafe {
                 let (o, x) = (out.cast::<f32>().add(r * cols), (*args).row::<f32>(r));
                 let whole = cols / V::LANES * V::LANES;
@@ -353,13 +353,13 @@ mod erf_simd {
 
     #[target_feature(enable = "avx2,fma,f16c")]
     pub unsafe fn avx2(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { run::<F32x8>(out, args, rows, cols) }
     }
 
     #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
     pub unsafe fn avx512(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { run::<F32x16>(out, args, rows, cols) }
     }
 }
@@ -384,7 +384,7 @@ fn copy(c: DType, isa: Isa) -> Option<Kernel> {
     Some(copy_rows(c.size(), isa))
 }
 
-/// A copy of rows of elements of `size` bytes.
+/// Copies rows of elements of `size` bytes.
 pub fn copy_rows(size: usize, isa: Isa) -> Kernel {
     match size {
         8 => pick::<Unary<f::Copy, u64>>(isa),
@@ -406,7 +406,7 @@ impl<T: Copy> Body for Fill<T> {
     }
 }
 
-/// One element of each row of the operand, repeated over the row.
+/// Repeats one element of each row of the operand over the row.
 pub fn fill(size: usize, isa: Isa) -> Kernel {
     match size {
         8 => pick::<Fill<u64>>(isa),

@@ -4,7 +4,7 @@
 //! signature, so that an instruction of a region is a function pointer, some registers and a count. Scalar functions
 //! come from `math` and are always inlined, so LLVM vectorises them at the width of the entry.
 //!
-//! Outputs never overlap operands, or LLVM would fall back to scalar code.
+//! Outputs must not overlap operands; otherwise LLVM would fall back to scalar code.
 
 pub mod cast;
 pub mod fused_interpreter;
@@ -19,7 +19,7 @@ use perilune_core::env_flags::{CPU_ISA, Setting};
 use perilune_core::error::{Error, Result};
 use std::sync::OnceLock;
 
-/// An operand of a loop: the address of its first row, and the distance between rows in elements.
+/// An operand of a loop: the address of its first row, and its row stride in elements.
 #[derive(Clone, Copy, Debug)]
 pub struct Arg {
     pub ptr: *const u8,
@@ -30,15 +30,15 @@ impl Arg {
     pub const NONE: Arg = Arg { ptr: std::ptr::null(), step: 0 };
 
     /// # Safety
-    /// Row `r` must lie within the memory that the operand was made for.
+    /// Row `r` must be within the memory that the operand was made for.
     #[inline(always)]
     pub unsafe fn row<T>(&self, r: usize) -> *const T {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe { self.ptr.cast::<T>().offset(r as isize * self.step) }
     }
 }
 
-/// Prefetches the cache line of an element into the L1 cache; any address is allowed.
+/// Prefetches the cache line of an element into the L1 cache; any address is valid.
 #[inline(always)]
 pub fn prefetch(at: *const f32) {
     #[cfg(target_arch = "x86_64")]
@@ -50,7 +50,7 @@ pub fn prefetch(at: *const f32) {
     let _ = at;
 }
 
-/// As `prefetch`, into the L2 cache: for lines that are needed later.
+/// Like `prefetch`, but into the L2 cache: for lines that are needed later.
 #[inline(always)]
 pub fn prefetch_l2(at: *const f32) {
     #[cfg(target_arch = "x86_64")]
@@ -62,7 +62,7 @@ pub fn prefetch_l2(at: *const f32) {
     let _ = at;
 }
 
-/// As `prefetch`, for a line that will be written.
+/// Like `prefetch`, for a line that will be written.
 #[inline(always)]
 pub fn prefetch_write(at: *mut f32) {
     #[cfg(target_arch = "x86_64")]
@@ -74,7 +74,7 @@ pub fn prefetch_write(at: *mut f32) {
     let _ = at;
 }
 
-/// `rows` rows of `cols` elements; the output is dense unless the body says otherwise.
+/// Processes `rows` rows of `cols` elements; the output is dense unless the body states otherwise.
 pub type Kernel = unsafe fn(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 
 /// A loop, generic over the instruction set that it is compiled for.
@@ -85,7 +85,7 @@ pub trait Body {
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 }
 
-/// Instruction-set classes. Bits agree between them for all loops here; not for the `gemm` crate.
+/// Instruction-set classes. All loops here give the same bits on each of them; the `gemm` crate does not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Isa {
     Baseline,
@@ -96,7 +96,7 @@ pub enum Isa {
 }
 
 impl Isa {
-    /// From the least to the most.
+    /// In ascending order.
     pub const ALL: &[Isa] = &[
         Isa::Baseline,
         #[cfg(target_arch = "x86_64")]
@@ -132,7 +132,7 @@ impl Isa {
         found.map_err(|e| e.hint(format!("it has at most {}", best.key())))
     }
 
-    /// The best of this processor.
+    /// The best instruction set of this processor.
     pub fn detect() -> Isa {
         static ISA: OnceLock<Isa> = OnceLock::new();
         *ISA.get_or_init(|| {
@@ -169,21 +169,21 @@ impl Isa {
 }
 
 unsafe fn baseline<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { B::run(out, args, rows, cols) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { B::run(out, args, rows, cols) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
 unsafe fn avx512<B: Body>(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { B::run(out, args, rows, cols) }
 }
 

@@ -4,7 +4,7 @@ use super::{Arg, Body, Isa, Kernel, pick};
 use perilune_core::philox;
 use std::slice;
 
-/// The first operand of `uniform`.
+/// The operand of `uniform`.
 #[derive(Clone, Copy, Debug)]
 pub struct Stream {
     pub seed: u64,
@@ -57,7 +57,7 @@ fn draw(stream: &Stream, first: u64, out: &mut [f32; 4 * WIDTH]) {
 impl Body for Uniform {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`); the operand is one `Stream`.
+        // SAFETY: guaranteed by the caller (see `Body::run`); the operand is one `Stream`.
         let (out, stream) = unsafe { (slice::from_raw_parts_mut(out.cast::<f32>(), cols), *(*args).row::<Stream>(0)) };
         let mut at = 0;
         while at < cols && !(stream.first + at as u64).is_multiple_of(4) {

@@ -40,7 +40,7 @@ monoids! {
 
 /// Maximum or minimum.
 trait Extremum: Monoid {
-    /// Whether the first is kept, given that neither is NaN.
+    /// Whether the first operand is kept, given that neither is NaN.
     fn keeps(a: f32, b: f32) -> bool;
 }
 
@@ -58,26 +58,26 @@ impl Extremum for Min {
     }
 }
 
-/// The loops of one reduction over one compute type. `total` cells are 8 bytes and hold the wide type.
+/// The loops of one reduction over one compute type. `total` cells are 8 bytes wide and hold the wide type.
 #[derive(Clone, Copy)]
 pub struct Reduction {
-    /// Each row of at most `ROW_CHUNK` elements to its result.
+    /// Reduces each row of at most `ROW_CHUNK` elements to one result.
     pub rows: Kernel,
-    /// A run of elements into 16 lanes at `out`; runs start at multiples of 16 within their chunk.
+    /// Accumulates a run of elements in 16 lanes at `out`; runs start at multiples of 16 within their chunk.
     pub lanes: Kernel,
-    /// 16 lanes (operand 0) folded to one element at `out`.
+    /// Folds 16 lanes (operand 0) to one element at `out`.
     pub fold: Kernel,
-    /// One element (operand 0) combined into the total at `out`.
+    /// Combines one element (operand 0) into the total at `out`.
     pub combine: Kernel,
-    /// The total (operand 0) as an element at `out`.
+    /// Converts the total (operand 0) to an element at `out`.
     pub finish: Kernel,
-    /// Rows combined column by column, in order, into `cols` elements at `out`.
+    /// Combines rows column by column, in order, into `cols` elements at `out`.
     pub columns: Kernel,
-    /// Rows of partials combined from the identity, wide, to `cols` elements at `out`.
+    /// Combines rows of partials, in the wide type and from the identity, to `cols` elements at `out`.
     pub partials: Kernel,
-    /// Elements set to the identity.
+    /// Sets elements to the identity.
     pub reset: Kernel,
-    /// A total set to the identity.
+    /// Sets a total to the identity.
     pub reset_total: Kernel,
 }
 
@@ -122,7 +122,7 @@ fn accumulate<T: Number, J: Monoid>(lanes: &mut [T; LANES], x: &[T]) {
 
 struct Rows<T, J>(PhantomData<(T, J)>);
 struct Lanes<T, J>(PhantomData<(T, J)>);
-/// As `Rows<f32, J>` for `Max` and `Min`: ignores NaN but detects it, and repeats a row that has one with full
+/// Like `Rows<f32, J>` for `Max` and `Min`: ignores NaN but detects it, and repeats a row that contains one with full
 /// comparisons.
 struct FastRows<J>(PhantomData<J>);
 struct Fold<T, J>(PhantomData<(T, J)>);
@@ -136,7 +136,7 @@ struct ResetTotal<T, J>(PhantomData<(T, J)>);
 impl<T: Number, J: Monoid> Body for Rows<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize) {
-        // SAFETY: the caller's promise (see `Body::run`), here and below in this file.
+        // SAFETY: guaranteed by the caller (see `Body::run`), here and below in this file.
         let (out, x) = unsafe { (slice::from_raw_parts_mut(out.cast::<T>(), rows), *args) };
         // SAFETY: `r` is below `rows`.
         let row = |r: usize| unsafe { slice::from_raw_parts(x.row::<T>(r), cols) };
@@ -181,7 +181,7 @@ fn each_fast<J: Extremum>(mut lanes: [f32; LANES], x: &[f32; LANES]) -> [f32; LA
     lanes
 }
 
-/// Tracks the largest magnitudes as bits: one above that of infinity means a NaN.
+/// Tracks the largest magnitudes as bits; a value above that of infinity means a NaN.
 #[inline(always)]
 fn each_magnitude(mut magnitudes: [u32; LANES], x: &[f32; LANES]) -> [u32; LANES] {
     for k in 0..LANES {
@@ -263,7 +263,7 @@ impl<J: Extremum> Body for FastRows<J> {
 impl<T: Number, J: Monoid> Body for Lanes<T, J> {
     #[inline(always)]
     unsafe fn run(out: *mut u8, args: *const Arg, _: usize, cols: usize) {
-        // SAFETY: as above; the lanes are 16 elements apart from the operand.
+        // SAFETY: as above; the 16 lanes do not overlap the operand.
         let (lanes, x) = unsafe { (&mut *out.cast::<[T; LANES]>(), slice::from_raw_parts((*args).row::<T>(0), cols)) };
         accumulate::<T, J>(lanes, x);
     }
@@ -335,7 +335,7 @@ impl<T: Number, J: Monoid> Body for Partials<T, J> {
         for (b, out) in out.chunks_mut(WIDTH).enumerate() {
             let mut total = [J::identity::<T::Wide>(); WIDTH];
             for r in 0..rows {
-                // SAFETY: the block lies within the `cols` elements of the row.
+                // SAFETY: the block is within the `cols` elements of the row.
                 let c = unsafe { slice::from_raw_parts(x.row::<T>(r).add(b * WIDTH), out.len()) };
                 for (t, &v) in total.iter_mut().zip(c) {
                     *t = J::combine(*t, v.widen());

@@ -1,9 +1,9 @@
 //! Pipelines three loops over rows: the third stage runs on one row while the second runs on the next row and the first on
 //! the row after that.
 //!
-//! A normalisation reads a row from memory (stage 1), reduces it again (stage 2) and writes the result with non-temporal
-//! stores (stage 3). Run one after the other, the stages leave the memory bus idle or one-sided, and a processor has few
-//! store buffers; as a pipeline they read and write memory all the time.
+//! A normalisation reads a row from memory (stage 1), reduces it again (stage 2) and writes the result with
+//! non-temporal stores (stage 3). If the stages run one after the other, each uses the memory bus in one direction or
+//! not at all, and the few store buffers of a processor fill up. As a pipeline they read and write memory all the time.
 
 use super::fused_interpreter::FusedOp;
 use super::reduce::fold_max;
@@ -12,22 +12,22 @@ use super::superinstructions::{self, RowState, Superinstruction};
 use super::{Arg, Isa, prefetch};
 use perilune_plan::ir::LANES;
 
-/// A stage, with the rows that it is at.
+/// A stage and the rows that it processes.
 #[derive(Clone, Copy)]
 pub struct Stage<'a> {
     pub ops: &'a [FusedOp],
     pub views: &'a [Arg],
 }
 
-/// Runs the stages on `rows` rows of `cols` elements each, first stage first. `prefetched`: one or two views of the first
-/// stage, whose next rows are prefetched.
+/// Runs the stages on `rows` rows of `cols` elements each, first stage first. `prefetched`: one or two views of the
+/// first stage whose next rows are prefetched.
 pub type PipelineLoop = unsafe fn(stages: [Stage; 3], prefetched: &[u16], rows: usize, cols: usize);
 
 /// What the first stage computes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum FirstStage {
     Fused,
-    /// The maximum of a row; its ops are those of a sum.
+    /// The maximum of a row; its ops are the same as those of a sum.
     Max,
 }
 
@@ -39,7 +39,7 @@ impl Superinstruction for RowMax {
 
     #[inline(always)]
     unsafe fn bind<V: Vector, const P: usize>(ops: &[FusedOp], views: &[Arg], row: usize) -> RowState<V, P> {
-        // SAFETY: the caller's promise, here and below.
+        // SAFETY: guaranteed by the caller, here and below.
         let mut to = unsafe { superinstructions::RowSum::bind::<V, P>(ops, views, row) };
         to.sums[0] = [V::splat(f32::NEG_INFINITY); P];
         to
@@ -79,7 +79,7 @@ impl Superinstruction for RowMax {
 
 macro_rules! pipelines {
     ($($(#[doc = $what:literal])+ $first:ident $second:ident $third:ident;)*) => {
-        /// The loop of three listed stages; rows must be whole lanes.
+        /// Returns the loop of three listed stages; rows must be a whole number of lanes.
         pub fn find(isa: Isa, first: FirstStage, ops: [&[FusedOp]; 3]) -> Option<PipelineLoop> {
             $(
                 let begins = match first {
@@ -117,7 +117,7 @@ fn entry<A: Superinstruction, B: Superinstruction, C: Superinstruction>(isa: Isa
 }
 
 /// # Safety
-/// As for `FusedLoop`, of each of the three; rows of whole lanes.
+/// As for `FusedLoop`, for each of the three stages; rows must be a whole number of lanes.
 #[inline(always)]
 unsafe fn run<A: Superinstruction, B: Superinstruction, C: Superinstruction, V: Vector, const P: usize>(
     [first, second, third]: [Stage; 3],
@@ -131,7 +131,7 @@ unsafe fn run<A: Superinstruction, B: Superinstruction, C: Superinstruction, V: 
         (view.ptr.cast::<f32>().wrapping_add(rows * cols), view.step)
     };
     let (one, two) = (next_rows(0), next_rows(1));
-    // SAFETY: rows and elements lie within the views, by the caller.
+    // SAFETY: the caller guarantees that rows and elements are within the views.
     unsafe {
         for r in 0..rows {
             let mut a = A::bind::<V, P>(first.ops, first.views, r);
@@ -161,7 +161,7 @@ unsafe fn avx2<A: Superinstruction, B: Superinstruction, C: Superinstruction>(
     rows: usize,
     cols: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { run::<A, B, C, super::simd::F32x8, 2>(stages, prefetched, rows, cols) }
 }
 
@@ -173,7 +173,7 @@ unsafe fn avx512<A: Superinstruction, B: Superinstruction, C: Superinstruction>(
     rows: usize,
     cols: usize,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { run::<A, B, C, super::simd::F32x16, 1>(stages, prefetched, rows, cols) }
 }
 
@@ -186,7 +186,7 @@ mod tests {
     use perilune_core::DType;
     use perilune_core::ops::ReduceFn;
 
-    /// Views of blocks with numbers of moderate size, and some rows with infinities and NaN.
+    /// Creates views of blocks with numbers of moderate size, and some rows with infinities and NaN.
     fn views(blocks: &[Block], n: usize, cols: usize) -> Vec<Arg> {
         for (k, block) in blocks.iter().enumerate() {
             let mut state = (k as u32 + 1).wrapping_mul(747_796_405) | 1;

@@ -1,12 +1,12 @@
-//! Wraps vector registers of f32 for loops that keep values in registers from function to function.
+//! Wraps f32 vector registers for loops that keep values in registers across functions.
 //!
 //! The types wrap intrinsics of `core::arch`: the compiler does not keep arrays of scalars in registers across the
-//! dispatch of an interpreter. Each method performs one exactly rounded operation a lane, or one on bits, as `f32` does, so
-//! the functions of `math::simd_f32` give the same bits on all of them.
+//! dispatch of an interpreter. Each method performs one exactly rounded operation per lane, or one operation on bits,
+//! as `f32` does, so the functions of `math::simd_f32` give the same bits on all of them.
 //!
-//! A vector may be created and used only within a function compiled for its instruction set; that makes every intrinsic
-//! here sound. The callers in `fused_interpreter`, `superinstructions`, `row_pipeline`, `map` and `gemm::microkernel`
-//! guarantee it.
+//! A vector may be created and used only within a function compiled for its instruction set; this condition makes every
+//! intrinsic here sound. The callers in `fused_interpreter`, `superinstructions`, `row_pipeline`, `map` and
+//! `gemm::microkernel` guarantee it.
 
 use crate::math::simd_f32::SimdF32;
 
@@ -14,7 +14,8 @@ pub trait Vector: SimdF32 {
     const LANES: usize;
 
     /// # Safety
-    /// `from` must be valid for all lanes; so with the other three, for `n` lanes in two of them.
+    /// `from` must be valid for all lanes. The same holds for the other three methods; the partial ones access `n`
+    /// lanes.
     unsafe fn load(from: *const f32) -> Self;
     /// # Safety
     /// As for `load`.
@@ -36,7 +37,7 @@ pub trait Vector: SimdF32 {
     fn sqrt(self) -> Self;
     fn neg(self) -> Self;
     fn relu(self) -> Self;
-    /// In each lane the operand whose bits are the larger integer.
+    /// Selects, in each lane, the operand whose bits are the larger integer.
     fn max_bits(self, other: Self) -> Self;
 }
 
@@ -62,7 +63,7 @@ mod x86 {
                 type Output = $t;
                 #[inline(always)]
                 fn $method(self, y: $t) -> $t {
-                    // SAFETY: the instruction set is there (see the module), here and below.
+                    // SAFETY: the instruction set is available (see the module), here and below.
                     unsafe { $t($op(self.0, y.0)) }
                 }
             }
@@ -90,7 +91,7 @@ mod x86 {
         fn clamp_max(self, high: Self) -> Self {
             // SAFETY: as above.
             unsafe {
-                // minps yields the second operand unless the first is less.
+                // minps returns the second operand unless the first is less.
                 F32x16(_mm512_min_ps(high.0, self.0))
             }
         }
@@ -164,31 +165,31 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { F32x16(_mm512_loadu_ps(from)) }
         }
 
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm512_storeu_ps(to, self.0) }
         }
 
         #[inline(always)]
         unsafe fn store_nt(self, to: *mut f32) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm512_stream_ps(to, self.0) }
         }
 
         #[inline(always)]
         unsafe fn load_partial(from: *const f32, n: usize) -> Self {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { F32x16(_mm512_maskz_loadu_ps(((1u32 << n) - 1) as u16, from)) }
         }
 
         #[inline(always)]
         unsafe fn store_partial(self, to: *mut f32, n: usize) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm512_mask_storeu_ps(to, ((1u32 << n) - 1) as u16, self.0) }
         }
 
@@ -208,7 +209,7 @@ mod x86 {
         fn relu(self) -> Self {
             // SAFETY: as above.
             unsafe {
-                // maxps yields the second operand unless the first is greater: NaN and -0 stay.
+                // maxps returns the second operand unless the first is greater, so NaN and -0 are kept.
                 F32x16(_mm512_max_ps(_mm512_setzero_ps(), self.0))
             }
         }
@@ -222,7 +223,7 @@ mod x86 {
         }
     }
 
-    /// All ones in the first `n` lanes.
+    /// A mask with all ones in the first `n` lanes.
     #[inline(always)]
     fn first(n: usize) -> __m256i {
         // SAFETY: as above.
@@ -248,7 +249,7 @@ mod x86 {
         fn clamp_max(self, high: Self) -> Self {
             // SAFETY: as above.
             unsafe {
-                // minps yields the second operand unless the first is less.
+                // minps returns the second operand unless the first is less.
                 F32x8(_mm256_min_ps(high.0, self.0))
             }
         }
@@ -327,31 +328,31 @@ mod x86 {
 
         #[inline(always)]
         unsafe fn load(from: *const f32) -> Self {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { F32x8(_mm256_loadu_ps(from)) }
         }
 
         #[inline(always)]
         unsafe fn store(self, to: *mut f32) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm256_storeu_ps(to, self.0) }
         }
 
         #[inline(always)]
         unsafe fn store_nt(self, to: *mut f32) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm256_stream_ps(to, self.0) }
         }
 
         #[inline(always)]
         unsafe fn load_partial(from: *const f32, n: usize) -> Self {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { F32x8(_mm256_maskload_ps(from, first(n))) }
         }
 
         #[inline(always)]
         unsafe fn store_partial(self, to: *mut f32, n: usize) {
-            // SAFETY: as above, and the caller's promise.
+            // SAFETY: as above; the caller guarantees the address.
             unsafe { _mm256_maskstore_ps(to, first(n), self.0) }
         }
 
@@ -371,7 +372,7 @@ mod x86 {
         fn relu(self) -> Self {
             // SAFETY: as above.
             unsafe {
-                // maxps yields the second operand unless the first is greater: NaN and -0 stay.
+                // maxps returns the second operand unless the first is greater, so NaN and -0 are kept.
                 F32x8(_mm256_max_ps(_mm256_setzero_ps(), self.0))
             }
         }

@@ -7,8 +7,8 @@
 //! exact for every finite input.
 //!
 //! Method: argument reduction as in Cody and Waite, "Software Manual for the Elementary Functions" (1980), then
-//! polynomials fitted for this file with a Remez exchange in 200-bit mpmath, weighted for relative error of the
-//! result. Each constant names its interval and error; rounding the coefficients costs nothing visible.
+//! polynomials fitted for this file with a Remez exchange in 200-bit mpmath, weighted for relative error of the result.
+//! Each constant names its interval and error; rounding the coefficients does not change the stated errors.
 
 // Coefficients are printed as the shortest decimals that name the intended float.
 #![allow(clippy::excessive_precision)]
@@ -49,8 +49,9 @@ fn log_near(f: f32, k: i32) -> f32 {
     (f + (tail - 0.5 * z)) + kf * LN2_HI
 }
 
-/// `x = (quarter + r / (pi/2)) * pi/2` with |r| <= pi/4 and `quarter` modulo 4. Whole turns of each digit's product
-/// drop out exactly; the rest is summed against the quadrant, largest first, so that cancellation is exact too.
+/// `x = (quarter + r / (pi/2)) * pi/2` with |r| <= pi/4 and `quarter` modulo 4. Whole turns are removed exactly from
+/// each digit's product. The remainders are summed against the quadrant, largest first, so that cancellation is exact
+/// too.
 #[inline(always)]
 fn reduce(x: f32) -> (f64, u64) {
     const MAGIC: f64 = 6_755_399_441_055_744.0;
@@ -110,7 +111,8 @@ impl Number for f32 {
 
     #[inline(always)]
     fn div_floor(self, divisor: Self) -> Self {
-        // f64 holds a quotient of two f32 finely enough never to round it up onto an integer that f32 can tell apart.
+        // f64 represents a quotient of two f32 precisely enough never to round it up to an integer that f32 could
+        // distinguish.
         let q = (self as f64 / divisor as f64).floor() as f32;
         let opposite = ((self < 0.0) & (divisor > 0.0)) | ((self > 0.0) & (divisor < 0.0));
         let q = if Number::is_inf(divisor) & opposite { -1.0 } else { q };
@@ -149,7 +151,7 @@ impl Float for f32 {
         let back = u - 1.0;
         let lost = (1.0 - (u - back)) + (self - back);
         let (m, k) = split(u);
-        // What `1 + x` lost goes back in at the scale of m; beyond 2^25 it no longer matters.
+        // Adds back what `1 + x` lost, at the scale of m; beyond 2^25 the loss has no effect.
         let f = (m - 1.0) + lost * power_of_two(if k < 126 { -k } else { -126 });
         let y = log_specials(u, log_near(f, k));
         if self.abs() < 2.9802322e-8 { self } else { y }

@@ -1,10 +1,10 @@
-//! Implements the functions of `f64`, accuracy before speed. Largest errors against mpmath, in units in the last place:
-//! exp, exp2, log, sin, cos, erf, pow 1.0; expm1, log1p 1.1; rsqrt 1.5; sigmoid, tan 2; tanh 2.3. `tests.rs` compares
-//! them with libm.
+//! Implements the functions of `f64`, for accuracy rather than speed. Largest errors against mpmath, in units in the
+//! last place: exp, exp2, log, sin, cos, erf, pow 1.0; expm1, log1p 1.1; rsqrt 1.5; sigmoid, tan 2; tanh 2.3.
+//! `tests.rs` compares them with libm.
 //!
-//! All of it vectorises except rem_floor and div_floor, which call `fmod` (exact, so the same everywhere), and
-//! sin, cos and tan, whose reduction branches for |x| > 1.6e6 into integer arithmetic on the bits of 2/pi (Payne and
-//! Hanek, "Radian reduction for trigonometric functions", 1983) to stay accurate for every finite input.
+//! Everything is vectorised except rem_floor and div_floor, which call `fmod` (exact, so the same everywhere), and sin,
+//! cos and tan, whose reduction branches for |x| > 1.6e6 into integer arithmetic on the bits of 2/pi (Payne and Hanek,
+//! "Radian reduction for trigonometric functions", 1983) to stay accurate for every finite input.
 //!
 //! Polynomials were fitted as in `f32.rs`. pow carries the logarithm in two f64, with the splitting and exact product
 //! of Dekker, "A floating-point technique for extending the available precision" (1971).
@@ -191,7 +191,7 @@ pub(super) fn exp_normal(x: f64) -> f64 {
     exp_near((x - nf * LN2_HI) - nf * LN2_LO, 0.0) * power_of_two(n)
 }
 
-/// exp(x + tail) for any x and a tail within its last place.
+/// exp(x + tail) for any x and a tail below its last place.
 #[inline(always)]
 fn exp_with_tail(x: f64, tail: f64) -> f64 {
     let bounded = clamp(x, -746.0, 710.0);
@@ -278,7 +278,7 @@ fn reduce_large(x: f64) -> (f64, f64, u64) {
     let middle = significand as u128 * word(1) as u128 + (low >> 64);
     let high = significand.wrapping_mul(word(0)).wrapping_add((middle >> 64) as u64);
     let top = ((high as u128) << 64) | (middle as u64) as u128;
-    // The top two bits count quarter turns; as a signed number the rest is the fraction nearest to zero.
+    // The top two bits count quarter turns; the rest, as a signed number, is the fraction nearest to zero.
     let fraction = ((top << 2) | ((low as u64) >> 62) as u128) as i128;
     let quarter = (top >> 126) as u64 + (fraction < 0) as u64;
     let hi = fraction as f64;
@@ -372,7 +372,7 @@ impl Float for f64 {
         let u = 1.0 + self;
         let (_, lost) = two_sum(1.0, self);
         let (m, k) = split(u);
-        // What `1 + x` lost goes back in at the scale of m; beyond 2^54 it no longer matters.
+        // Adds back what `1 + x` lost, at the scale of m; beyond 2^54 the loss has no effect.
         let f = (m - 1.0) + lost * power_of_two(if k < 1022 { -k } else { -1022 });
         let y = log_specials(u, log_near(f, float(k)));
         if self.abs() < 5.551115123125783e-17 { self } else { y }

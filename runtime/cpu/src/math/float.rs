@@ -1,4 +1,4 @@
-//! Writes once what `f32` and `f64` have in common, as macros: the integer type of the bits and the constants differ.
+//! Defines, as macros, what `f32` and `f64` have in common; the integer type of the bits and the constants differ.
 
 /// Defines helpers of argument reduction for a float type.
 ///
@@ -31,22 +31,22 @@ macro_rules! float_helpers {
             $t::from_bits((n.wrapping_add($bias) as $uint) << MANTISSA_BITS)
         }
 
-        /// Clamps; NaN stays.
+        /// Clamps; NaN is kept.
         #[inline(always)]
         pub(super) fn clamp(x: $t, low: $t, high: $t) -> $t {
             let x = if x > high { high } else { x };
             if x < low { low } else { x }
         }
 
-        /// expm1 from where it is -1 up to where it overflows; loses the last bits of subnormals.
+        /// expm1 between the argument where it is -1 and the one where it overflows; loses the last bits of subnormals.
         #[inline(always)]
         fn expm1_bounded(x: $t) -> $t {
             let (nf, n) = nearest(x * std::$t::consts::LOG2_E);
             let (hi, lo) = (x - nf * LN2_HI, nf * LN2_LO);
             let r = hi - lo;
             let lost = (hi - r) - lo;
-            // Half the scale, then doubled, since 2^(bias + 1) is no float. The first sum is exact wherever cancellation
-            // could hurt.
+            // Scales by half and doubles, since 2^(bias + 1) is not a float. The first sum is exact wherever
+            // cancellation could matter.
             let h = power_of_two(n.wrapping_sub(1));
             let y = (h * r + (h - 0.5)) + h * (r * r * polynomial(r, &EXP) + lost);
             y + y
@@ -65,7 +65,7 @@ macro_rules! float_helpers {
             ($t::from_bits(mantissa + SQRT_HALF_BITS), (bits >> MANTISSA_BITS) as $int - bias)
         }
 
-        /// `finite` for positive finite x; else -inf at zero, +inf at +inf, and NaN for the rest.
+        /// Returns `finite` for positive finite x; otherwise -inf at zero, +inf at +inf, and NaN for the rest.
         #[inline(always)]
         fn log_specials(x: $t, finite: $t) -> $t {
             let zero = if x == 0.0 { $t::NEG_INFINITY } else { $t::NAN };

@@ -68,7 +68,7 @@ mod tests {
     use super::*;
     use perilune_core::host_tensor::to_odd;
 
-    /// The nearest of all finite values, by search; of two, the one whose byte is even.
+    /// The nearest of all finite values, by search; on a tie, the one whose byte is even.
     fn nearest(x: f32, value: fn(u32) -> f32) -> u8 {
         let finite = (0..0x80u32).filter(|c| value(*c).is_finite());
         let distance = |c: &u32| (f64::from(value(*c)) - f64::from(x.abs())).abs();
@@ -88,11 +88,11 @@ mod tests {
             let mut bits = 1u32;
             for _ in 0..20_000 {
                 bits = bits.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-                // Exponents about the formats' own.
+                // Exponents around those of the formats.
                 let x = f32::from_bits(bits & 0x807f_ffff | (100 + (bits >> 7) % 50) << 23);
                 assert_eq!(to(x), nearest(x, from), "{x}");
             }
-            // Halfway between neighbours, and its own neighbours.
+            // The midpoints between adjacent values, and the floats next to each midpoint.
             for code in 0..0x7fu32 {
                 let half = (from(code) + from(code + 1)) / 2.0;
                 if half.is_finite() {
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn f64_rounds_once() {
-        // Halfway in f32, above it in f64.
+        // A tie in f32, above the tie in f64.
         let above = 17.0 + 1e-12;
         assert_eq!((e4m3(above as f32), e4m3(to_odd(above))), (e4m3(16.0), e4m3(18.0)));
         assert_eq!(to_odd(f64::MAX), f32::MAX);

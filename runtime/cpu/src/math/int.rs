@@ -1,7 +1,7 @@
 //! Implements [`Number`] for the integers, with every case defined, because a kernel cannot trap in the middle of a tensor.
 //!
-//! Arithmetic wraps as in PyTorch. Division by zero yields 0, where PyTorch raises; a caller that wants the error checks
-//! the divisor first.
+//! Arithmetic wraps as in PyTorch. Division by zero yields 0, where PyTorch raises; a caller that needs an error must
+//! check the divisor first.
 
 use super::Number;
 

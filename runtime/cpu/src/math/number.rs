@@ -8,26 +8,27 @@ pub trait Number: Copy + PartialOrd + Send + Sync + 'static {
     const LOWEST: Self;
     /// The identity of `minimum`.
     const HIGHEST: Self;
-    /// The type that partial reductions are combined in.
+    /// The type in which partial reductions are combined.
     type Wide: Number;
 
     fn widen(self) -> Self::Wide;
     fn narrow(wide: Self::Wide) -> Self;
 
     fn neg(self) -> Self;
-    /// Of the most negative integer, which has no positive counterpart: itself.
+    /// The absolute value. The most negative integer, which has no positive counterpart, yields itself.
     fn abs(self) -> Self;
-    /// -1, 0 or 1; NaN stays NaN.
+    /// -1, 0 or 1; NaN for NaN.
     fn sign(self) -> Self;
     fn relu(self) -> Self;
     fn add(self, y: Self) -> Self;
     fn sub(self, y: Self) -> Self;
     fn mul(self, y: Self) -> Self;
-    /// The quotient rounded down, as `torch.div(rounding_mode="floor")`. Of a zero divisor: ±inf or NaN for floats, 0 for
-    /// integers. Integers wrap at `MIN / -1`.
+    /// The quotient rounded down, as `torch.div(rounding_mode="floor")`. Division by zero gives ±inf or NaN for floats,
+    /// 0 for integers. Integers wrap at `MIN / -1`.
     fn div_floor(self, divisor: Self) -> Self;
     /// The remainder of division rounded down, as Python's and PyTorch's `%`: exact before its one rounding, with the
-    /// divisor's sign. For floats NaN if the divisor is zero or the dividend infinite; for integers 0 if the divisor is zero.
+    /// divisor's sign. For floats, NaN if the divisor is zero or the dividend infinite; for integers, 0 if the divisor
+    /// is zero.
     fn rem_floor(self, divisor: Self) -> Self;
     /// C99 `pow` for floats: `pow(x, 0)` and `pow(1, y)` are 1 even for NaN, and a negative base needs an integer exponent.
     /// For integers a wrapping power; a negative exponent gives the truncated reciprocal: 0, except for the bases 1 and -1.
@@ -53,7 +54,7 @@ pub trait Float: Number {
     fn exp2(self) -> Self;
     /// `exp(x) - 1`, accurate near 0.
     fn expm1(self) -> Self;
-    /// The natural logarithm: -inf at ±0, NaN below.
+    /// The natural logarithm: -inf at ±0, NaN for negative arguments.
     fn log(self) -> Self;
     /// `log(1 + x)`, accurate near 0.
     fn log1p(self) -> Self;
@@ -65,14 +66,15 @@ pub trait Float: Number {
     fn cos(self) -> Self;
     fn tan(self) -> Self;
     fn tanh(self) -> Self;
-    /// `1 / (1 + exp(-x))` through `exp(-|x|)`: cannot overflow, and keeps its relative accuracy as it nears 0.
+    /// `1 / (1 + exp(-x))`, computed from `exp(-|x|)`: it cannot overflow and keeps its relative accuracy as it
+    /// approaches 0.
     fn sigmoid(self) -> Self;
-    /// `1 / (1 + 2^-x)`, computed likewise.
+    /// `1 / (1 + 2^-x)`, computed in the same way.
     fn sigmoid2(self) -> Self;
     fn erf(self) -> Self;
     fn floor(self) -> Self;
     fn ceil(self) -> Self;
-    /// To the nearest integer, halves to even (as PyTorch and NumPy, unlike C's `round`).
+    /// Rounds to the nearest integer, ties to even (as PyTorch and NumPy do, unlike C's `round`).
     fn round(self) -> Self;
 
     /// The byte of the nearest 8-bit float (see `fp8.rs`).

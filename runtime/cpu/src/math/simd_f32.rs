@@ -1,13 +1,14 @@
-//! Implements exp, exp2, tanh, sigmoid and erf in f32, generic over one element and vectors of them.
+//! Implements exp, exp2, tanh, sigmoid and erf in f32, generic over a single element and vectors.
 //!
 //! [`SimdF32`] is the set of operations they need. `f32` implements it, and so do the vector types of `loops::simd`, which
 //! keep values in registers across several functions. All give the same bits, since every method is one exactly rounded
 //! operation or an operation on bits.
 //!
-//! The functions use explicit fused multiply-adds: one rounding instead of two, for half the instructions. The result is
-//! the same on every machine; one without the instruction (x86 before 2013) computes it slowly.
+//! The functions use explicit fused multiply-adds: one rounding instead of two, for half the instructions. The result
+//! is the same on every machine; a machine without the instruction (x86 before 2013) emulates it slowly.
 //!
-//! Polynomials as in `f32.rs`; those of erf by least squares, one coefficient after the other rounded to f32.
+//! Polynomials were fitted as in `f32.rs`; those of erf by least squares, rounding one coefficient after the other to
+//! f32.
 
 // Coefficients are printed as the shortest decimals that name the intended float.
 #![allow(clippy::excessive_precision)]
@@ -16,15 +17,15 @@ use std::ops::{Add, Div, Mul, Sub};
 
 /// An f32, or a vector of them.
 pub trait SimdF32: Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self> {
-    /// Integers of the same size and number.
+    /// A vector of integers of the same size and number.
     type Int: Copy;
 
     fn splat(x: f32) -> Self;
     /// `self * y + z`, rounded once.
     fn mul_add(self, y: Self, z: Self) -> Self;
-    /// `high` where `self` is greater; NaN stays.
+    /// `high` where `self` is greater; NaN is kept.
     fn clamp_max(self, high: Self) -> Self;
-    /// `low` where `self` is less; NaN stays.
+    /// `low` where `self` is less; NaN is kept.
     fn clamp_min(self, low: Self) -> Self;
     fn abs(self) -> Self;
     fn copysign(self, sign: Self) -> Self;
@@ -114,8 +115,8 @@ impl SimdF32 for f32 {
 
 /// `(exp(r) - 1 - r) / r^2` on ±0.3475, 2^-34.
 pub(super) const EXP: [f32; 6] = [0.5, 0.16666666, 0.04166629, 0.008333499, 0.0013944943, 0.00019790063];
-/// erf near multiples of 1/4: the coefficients of `t = 4 x - n` for n from 0 to 15, by their power. Those of n = 0 approximate
-/// `erf(x) - x`, relative to erf. The last ones end in 1 where all larger floats round to 1.
+/// erf near multiples of 1/4: the coefficients of `t = 4 x - n` for n from 0 to 15, ordered by power. Those of n = 0
+/// approximate `erf(x) - x`, relative to erf. The last ones end in 1 where all larger floats round to 1.
 #[rustfmt::skip]
 const ERF: [[f32; 16]; 6] = [
     [
@@ -182,8 +183,8 @@ fn exp_normal<L: SimdF32>(x: L) -> L {
 
 #[inline(always)]
 pub fn exp<L: SimdF32>(x: L) -> L {
-    // Below -104 the result is 0. Smaller arguments are clamped to -176, where both factors are 0: a product that underflows
-    // to 0 instead takes an x86 processor hundreds of cycles, and masked scores are all -inf.
+    // Below -104 the result is 0. Smaller arguments are clamped to -176, where both factors are 0. A product that
+    // underflows to 0 would take an x86 processor hundreds of cycles, and masked scores are all -inf.
     let x = x.clamp_max(L::splat(89.0)).clamp_min(L::splat(-176.0));
     // 2^n in two steps, so that subnormal results are rounded once and overflow is to infinity; 254 is both biases.
     let (y, n) = exp_parts(x, 254.0);
@@ -197,7 +198,7 @@ fn scale<L: SimdF32>(y: L, n: L::Int) -> L {
     y * L::from_bits(L::shift_left_23(first)) * L::from_bits(L::shift_left_23(L::int_sub(n, first)))
 }
 
-/// As `exp`: below -150 the result is 0, at -254 both factors are.
+/// Like `exp`: the result is 0 below -150, and both factors are 0 at -254.
 #[inline(always)]
 pub fn exp2<L: SimdF32>(x: L) -> L {
     let (x, magic) = (x.clamp_max(L::splat(129.0)).clamp_min(L::splat(-254.0)), L::splat(MAGIC + 254.0));
@@ -215,13 +216,14 @@ pub fn tanh<L: SimdF32>(x: L) -> L {
     a.select_less(L::splat(0.6), near, far).copysign(x)
 }
 
-/// `1 / (1 + exp(-x))` through `exp(-|x|)`: cannot overflow, and keeps its relative accuracy as it nears 0.
+/// `1 / (1 + exp(-x))`, computed from `exp(-|x|)`: it cannot overflow and keeps its relative accuracy as it approaches
+/// 0.
 #[inline(always)]
 pub fn sigmoid<L: SimdF32>(x: L) -> L {
     divide_by_one_plus(x, exp(L::splat(0.0) - x.abs()))
 }
 
-/// `1 / (1 + 2^-x)`, computed likewise.
+/// `1 / (1 + 2^-x)`, computed in the same way.
 #[inline(always)]
 pub fn sigmoid2<L: SimdF32>(x: L) -> L {
     divide_by_one_plus(x, exp2(L::splat(0.0) - x.abs()))

@@ -1,5 +1,5 @@
-//! Compares every function with the `libm` crate: f32 with f64 libm, f64 with libm in its own precision, so that the
-//! f64 bounds include libm's own error. Sweeps of f32 take every 499th bit pattern; `--ignored` takes all of them.
+//! Tests the accuracy of every math function against the `libm` crate: f32 against libm in f64, f64 against libm in its
+//! own precision, so that the f64 bounds include libm's own error. Sweeps of f32 take every 499th bit pattern; `--ignored` takes all of them.
 
 use super::{Float, Number};
 
@@ -69,7 +69,7 @@ impl Random {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    /// Any bit pattern, or something within ±`range`, or something near 0 or 1 of any smallness.
+    /// Returns any bit pattern, a number within ±`range`, or a number arbitrarily close to 0 or 1.
     fn float(&mut self, range: f64) -> f64 {
         let (kind, u) = (self.next() % 4, self.unit() * 2.0 - 1.0);
         match kind {
@@ -122,10 +122,10 @@ fn sign_oracle(x: f64) -> f64 {
     if x == 0.0 || x.is_nan() { x + 0.0 } else { 1f64.copysign(x) }
 }
 
-/// One test a function: name, oracle, bound in f32, bound in f64.
+/// Defines one test per function: name, oracle, bound in f32, bound in f64.
 macro_rules! unary {
     ($($name:ident, $oracle:expr, $single:expr, $double:expr;)*) => {
-        /// The functions as methods of a generic float: `abs` and `sign` are of `Number`, the others of `Float`.
+        /// The functions as methods of a generic float: `abs` and `sign` belong to `Number`, the others to `Float`.
         mod ours {
             use super::*;
             $(pub fn $name<T: Float>(x: T) -> T {
@@ -209,7 +209,7 @@ fn pow() {
     for i in 0..500_000 {
         let x = random.float(10.0);
         check(x, random.float([1.0, 8.0, 200.0][i % 3]));
-        // Aimed at the far ends of the exponent range, where an error in the logarithm shows most.
+        // Targets the ends of the exponent range, where an error in the logarithm has the largest effect.
         check(x, (random.unit() * 1450.0 - 745.0) / libm::log(x.abs()));
         check(x, (random.next() % 41) as f64 - 20.0);
     }
@@ -219,7 +219,7 @@ fn pow() {
     assert_eq!(Number::pow(0.9999999158521281f64, 8221673881.777196), 3.461573780641273e-301);
 }
 
-/// Python's `%` by exact `fmod`.
+/// Python's `%`, computed with the exact `fmod`.
 fn remainder(a: f64, b: f64) -> f64 {
     let r = libm::fmod(a, b);
     if r == 0.0 {

@@ -1,5 +1,5 @@
-//! Collapses the dims of a region without reductions to rows and columns: to one row if its loads allow, else along the
-//! dims of its loads.
+//! Collapses the dims of a region without reductions to rows and columns: to one row if its loads allow it, otherwise
+//! along the dims of its loads.
 
 use super::IterSpace;
 use super::load::{AccessPattern, classify};

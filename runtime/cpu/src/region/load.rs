@@ -1,4 +1,4 @@
-//! Classifies loads by access pattern, and gathers those that are not memory as it stands.
+//! Classifies loads by access pattern, and gathers those that cannot bind memory directly.
 //!
 //! Most loads bind memory and cost nothing. The others use [`walk`], which splits a range of positions in a layout into
 //! runs of constant stride.
@@ -22,10 +22,10 @@ pub struct Load {
     uniform: Kernel,
 }
 
-/// A register that holds one number.
+/// A register that holds one value.
 pub struct Constant {
     pub(super) source: Source,
-    /// Position of that number in its source.
+    /// Position of the value in its source.
     pub(super) at: isize,
     pub(super) dtype: DType,
 }
@@ -33,7 +33,7 @@ pub struct Constant {
 /// The access pattern of a load in an iteration space.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum AccessPattern {
-    /// One number.
+    /// One value.
     Constant,
     /// Contiguous in iteration order, from an offset.
     Dense,
@@ -41,15 +41,15 @@ pub enum AccessPattern {
     ColumnVector {
         dense: bool,
     },
-    /// One number a row: its layout over rows.
+    /// One value per row, with its layout over rows.
     RowScalar(Layout),
-    /// Contiguous rows at a constant distance.
+    /// Contiguous rows with a constant stride.
     StridedRows(isize),
     General,
 }
 
-/// Cuts the dims of a collapsed layout so that the last ones hold exactly `cols` elements: (leading, trailing) dims as
-/// (size, stride), or `None` if a dim does not divide at that boundary.
+/// Splits the dims of a collapsed layout so that the last ones hold exactly `cols` elements: (leading, trailing) dims
+/// as (size, stride). Returns `None` if no dim divides at that boundary.
 fn split(layout: &Layout, cols: usize) -> Option<(Vec<(usize, isize)>, Vec<(usize, isize)>)> {
     let (mut lead, mut tail) = (Vec::new(), Vec::new());
     let mut left = cols;
@@ -133,7 +133,7 @@ pub fn walk(layout: &Layout, start: usize, len: usize, mut run: impl FnMut(isize
         at[inner] = 0;
         let mut i = inner;
         loop {
-            // Elements remain, so some outer dim is not at its end.
+            // Elements remain, so an outer dim has not reached its end.
             i -= 1;
             at[i] += 1;
             position += strides[i];
@@ -146,10 +146,10 @@ pub fn walk(layout: &Layout, start: usize, len: usize, mut run: impl FnMut(isize
     }
 }
 
-/// Copies strided elements, converting each.
+/// Copies strided elements and converts each.
 ///
 /// # Safety
-/// `base` must be valid for all positions the layout reaches from `start` on, `out` for `len` elements.
+/// `base` must be valid for all positions that the layout reaches from `start` on, `out` for `len` elements.
 unsafe fn gather<S: Copy, D>(
     layout: &Layout,
     base: *const S,
@@ -159,7 +159,7 @@ unsafe fn gather<S: Copy, D>(
     dense: Kernel,
     f: impl Fn(S) -> D,
 ) {
-    // SAFETY: the caller's promise, for every run of the walk.
+    // SAFETY: guaranteed by the caller, for every run of the walk.
     unsafe {
         walk(layout, start, len, |position, stride, count, done| {
             let (from, to) = (base.offset(position), out.add(done));
@@ -188,12 +188,12 @@ impl Load {
         self.dtype.compute().size()
     }
 
-    /// Elements `start..start + len` into `out`, as the compute type.
+    /// Gathers elements `start..start + len` into `out` in the compute type.
     ///
     /// # Safety
-    /// `out` must be valid for `len` elements; the program's values must be where the context says.
+    /// `out` must be valid for `len` elements; the context must hold the addresses of the program's values.
     pub unsafe fn gather(&self, context: &Context, start: usize, len: usize, out: *mut u8) {
-        // SAFETY: `plan::check` holds layouts within their values; the rest is the caller's promise.
+        // SAFETY: `plan::check` holds layouts within their values; the caller guarantees the rest.
         unsafe {
             match self.source {
                 Source::Value(v) => {
@@ -239,7 +239,7 @@ impl Load {
     }
 }
 
-/// A number as an element of the compute type of `dtype`, in the low bytes: `bits` are f64 bits for floats, else i64.
+/// Encodes a number in the compute type of `dtype`, in the low bytes. `bits` are f64 bits for floats, otherwise i64.
 pub fn number(dtype: DType, bits: u64) -> u64 {
     let float = f64::from_bits(bits);
     match dtype {
@@ -258,10 +258,10 @@ impl Constant {
         Constant { source, at: layout.offset, dtype }
     }
 
-    /// The number, as an element of the compute type in the low bytes.
+    /// Reads the value, in the compute type, in the low bytes.
     ///
     /// # Safety
-    /// The program's values must be where the context says.
+    /// The context must hold the addresses of the program's values.
     pub unsafe fn read(&self, context: &Context) -> u64 {
         match self.source {
             Source::Slot(s) => number(self.dtype, context.slots[s as usize]),

@@ -1,12 +1,13 @@
 //! Compiles and runs fused regions on a tile interpreter.
 //!
 //! A region becomes a few straight-line lists of [`TileOp`]s, each one vector loop over a tile, resolved to a function
-//! pointer when the region is compiled. A register is a [`loops::Arg`]: a tile in scratch memory that fits the L1 cache, or
-//! memory itself where a load needs no conversion, or an output that no other register shares. There are two schedules:
+//! pointer when the region is compiled. A register is a [`loops::Arg`]: a tile in scratch memory that fits the L1
+//! cache, memory itself if a load needs no conversion, or an output that no other register shares. There are two
+//! schedules:
 //!
 //! - rows of at most [`ROWS_LIMIT`] elements run in blocks of whole rows, reductions included (`run::blocks`);
-//! - longer rows run in segments, one pass (*phase*) up to each level of row reductions; later phases recompute registers
-//!   or read saved ones (`run::segments`). If rows are few, threads share their chunks phase by phase.
+//! - longer rows run in segments, one pass (*phase*) up to each level of row reductions; later phases recompute
+//!   registers or read saved ones (`run::segments`). If there are few rows, threads share their chunks phase by phase.
 //!
 //! A region without reductions is collapsed to rows whose length suits its loads (`collapse`).
 
@@ -30,24 +31,24 @@ pub use compile::compile;
 pub use load::walk;
 pub use run::run_many;
 
-/// The longest row that fits one tile.
+/// Maximum length of a row that fits one tile.
 const ROWS_LIMIT: usize = 4096;
-/// Tiles have at most this many elements (unless one row has more), and at least `MIN_TILE`.
+/// Maximum elements of a tile (unless one row has more); the minimum is `MIN_TILE`.
 const MAX_TILE: usize = 4096;
 const MIN_TILE: usize = 512;
 /// Elements of a block in a row pipeline.
 const PIPELINE_TILE: usize = 1536;
-/// The size of all tiles of a region: most of an L1 cache.
+/// Total size of the tiles of a region: most of an L1 cache.
 const L1_BYTES: usize = 32 << 10;
-/// Results of at least this many bytes use non-temporal stores: later readers would miss the caches anyway.
+/// Minimum bytes of a result for non-temporal stores: later readers would miss the caches anyway.
 const NT_STORE_BYTES: usize = 8 << 20;
-/// Regions that read at least this many bytes prefetch.
+/// Minimum bytes read by a region for prefetches.
 const PREFETCH_BYTES: usize = 1 << 17;
-/// Work, in nanoseconds, below which a kernel runs on one thread.
+/// Minimum work of a kernel, in nanoseconds, for more than one thread.
 pub const PARALLEL_NS: f64 = 30_000.0;
 
-/// Tasks of a region for each thread, unless they would be shorter than `TASK_NS` nanoseconds or longer than eight times
-/// that: small tasks balance the load when one thread finishes first.
+/// Tasks of a region per thread. Tasks are no shorter than `TASK_NS` nanoseconds and no longer than eight times that:
+/// small tasks balance the load when one thread finishes first.
 const TASKS_PER_THREAD: usize = 32;
 const TASK_NS: f64 = 2_500.0;
 
@@ -77,7 +78,7 @@ struct Phase {
     tiles: Vec<(View, usize)>,
     /// The row reductions that this phase feeds.
     reductions: Vec<u16>,
-    /// Ops that run once those rows are complete, one element a row.
+    /// Ops that run once those rows are complete, on one element per row.
     row_ops: Vec<TileOp>,
 }
 
@@ -107,15 +108,15 @@ struct Hoisted {
 }
 
 enum HoistedSource {
-    /// Every element is that of a constant's view.
+    /// Every element equals the constant of a view.
     Fill(View, Kernel),
     /// Row 0 of a load, `copies` times; the step of the view is 0 if there is one copy.
     Load(u16, usize),
 }
 
-/// Three loops over rows that run as a pipeline, each one block behind the loop before it (`loops::row_pipeline`).
+/// Three loops over rows that run as a pipeline, each one block behind the previous loop (`loops::row_pipeline`).
 struct RowPipeline {
-    /// The number of leading ops that are the same for all blocks.
+    /// Number of leading ops that are the same for all blocks.
     invariant: usize,
     /// The indices of the three loops in the phase. The ops before the first only bind memory.
     at: [usize; 3],
@@ -126,10 +127,10 @@ struct RowPipeline {
 
 /// A compiled region.
 pub struct Region {
-    /// A bool: if it is false the region stores nothing and is skipped.
+    /// A bool: if it is false, the region stores nothing and is skipped.
     predicate: Option<Constant>,
     space: IterSpace,
-    /// Whether rows are cut into segments.
+    /// Whether rows are split into segments.
     segmented: bool,
     /// Rows of a block (1 if segmented) and elements of a tile.
     block_rows: usize,
@@ -138,7 +139,7 @@ pub struct Region {
     constants: Vec<(View, Constant)>,
     loads: Vec<Load>,
     hoisted: Vec<Hoisted>,
-    /// Views of one element a row: element size, and offset in scratch memory unless threads share rows.
+    /// Views with one element per row: element size, and offset in scratch memory unless threads share rows.
     row_views: Vec<(View, usize, usize)>,
     prologue: Vec<TileOp>,
     phases: Vec<Phase>,
@@ -146,7 +147,7 @@ pub struct Region {
     col_reductions: Vec<ColReduction>,
     pipeline: Option<Box<RowPipeline>>,
     scratch: usize,
-    /// How many registers are saved from phase to phase.
+    /// Number of registers saved from phase to phase.
     saved: usize,
     /// Estimated nanoseconds of one element.
     cost: f64,

@@ -1,4 +1,5 @@
-//! Packs transposed loads: a worker copies a panel of many rows, one cache line after the other, and fills tiles from it.
+//! Packs transposed loads: a worker copies a panel of many rows, one cache line after the other, and fills tiles from
+//! it.
 
 use super::Context;
 use super::load::{Load, walk};
@@ -9,21 +10,22 @@ use perilune_plan::ir::Source;
 
 /// Rows of a panel: two adjacent cache lines of f32.
 const PANEL_ROWS: usize = 32;
-/// Elements of a panel at most; longer rows get lower panels, and the longest none.
+/// Maximum elements of a panel; longer rows have lower panels, and the longest rows none.
 const PANEL_ELEMENTS: usize = 1 << 19;
 
-/// The panels of a transposed load. Neighbours in memory belong to different rows, so a panel of several rows is copied at
-/// once into a buffer of the worker, and tiles are filled from there.
+/// The panels of a transposed load. Adjacent elements in memory belong to different rows, so a panel of several rows is
+/// copied at once into a buffer of the worker, and tiles are filled from there.
 #[derive(Clone, Copy, Debug)]
 pub struct TransposedPack {
     /// Rows of a panel.
     height: usize,
-    /// Elements of a row, and the distance between them in memory.
+    /// Elements of a row, and their stride in memory.
     width: usize,
     stride: isize,
-    /// Elements from row to row of the buffer: an odd number of cache lines, so that a column spreads over all sets.
+    /// Row stride of the buffer in elements: an odd number of cache lines, so that a column is spread over all cache
+    /// sets.
     pitch: usize,
-    /// Rows that are adjacent in memory; panels do not cross a multiple of it.
+    /// Number of adjacent rows in memory; panels do not cross a multiple of it.
     period: usize,
 }
 
@@ -56,7 +58,7 @@ impl PackBuffer {
     }
 }
 
-/// Packs rows `rows` of a transposed layout.
+/// Packs a range of rows of a transposed layout.
 ///
 /// # Safety
 /// As for `gather`.
@@ -71,7 +73,7 @@ unsafe fn fill<S: Copy, D: Copy>(
     let mut position = 0;
     walk(layout, rows.0 * p.width, 1, |at, _, _, _| position = at);
     let n = rows.1 - rows.0;
-    // SAFETY: the caller's promise; the rows are adjacent within one period.
+    // SAFETY: guaranteed by the caller; the rows are adjacent within one period.
     unsafe {
         let base = base.offset(position);
         for c in 0..p.width {
@@ -92,10 +94,10 @@ impl Load {
         self.pack.map(|p| p.height * p.width)
     }
 
-    /// As `gather`, through the panel in `packed`.
+    /// Like `gather`, through the panel in `packed`.
     ///
     /// # Safety
-    /// As for `gather`; `packed` belongs to this load and this run of it.
+    /// As for `gather`; `packed` must belong to this load and this run.
     pub unsafe fn gather_packed(
         &self,
         context: &Context,
@@ -105,7 +107,7 @@ impl Load {
         packed: &mut PackBuffer,
     ) {
         let (Source::Value(v), Some(p)) = (self.source, self.pack) else {
-            // SAFETY: the caller's promise.
+            // SAFETY: guaranteed by the caller.
             return unsafe { self.gather(context, start, len, out) };
         };
         let (size, end) = (self.size(), start + len);
@@ -133,7 +135,7 @@ impl Load {
                 }
             }
             let n = (end - at).min((row + 1) * p.width - at);
-            // SAFETY: the run lies within a row of the panel and within `out`.
+            // SAFETY: the run is within a row of the panel and within `out`.
             unsafe {
                 let from =
                     packed.words.as_ptr().cast::<u8>().add(((row - packed.rows.0) * p.pitch + at % p.width) * size);

@@ -1,4 +1,4 @@
-//! Runs a row pipeline: three blocks in flight, each in a frame of its own.
+//! Runs a row pipeline with three blocks in flight, each in a separate frame.
 
 use super::run::{Frame, TileRange};
 use super::*;
@@ -21,7 +21,7 @@ impl Region {
                 (t * lines..hi).step_by(self.block_rows).map(move |row| (row, self.block_rows.min(hi - row)))
             })
             .map(|(row, k)| TileRange { row, k, col: 0, w: cols });
-        // The newest block first; a block stays in one frame from its first loop to its last.
+        // The newest block is first; a block stays in one frame from its first loop to its last.
         let mut blocks_in_flight: [Option<TileRange>; 3] = [None; 3];
         for turn in 0.. {
             blocks_in_flight = [blocks.next(), blocks_in_flight[0], blocks_in_flight[1]];

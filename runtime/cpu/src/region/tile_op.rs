@@ -6,13 +6,13 @@ use crate::loops::fused_interpreter::{FusedLoop, FusedOp};
 use crate::loops::map::RowBroadcast;
 use perilune_core::ops::elementwise::MapFn;
 
-/// What the fused interpreter can compute instead of a loop: all of it in f32.
+/// What the fused interpreter can compute instead of a loop, all in f32.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Fusable {
     Map(MapFn, RowBroadcast),
     /// The sum of a row.
     Sum,
-    /// The maximum of a row: only the first stage of a row pipeline computes it.
+    /// The maximum of a row; only the first stage of a row pipeline computes it.
     Max,
 }
 
@@ -23,18 +23,18 @@ pub(super) enum LoopShape {
     Flat,
     /// `k` rows of `w` elements.
     Rows,
-    /// `k` elements: one a row.
+    /// `k` elements, one per row.
     PerRow,
-    /// `k` rows of `w` elements to `k` elements.
+    /// `k` rows of `w` elements, reduced to `k` elements.
     Reduce,
 }
 
-/// The distance in memory from one row of a block to the next.
+/// The row stride of a block in memory.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub(super) enum RowStride {
-    /// A row's length: elements in iteration order.
+    /// The row length: elements in iteration order.
     Dense,
-    /// The same row again.
+    /// Zero: every row is the same.
     Zero,
     /// That many elements.
     Elements(isize),
@@ -44,9 +44,9 @@ pub(super) enum RowStride {
 pub(super) enum TileOp {
     /// Binds a register to memory: `offset` elements into a value.
     Bind { view: View, value: u32, offset: isize, size: u8, stride: RowStride },
-    /// Loads through a layout or from a generator, into a tile or (`row`) one element a row.
+    /// Loads through a layout or from a generator, into a tile or (if `row`) as one element per row.
     Gather { view: View, load: u16, row: bool },
-    /// Binds a register to memory that holds it from phase to phase, a whole row long.
+    /// Binds a register to the memory that holds it from phase to phase, a whole row long.
     BindSaved { view: View, slot: u16, size: u8 },
     /// Binds a result directly to its output.
     BindOutput { view: View, value: u32, size: u8 },

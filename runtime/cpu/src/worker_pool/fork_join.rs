@@ -1,8 +1,8 @@
-//! Runs one closure on several threads at once and joins them: the threads behind the worker pool.
+//! Runs one closure on several threads and joins them (fork-join): the threads behind the worker pool.
 //!
-//! One atomic word holds the whole protocol: the number of the job, whether it is open, and how many threads have joined.
-//! The caller opens the word, runs its share, closes the word and waits for the threads that joined. A late thread finds
-//! the word closed and is not waited for. So the job's borrows outlive every use of them.
+//! One atomic word implements the protocol: it holds the number of the job, whether it is open, and how many threads
+//! have joined. The caller opens the word, runs its share, closes the word and waits for the threads that joined. A
+//! late thread finds the word closed and is not waited for, so the job's borrows outlive every use of them.
 
 use std::any::Any;
 use std::cell::{Cell, UnsafeCell};
@@ -29,7 +29,7 @@ thread_local! {
     static IN_JOB: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The index of this worker thread; 0 for every other thread, thus for the caller of a job.
+/// The index of this worker thread; 0 for every other thread, including the caller of a job.
 pub fn index() -> usize {
     INDEX.get()
 }
@@ -75,8 +75,8 @@ impl std::fmt::Debug for Job {
     }
 }
 
-// SAFETY: `job` is written only by the thread that holds `busy`, while the word is closed and no thread has joined; others
-// read it after they joined, which the word orders.
+// SAFETY: `job` is written only by the thread that holds `busy`, while the word is closed and no thread has joined;
+// others read it after they joined, and the word orders these accesses.
 unsafe impl Sync for State {}
 // SAFETY: as above; what `run` points at is `Sync` and outlives the job.
 unsafe impl Send for State {}
@@ -94,7 +94,7 @@ fn spin<T>(limit: Duration, mut found: impl FnMut() -> Option<T>) -> Option<T> {
         if start.get_or_insert_with(Instant::now).elapsed() >= limit {
             return None;
         }
-        // Other runnable threads on this core go first.
+        // Lets other runnable threads on this core run first.
         std::thread::yield_now();
     }
 }
@@ -115,7 +115,7 @@ impl State {
         None
     }
 
-    /// The main loop of worker `index`.
+    /// Runs the main loop of worker `index`.
     fn worker_loop(&self, index: usize) {
         INDEX.set(index);
         IN_JOB.set(true);
@@ -127,7 +127,7 @@ impl State {
             });
             while joined.is_none() {
                 self.parked[index - 1].store(true, Ordering::SeqCst);
-                // A job opened before that store does not wake this thread.
+                // A job opened before that store does not wake this thread, so check again.
                 let word = self.word.0.load(Ordering::SeqCst);
                 let fresh = word & OPEN != 0 && word / NEXT != last;
                 if !fresh && !self.shutdown.load(Ordering::SeqCst) {
@@ -144,10 +144,10 @@ impl State {
 
     /// Runs the job that this thread has joined, then leaves it.
     fn run_joined(&self, index: usize) {
-        // SAFETY: this thread has joined: the job stays until it leaves.
+        // SAFETY: this thread has joined, so the job lives until it leaves.
         let Some(job) = (unsafe { (*self.job.get()).clone() }) else { return };
         if index <= job.helpers {
-            // SAFETY: as above, and so do the job's borrows.
+            // SAFETY: as above; the job's borrows live as long.
             if let Err(e) = catch_unwind(AssertUnwindSafe(|| unsafe { (*job.run)() })) {
                 *self.panic.lock().unwrap_or_else(PoisonError::into_inner) = Some(e);
             }
@@ -169,7 +169,7 @@ impl State {
         }
     }
 
-    /// Wakes the parked ones of the first `count` threads.
+    /// Wakes those of the first `count` threads that are parked.
     fn wake(&self, threads: &[JoinHandle<()>], count: usize) {
         for (parked, thread) in self.parked.iter().zip(threads).take(count) {
             if parked.load(Ordering::SeqCst) {
@@ -179,7 +179,7 @@ impl State {
     }
 }
 
-/// Ends the caller's job when dropped, also during a panic.
+/// Ends the caller's job on drop, also during a panic.
 struct JobGuard<'a>(&'a State);
 
 impl Drop for JobGuard<'_> {
@@ -193,7 +193,7 @@ impl Drop for JobGuard<'_> {
 }
 
 impl ForkJoin {
-    /// Starts `count` threads besides the caller; `None` if the system refuses one.
+    /// Starts `count` threads besides the caller; `None` if the system cannot create one.
     pub fn new(count: usize) -> Option<ForkJoin> {
         let state = Arc::new(State {
             word: CacheAligned(AtomicU64::new(0)),

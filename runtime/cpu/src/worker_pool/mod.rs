@@ -1,10 +1,10 @@
-//! Shares the tasks of a kernel among threads: a fork-join pool with a task queue cut by shape.
+//! Distributes the tasks of a kernel over threads: a fork-join pool with a work-stealing task queue.
 //!
-//! The thread that runs a program takes part, so a kernel starts at once. Idle workers spin for a moment after the last
-//! kernel before they park (`fork_join`), since waking a thread takes longer than most kernels of a small model. A queue
-//! hands out tasks with one atomic addition each: thread `t` of `n` begins with the `t`-th part of the tasks and then
-//! steals from the other parts. So the data that one kernel wrote is mostly read by the same thread in the next one, from its
-//! own cache. The schedule never shows in results: tasks are cut by shape alone.
+//! The thread that runs a program takes part, so a kernel starts at once. Idle workers spin briefly before they park
+//! (`fork_join`), since waking a thread takes longer than most kernels of a small model. A queue hands out tasks with
+//! one atomic addition each: thread `t` of `n` begins with the `t`-th part of the tasks and then steals from the other
+//! parts. Data that one kernel wrote is therefore mostly read by the same thread in the next one, from its own cache.
+//! The schedule never affects results, since the shape alone determines the tasks.
 
 mod fork_join;
 
@@ -17,9 +17,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct WorkerPool {
     threads: usize,
-    /// Absent if there is one thread.
+    /// `None` if the pool has one thread.
     workers: Option<ForkJoin>,
-    /// Threads for the `gemm` crate, which parallelises by rayon only; started by the first product that needs them.
+    /// Threads for the `gemm` crate, which parallelises only through rayon; started by the first product that needs
+    /// them.
     rayon: OnceLock<Option<rayon::ThreadPool>>,
 }
 
@@ -54,7 +55,7 @@ impl TaskQueue {
         TaskQueue { parts: (0..parts).map(part).collect() }
     }
 
-    /// Claims a task: one of this thread's part while there are any, then one of another part.
+    /// Claims a task: one of this thread's part first, then one of another part.
     pub fn claim(&self) -> Option<usize> {
         if let [all] = &self.parts[..] {
             return all.claim();
@@ -70,7 +71,7 @@ impl TaskQueue {
 }
 
 impl WorkerPool {
-    /// Starts a pool; `None` means as many threads as the machine offers.
+    /// Starts a pool; `None` selects as many threads as the machine offers.
     pub fn new(threads: Option<usize>) -> WorkerPool {
         let machine = || std::thread::available_parallelism().map_or(1, |n| n.get());
         let threads = threads.unwrap_or_else(machine).max(1);
@@ -82,7 +83,7 @@ impl WorkerPool {
         self.threads
     }
 
-    /// Whether `run` would use other threads here: not from within a task.
+    /// Whether `run` would use other threads here; false within a task.
     pub fn can_fork(&self) -> bool {
         self.workers.is_some() && !fork_join::in_job()
     }
@@ -108,7 +109,7 @@ impl WorkerPool {
         }
     }
 
-    /// Calls `worker` on this thread and, if `parallel` and not within a task already, on others too; all claim from one
+    /// Calls `worker` on this thread and, if `parallel` and outside a task, on other threads too; all claim from one
     /// queue of `count` tasks.
     pub fn run(&self, parallel: bool, count: usize, worker: impl Fn(&TaskQueue) + Sync) {
         let helpers = if parallel && self.can_fork() { self.threads.min(count).saturating_sub(1) } else { 0 };
@@ -191,7 +192,7 @@ mod tests {
         for _ in 0..5 {
             std::thread::sleep(std::time::Duration::from_millis(3));
             let seen = std::sync::Mutex::new(std::collections::HashSet::new());
-            // Each thread holds its task until the other one has come, if it comes at all.
+            // Each thread keeps its task until the other thread arrives, if it arrives at all.
             pool.run(true, 2, |tasks| {
                 while tasks.claim().is_some() {
                     seen.lock().expect("lock").insert(std::thread::current().id());

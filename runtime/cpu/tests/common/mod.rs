@@ -1,6 +1,6 @@
 //! Builds programs by hand and interprets `plan::ir` literally, as the reference for compiled programs.
 //!
-//! The reference works on one element at a time: an element is the bits of its compute type (f32 for 16-bit floats).
+//! The reference evaluates one element at a time; an element is the bits of its compute type (f32 for 16-bit floats).
 #![allow(dead_code)]
 
 pub mod reference;
@@ -8,14 +8,14 @@ pub mod reference;
 use half::{bf16, f16};
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::{DType, HostTensor, Layout, Shape, philox};
+use perilune_core::{DType, HostTensor, Interrupt, Layout, Shape, philox};
 use perilune_cpu::Cpu;
-use perilune_plan::Backend;
 use perilune_plan::ir::*;
+use perilune_plan::{Backend, RunContext};
 use reference::{column_of, eval, row};
 use std::sync::Arc;
 
-/// A small generator for test data.
+/// A small random number generator for test data.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -174,7 +174,7 @@ impl Build {
         let outputs: Vec<_> =
             self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
         let slots: Vec<u64> = self.slots.iter().map(|s| s.1).collect();
-        program.run(&inputs, &slots, &outputs, None)?;
+        program.run(&inputs, &slots, &outputs, RunContext::new(&Interrupt::default()))?;
         let mut out = Vec::new();
         for (b, (s, d)) in outputs.iter().zip(&self.outputs) {
             out.push(HostTensor::new(*d, *s, cpu.download(b, s.numel() * d.size()).expect("bytes")));
@@ -273,18 +273,18 @@ impl Build {
     }
 }
 
-/// Ops without a Lua function are in the registry only as statics.
+/// Finds an op without a Lua function; such ops are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
     use perilune_core::ops::{movement, reduce};
-    [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
+    [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
-/// A device of that many threads, created once a test thread: pools are expensive.
-pub fn device(threads: usize) -> std::rc::Rc<Cpu> {
+/// Returns a device with that many threads, created once per test thread because pools are expensive.
+pub fn device(threads: usize) -> Arc<Cpu> {
     thread_local! {
-        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, std::rc::Rc<Cpu>>> = Default::default();
+        static DEVICES: std::cell::RefCell<std::collections::HashMap<usize, Arc<Cpu>>> = Default::default();
     }
-    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| std::rc::Rc::new(Cpu::new(Some(threads)))).clone())
+    DEVICES.with(|d| d.borrow_mut().entry(threads).or_insert_with(|| Arc::new(Cpu::new(Some(threads)))).clone())
 }
 
 pub fn same(got: &HostTensor, want: &HostTensor, what: &str) {

@@ -9,7 +9,7 @@ use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 trait Bits: Number {
     fn from(bits: u64) -> Self;
     fn to(self) -> u64;
-    /// Arithmetic by operators of the language, not by those of the backend: sum, difference, product, negation.
+    /// Uses the language's operators instead of the backend's functions: sum, difference, product, negation.
     fn sum(self, y: Self) -> Self;
     fn difference(self, y: Self) -> Self;
     fn product(self, y: Self) -> Self;
@@ -161,7 +161,7 @@ fn identity(f: ReduceFn, dtype: DType) -> u64 {
     }
 }
 
-/// Chunks in order: f32 sums and products in f64.
+/// Combines chunks in order; f32 sums and products in f64.
 fn chunks(f: ReduceFn, dtype: DType, parts: &[u64]) -> u64 {
     let wide = dtype.compute() == DType::F32 && matches!(f, ReduceFn::Sum | ReduceFn::Prod);
     if wide {

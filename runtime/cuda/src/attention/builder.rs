@@ -10,16 +10,16 @@ use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
-/// What a launch runs.
+/// The kernel that a launch runs.
 #[derive(Clone, Copy)]
 pub(super) enum Kernel {
     MmaTile(MmaTile),
     Tf32(Tf32),
-    /// With the head size that it is made for.
+    /// A tile, with the head size that it is compiled for.
     WarpgroupTile(u32, WarpgroupTile),
 }
 
-/// What both passes start from.
+/// The state that the forward and the backward pass share while they build launches.
 pub(super) struct Builder<'a> {
     program: &'a Program,
     l: &'a Library,
@@ -33,20 +33,20 @@ pub(super) struct Builder<'a> {
     pub s: usize,
     pub d: usize,
     pub e: usize,
-    /// The head size of the kernels.
+    /// The head size that the kernels are compiled for.
     pub size: u32,
     mask: Mask,
-    /// 0 for none.
+    /// The window, or 0 for none.
     window: i32,
-    /// Labels and bounds, where there are documents.
+    /// The arguments for segment labels and bounds, if there are documents.
     documents: Vec<Arg>,
     scale: f32,
     pub dtype: DType,
-    /// TF32 products for one of f32.
+    /// Number of TF32 products per f32 product.
     products: u32,
 }
 
-/// The fields of `attention::Problem` that differ between tensors.
+/// The fields of `attention::Problem` that belong to tensors.
 #[derive(Default)]
 pub(super) struct Tensors {
     pub q: Strides,
@@ -73,7 +73,7 @@ impl<'a> Builder<'a> {
         };
         let lead = n.saturating_sub(3);
         let window = if l.attrs[2] > 0 && l.attrs[2] < t as i64 { l.attrs[2] as i32 } else { 0 };
-        // One number for all positions is no choice.
+        // A constant gives all positions the same document, so it masks nothing.
         let documents = l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
         let mut b = Builder {
             program,
@@ -99,14 +99,14 @@ impl<'a> Builder<'a> {
         Ok(b)
     }
 
-    /// Launches what makes labels and bounds of the documents' numbers.
+    /// Launches the computation of labels and bounds from the documents' ids.
     pub fn bounds(&mut self) -> Result<()> {
         let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
             return Ok(());
         };
         let stretches = self.t.div_ceil(mask::BOUND_BLOCK);
         if self.b * self.padded() > i32::MAX as usize {
-            let message = format!("{} rows of {} positions are more than documents can be told of", self.b, self.t);
+            let message = format!("{} rows of {} positions: `documents` has fewer than 2^31", self.b, self.t);
             return Err(Error::system("scaled_dot_product_attention", message));
         }
         let labels = self.scratch(self.b * self.padded() * 4);
@@ -119,14 +119,14 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Room in the workspace.
+    /// Allocates workspace.
     pub fn scratch(&mut self, bytes: usize) -> Arg {
         let at = self.work.scratch_bytes;
         self.work.scratch_bytes = (at + bytes).next_multiple_of(256);
         Arg::Scratch(at)
     }
 
-    /// Input `i` as the kernels read it, copied first if they cannot read it as it is.
+    /// Returns input `i` as the kernels can read it; copies it first if necessary.
     pub fn input(&mut self, i: usize) -> (Arg, Strides) {
         let operand = self.l.inputs[i];
         let (shape, bytes) = (operand.shape(), self.dtype.size());
@@ -147,20 +147,20 @@ impl<'a> Builder<'a> {
         (to, Strides::contiguous(heads, shape.dims()[n - 2], shape.dims()[n - 1]))
     }
 
-    /// Input `i`, which is contiguous f32: the logarithms that the forward pass saved.
+    /// Returns input `i`, which must be contiguous f32: the logarithms that the forward pass saved.
     pub fn saved(&mut self, i: usize) -> Result<Arg> {
         match self.l.inputs[i] {
             Operand::View(v, layout) if layout.is_dense() => Ok(Arg::Value(v, layout.offset as i64 * 4)),
-            _ => Err(bug("attention: the saved row sums are no plain buffer".into())),
+            _ => Err(bug("attention: the saved row sums are not a contiguous buffer".into())),
         }
     }
 
-    /// Rows of `numbers` a head has: whole steps of any kernel, wherever the last begins.
+    /// Rows of `numbers` per head, rounded up so that every kernel can read whole steps, even beyond the last row.
     pub fn padded(&self) -> usize {
         self.t.next_multiple_of(128) + 128
     }
 
-    /// `attention::Problem`.
+    /// Encodes `attention::Problem`.
     pub fn problem(&self, x: &Tensors, pairs: usize, section: usize) -> Arg {
         let mut bytes = Vec::with_capacity(240);
         for s in [x.q, x.k, x.v, x.out, x.grad, x.dq, x.dk, x.dv] {
@@ -178,7 +178,7 @@ impl<'a> Builder<'a> {
         Arg::Bytes(bytes)
     }
 
-    /// The kernel of warps, or for f32, for this problem.
+    /// Selects the warp-level kernel for this problem: `mma`, or `tf32` for f32.
     pub fn tile(&self, pass: Pass) -> Result<Kernel> {
         let tile = match self.dtype {
             DType::F32 => Tf32::of(pass, self.size, self.products, self.props).map(Kernel::Tf32),
@@ -187,8 +187,8 @@ impl<'a> Builder<'a> {
         tile.ok_or_else(|| bug(format!("no attention tile for head size {}", self.size)))
     }
 
-    /// The kernel of warpgroups for this problem, if there is one that can read q, k, v and, going backward, grad; with
-    /// the tensor maps that it takes for them.
+    /// Selects the warpgroup kernel for this problem, if one can read q, k, v and, in the backward pass, grad. Also
+    /// returns the tensor maps for these operands.
     pub fn groups(&self, pass: Pass, x: &Tensors, inputs: &[Arg]) -> Option<(Kernel, Vec<Arg>)> {
         let (size, tile) =
             WarpgroupTile::of(pass, self.size, self.props, self.mask).filter(|_| self.dtype != DType::F32)?;
@@ -200,7 +200,7 @@ impl<'a> Builder<'a> {
         ];
         let maps =
             inputs.iter().zip([x.q, x.k, x.v, x.grad]).zip(dims).enumerate().map(|(i, ((arg, strides), dims))| {
-                // A block keeps its rows, and takes those of the other side a step at a time.
+                // A block keeps its own rows and reads those of the other side a step at a time.
                 let kept = matches!(i, 1 | 2) == (pass == Pass::BackwardKv);
                 let rows = if kept { tile.rows() } else { tile.bn };
                 Some(Arg::Map(Box::new(arg.clone()), warpgroup::tma_desc(strides, dims, rows, self.dtype)?))
@@ -209,7 +209,7 @@ impl<'a> Builder<'a> {
     }
 
     pub fn launch(&mut self, pass: Pass, kernel: Kernel, x: &Tensors, mut args: Vec<Arg>) -> Result<()> {
-        // Rows a block has, and elements that the blocks of one pair read over and over.
+        // Rows on the side that blocks are assigned to, and elements that the blocks of one pair read repeatedly.
         let (pairs, rows, again) = match pass {
             Pass::BackwardKv => (self.b * self.g, self.s, self.t * (self.h / self.g.max(1))),
             _ => (self.b * self.h, self.t, self.s * self.g / self.h.max(1)),
@@ -238,11 +238,11 @@ impl<'a> Builder<'a> {
             return Ok(());
         }
         if pairs * tiles > i32::MAX as usize || rows.max(self.t).max(self.s) > i32::MAX as usize / 2 {
-            let message = format!("{pairs} heads of {rows} positions are more than one launch can take");
+            let message = format!("{pairs} heads of {rows} positions do not fit in one launch");
             return Err(Error::system("scaled_dot_product_attention", message));
         }
         let section = (SECTION_BYTES / (again * (self.d + self.e) * self.dtype.size()).max(1)).clamp(1, pairs);
-        // Query heads of one key head stay together.
+        // Query heads that share a key head stay together.
         let section = match pass {
             Pass::BackwardKv => section,
             _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
@@ -259,17 +259,17 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    /// Output `i` and the strides it is written through, if the program has it.
+    /// Returns output `i` and its strides, if the program has it.
     pub fn output(&self, i: usize) -> Result<Option<(Arg, Strides)>> {
         let Some(&v) = self.l.outputs.get(i).filter(|v| **v != ValueId::NONE) else { return Ok(None) };
-        debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output that is no value");
+        debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output without a value");
         let layout = self.l.layouts[i];
-        let strides =
-            Strides::of(&layout, self.dtype).ok_or_else(|| bug("attention cannot write its output there".into()))?;
+        let strides = Strides::of(&layout, self.dtype)
+            .ok_or_else(|| bug("attention cannot store its output in this layout".into()))?;
         Ok(Some((Arg::Value(v, layout.offset as i64 * self.dtype.size() as i64), strides)))
     }
 
-    /// The same, or workspace for an output that the program does not have.
+    /// Like `output`, or workspace for an output that the program does not have.
     pub fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
         let contiguous = Strides::contiguous(heads, rows, width);
         let found = self.output(i)?;
@@ -277,5 +277,5 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// What heads that are worked on together read: well inside the L2 cache of an A100 (40 MB) or H100 (50 MB).
+/// Bytes that concurrently processed heads read: well within the L2 cache of an A100 (40 MB) or H100 (50 MB).
 const SECTION_BYTES: usize = 16 << 20;

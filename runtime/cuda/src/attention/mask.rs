@@ -4,7 +4,7 @@ use crate::launch::{Arg, Function, Launch};
 use perilune_core::Layout;
 use std::sync::Arc;
 
-/// Which keys a query sees, as far as kernels are made for it. A window is causal too.
+/// Which keys a query attends to, among the masks that kernels support. A window is also causal.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Mask {
     pub causal: bool,
@@ -13,7 +13,7 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// The end of a kernel's name.
+    /// The suffix of a kernel's name.
     pub(super) fn name(self) -> String {
         let near = match (self.causal, self.window) {
             (_, true) => "_window",
@@ -23,7 +23,7 @@ impl Mask {
         format!("{near}{}", if self.documents { "_documents" } else { "" })
     }
 
-    /// Parameters and the argument that a kernel with documents has beside the rest.
+    /// The additional parameters and argument of a kernel with documents.
     pub(super) fn documents_text(self) -> (&'static str, &'static str) {
         match self.documents {
             true => ("const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"),
@@ -42,7 +42,7 @@ fn bounds_function() -> Function {
     Function { label: "attention_segment_bounds".into(), text: text.into() }
 }
 
-/// Computes labels, `padded` for each batch, and bounds from ids, i64 (leading dims, t) with `layout`.
+/// Computes labels (`padded` per batch) and bounds from ids, i64 of shape (leading dims, t) with `layout`.
 pub(super) fn bounds([ids, labels, bounds]: [Arg; 3], layout: &Layout, t: usize, padded: usize) -> Launch {
     let lead = layout.shape.rank() - 1;
     let (mut dims, mut strides) = ([1i64; 7], [0i64; 7]);

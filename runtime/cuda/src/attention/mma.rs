@@ -1,13 +1,14 @@
-//! Lists the tiles of attention with mma.sync (sm_80 and later) and emits its kernels (`kernels/attention/{forward,backward_q,backward_kv}.cuh`).
+//! Lists the tile configurations of attention with mma.sync (sm_80 and later) and emits its kernels
+//! (`kernels/attention/{forward,backward_q,backward_kv}.cuh`).
 
 use super::{Mask, Pass, element};
 use crate::launch::{Function, Props};
 use perilune_core::DType;
 use std::fmt::Write;
 
-/// The tile of one kernel: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` buffers for them;
-/// `held`: the left operands (k for dk and dv) stay in registers; `split`: blocks that share a tile's columns; `blocks`: blocks per
-/// multiprocessor, which bounds the registers.
+/// The tile configuration of one kernel. Each of `warps` warps has 16 `mt` rows and steps along the other side by `bn`,
+/// with `stages` buffers. `held`: the left operands (k for dk and dv) stay in registers; `split`: number of blocks that
+/// share a tile's columns; `blocks`: blocks per multiprocessor, which limits the registers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct MmaTile {
     pub warps: u32,
@@ -19,11 +20,11 @@ pub struct MmaTile {
     pub blocks: u32,
 }
 
-/// When a row of [`MMA_TILES`] applies. Some of the fastest tiles need more registers than certain masks leave.
+/// When a row of [`MMA_TILES`] applies. Certain masks leave too few registers for some of the fastest tiles.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum When {
     Always,
-    /// On the 228 KiB of shared memory of sm_90, without a window or documents.
+    /// With the 228 KiB of shared memory of sm_90, without a window or documents.
     Large,
     /// On sm_100 and later, without any mask.
     Bare100,
@@ -31,7 +32,7 @@ pub enum When {
     Masked,
     /// With documents.
     Documents,
-    /// With documents, but for a causal mask without a window.
+    /// With documents, except for a causal mask without a window.
     Mixed,
 }
 
@@ -53,10 +54,10 @@ const fn tile(warps: u32, mt: u32, bn: u32, stages: u32, held: bool, split: u32,
     MmaTile { warps, mt, bn, stages, held, split, blocks }
 }
 
-/// Head sizes that kernels are made for.
+/// Head sizes that kernels are compiled for.
 pub const SIZES: [u32; 5] = [32, 64, 96, 128, 256];
 
-/// (pass, head size, when, tile); the first that applies is taken.
+/// (pass, head size, when, tile); the first row that applies is used.
 #[rustfmt::skip]
 pub const MMA_TILES: &[(Pass, u32, When, MmaTile)] = &[
     (Pass::Forward, 32, When::Always, tile(4, 2, 64, 2, true, 1, 2)),
@@ -88,7 +89,7 @@ impl MmaTile {
         MMA_TILES.iter().find(|t| t.0 == pass && t.1 == size && t.2.holds(props, mask)).map(|t| t.3)
     }
 
-    /// Rows of a block.
+    /// Rows per block.
     pub fn rows(&self) -> u32 {
         16 * self.mt * self.warps
     }
@@ -103,7 +104,7 @@ impl MmaTile {
     }
 }
 
-/// The text of one kernel.
+/// Returns the text of one kernel.
 pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) -> Function {
     let t = element(dtype);
     let (name, file, plan, params, args) = match pass {

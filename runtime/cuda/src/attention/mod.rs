@@ -1,15 +1,16 @@
 //! Launches flash attention: kernels that never store the T x S scores (`kernels/attention/`), for bf16, f16 and f32 from sm_80.
 //!
-//! The forward pass is one launch. The backward pass is three: the rows' `delta` (which the sm_90a kernels compute themselves), then
-//! dq, then dk and dv. Each sums in a fixed order, so a gradient has the same bits in every run. Operands are read through
-//! their strides where rows are contiguous and 16-byte aligned, as in views of a fused projection, and copied to the workspace
-//! otherwise. Masks given as tensors, head sizes that are no multiple of 8 (of 4 in f32) and f64 are left to the decomposition.
-//! Segment ids (`documents`) take one more small launch in each direction; tiles of unrelated segments are then skipped.
+//! The forward pass is one launch. The backward pass is three: `delta` of each row (which the sm_90a kernels compute
+//! themselves), then dq, then dk and dv. Each kernel sums in a fixed order, so a gradient has the same bits in every
+//! run. Operands are read through their strides if rows are contiguous and 16-byte aligned, as in views of a fused
+//! projection, and copied to the workspace otherwise. Masks given as tensors, head sizes that are not a multiple of 8
+//! (of 4 in f32) and f64 are left to the decomposition. Segment ids (`documents`) need one more small launch in each
+//! direction; tiles of unrelated segments are then skipped.
 //!
-//! There are three families of kernels. `mma`: mma.sync on 16-bit floats, for every GPU since sm_80 ([`MMA_TILES`]). `warpgroup`:
-//! wgmma and TMA on 16-bit floats, for sm_90a ([`WARPGROUP_TILES`]), where tensor maps can describe the operands. `tf32`: f32 as
-//! one or three TF32 products ([`TF32`]). Head size and GPU choose the tile; `kernels/lab/attention_lab.py` reads the tables
-//! from these files and times them.
+//! There are three families of kernels. `mma`: mma.sync on 16-bit floats, for every GPU since sm_80 ([`MMA_TILES`]).
+//! `warpgroup`: wgmma and TMA on 16-bit floats, for sm_90a ([`WARPGROUP_TILES`]), if tensor maps can describe the
+//! operands. `tf32`: f32 with one or three TF32 products per f32 product ([`TF32`]). Head size and GPU choose the tile;
+//! `kernels/lab/attention_lab.py` reads the tables from these files and times them.
 
 use crate::launch::{Arg, Launch, Props, Work};
 use builder::{Builder, Tensors};
@@ -44,7 +45,7 @@ pub enum Pass {
     BackwardKv,
 }
 
-/// Whether attention, or its backward, has a kernel for this node.
+/// Whether there is a kernel for this node, attention or its backward.
 pub fn has_kernel(node: &Node) -> bool {
     let inputs = match node.op {
         op if op == &ATTENTION => 3,
@@ -59,7 +60,7 @@ pub fn has_kernel(node: &Node) -> bool {
     };
     let fits = |n: i64| (least..=256).contains(&n) && n % least == 0;
     let scale = real(scale);
-    // More inputs: there is a mask. The kernels take the largest score before they scale.
+    // Further inputs mean a mask tensor. The kernels compute the maximum before they apply the scale.
     node.inputs.len() == inputs + usize::from(documents != 0)
         && fits(d)
         && fits(e)
@@ -67,7 +68,7 @@ pub fn has_kernel(node: &Node) -> bool {
         && scale > 0.0
 }
 
-/// Whether the kernels can write an output through `layout`: rows as they can read them.
+/// Whether the kernels can store an output through `layout`; rows need the same alignment as for reading.
 pub fn can_store_layout(node: &Node, output: usize, layout: &Layout) -> bool {
     let outputs = match node.op {
         op if op == &ATTENTION => 1,
@@ -89,13 +90,13 @@ fn bug(message: String) -> Error {
     Error::system("cuda", format!("this is a bug: {message}"))
 }
 
-/// `out` and, if the program has it as a second output, the logarithms of the rows' sums.
+/// Stores `out` and, if the program has it as a second output, the logarithms of the row sums.
 pub fn forward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let mut b = Builder::new(program, l, props)?;
     let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
     let (to, out) = b.output(0)?.ok_or_else(|| bug("attention without an output".into()))?;
     let x = Tensors { q: sq, k: sk, v: sv, out, ..Tensors::default() };
-    // Plain: it is no attention output by `writes`.
+    // Contiguous: `can_store_layout` accepts only attention outputs.
     let lse = match l.outputs.get(1) {
         Some(&v) if v != ValueId::NONE => Arg::Value(v, 0),
         _ => Arg::I64(0),
@@ -109,7 +110,7 @@ pub fn forward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     Ok(b.work)
 }
 
-/// dq and, if the program has them as further outputs, dk and dv.
+/// Stores dq and, if the program has them as further outputs, dk and dv.
 pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let mut b = Builder::new(program, l, props)?;
     let ((q, sq), (k, sk), (v, sv)) = (b.input(0), b.input(1), b.input(2));
@@ -126,7 +127,7 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     let read = [q, k, v, grad.clone()];
     let by_groups = b.groups(Pass::BackwardQ, &x, &read).zip(b.groups(Pass::BackwardKv, &x, &read));
 
-    // Of each row: its delta, or for kernels of warpgroups its numbers.
+    // Per row: its delta, or the values that warpgroup kernels read.
     let pairs = b.b * b.h;
     let ((kernel_q, for_q), (kernel_kv, for_kv)) = match by_groups {
         Some(((kernel_q, q), (kernel_kv, kv))) => {
@@ -137,7 +138,7 @@ pub fn backward(program: &Program, l: &Library, props: &Props) -> Result<Work> {
             let delta = b.scratch(pairs * b.t * 4);
             let blocks = pairs * b.t.div_ceil(256 / lanes(b.size) as usize);
             if blocks > i32::MAX as usize {
-                return Err(Error::system("scaled_dot_product_attention", "more rows than one launch can take"));
+                return Err(Error::system("scaled_dot_product_attention", "the rows do not fit in one launch"));
             }
             if blocks > 0 {
                 b.work.launches.push(Launch {

@@ -5,7 +5,7 @@ use crate::launch::{Arg, Function, Launch};
 use perilune_core::{DType, Layout, MAX_RANK};
 use std::sync::Arc;
 
-/// The rows' delta. (Kernels of warpgroups make it themselves.)
+/// Computes the delta of each row. (Warpgroup kernels compute it themselves.)
 pub(super) fn delta_function(size: u32, dtype: DType) -> Function {
     let (t, lanes) = (element(dtype), lanes(size));
     let text = format!(
@@ -16,7 +16,7 @@ pub(super) fn delta_function(size: u32, dtype: DType) -> Function {
     Function { label: format!("attention_delta_{t}"), text }
 }
 
-/// Lanes that share a row of `size` elements, 8 each.
+/// Number of lanes that share a row of `size` elements, 8 elements each.
 pub(super) fn lanes(size: u32) -> u32 {
     (size / 8).next_power_of_two()
 }
@@ -31,7 +31,7 @@ fn copy_function(dtype: DType) -> Function {
     Function { label: "attention_copy".into(), text }
 }
 
-/// The bits of a number of the program, a float of 16 or 32 bits.
+/// The bits of a constant of the program, a float of 16 or 32 bits.
 pub(crate) fn bits_of(bits: u64, dtype: DType) -> u32 {
     let x = f64::from_bits(bits);
     match dtype {
@@ -41,7 +41,8 @@ pub(crate) fn bits_of(bits: u64, dtype: DType) -> u32 {
     }
 }
 
-/// Copies elements of 16 or 32 bits with `layout` at `from` to contiguous memory; fills it with `fill` if `from` is null.
+/// Copies elements of 16 or 32 bits with `layout` at `from` to contiguous memory. If `from` is null, fills it with
+/// `fill`.
 pub(crate) fn copy(dtype: DType, from: Arg, layout: &Layout, fill: u32, to: Arg) -> Launch {
     let shape = layout.shape;
     let (mut dims, mut strides) = ([1i64; MAX_RANK], [0i64; MAX_RANK]);

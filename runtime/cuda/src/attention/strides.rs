@@ -2,17 +2,17 @@
 
 use perilune_core::{DType, Layout, Shape};
 
-/// In elements, along (batch, head, row).
+/// Strides in elements along (batch, head, row).
 #[derive(Clone, Copy, Default, PartialEq, Debug)]
 pub(super) struct Strides(pub(super) [i64; 3]);
 
 impl Strides {
-    /// Of (..., heads, rows, width), contiguous.
+    /// The strides of a contiguous (..., heads, rows, width).
     pub fn contiguous(heads: usize, rows: usize, width: usize) -> Strides {
         Strides([(heads * rows * width) as i64, (rows * width) as i64, width as i64])
     }
 
-    /// Of a layout that the kernels can read; see `Strides` in `tile.cuh`.
+    /// The strides of a layout, if the kernels can read it; see `Strides` in `tile.cuh`.
     pub fn of(l: &Layout, dtype: DType) -> Option<Strides> {
         let n = l.shape.rank();
         if l.numel() == 0 {

@@ -1,11 +1,11 @@
-//! Lists the tiles of attention on f32 with TF32 tensor cores (sm_80 and later) and emits its kernels (`kernels/attention/*_tf32.cuh`):
-//! three TF32 products for one of f32, or one for precision "tf32".
+//! Lists the tile configurations of attention on f32 with TF32 tensor cores (sm_80 and later) and emits its kernels
+//! (`kernels/attention/*_tf32.cuh`): three TF32 products per f32 product, or one for precision "tf32".
 
 use super::{Mask, Pass};
 use crate::launch::{Function, Props};
 
-/// The tile of one kernel: 16 `mt` rows for each of `warps`, steps of `bn` along the other side, with `stages` buffers for them;
-/// `side`: warps that share their rows; `blocks` as in [`MmaTile`](super::MmaTile).
+/// The tile configuration of one kernel. Each of `warps` warps has 16 `mt` rows and steps along the other side by `bn`,
+/// with `stages` buffers. `side`: number of warps that share their rows; `blocks`: as in [`MmaTile`](super::MmaTile).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tf32 {
     pub warps: u32,
@@ -20,7 +20,8 @@ const fn tf32(warps: u32, mt: u32, bn: u32, stages: u32, side: u32, blocks: u32)
     Tf32 { warps, mt, bn, stages, side, blocks }
 }
 
-/// (pass, head size, products, tile); the first is taken of which `blocks` fit a multiprocessor. The last of each fits all.
+/// (pass, head size, products, tile); the first row whose `blocks` fit a multiprocessor is used. The last row of each
+/// kind fits every GPU.
 #[rustfmt::skip]
 pub const TF32: &[(Pass, u32, u32, Tf32)] = &[
     (Pass::Forward, 32, 3, tf32(4, 2, 64, 2, 1, 2)),
@@ -107,12 +108,12 @@ impl Tf32 {
         TF32.iter().find(|t| (t.0, t.1, t.2) == (pass, size, products) && t.3.fits(pass, size, props)).map(|t| t.3)
     }
 
-    /// Rows of a block.
+    /// Rows per block.
     pub fn rows(&self) -> u32 {
         16 * self.mt * self.warps / self.side
     }
 
-    /// Whether a multiprocessor has room for `blocks` of them: it keeps 1 KiB for each beside its own.
+    /// Whether `blocks` blocks fit on a multiprocessor, which reserves 1 KiB of shared memory per block.
     pub fn fits(&self, pass: Pass, size: u32, props: &Props) -> bool {
         self.blocks * (self.shared_bytes(pass, size) + 1024) <= props.shared_bytes + 1024
     }
@@ -125,7 +126,7 @@ impl Tf32 {
         4 * (kept * (size + 4) + self.stages * (2 * self.bn * (size + 4) + numbers) + weights)
     }
 
-    /// The text of one kernel.
+    /// Returns the text of one kernel.
     pub fn function(&self, pass: Pass, size: u32, products: u32, mask: Mask) -> Function {
         let (name, outputs) = match pass {
             Pass::Forward => ("forward", "f32* out, f32* lse"),

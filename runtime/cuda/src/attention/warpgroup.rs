@@ -1,12 +1,14 @@
-//! Lists the tiles of attention with wgmma and TMA (sm_90a) and emits its kernels (`kernels/attention/*_sm90.cuh`).
+//! Lists the tile configurations of attention with wgmma and TMA (sm_90a) and emits its kernels
+//! (`kernels/attention/*_sm90.cuh`).
 
 use super::strides::Strides;
 use super::{Mask, Pass, When, element};
 use crate::launch::{Function, Props, TmaDesc};
 use perilune_core::DType;
 
-/// The tile of one wgmma kernel: 64 rows for each of `groups` warpgroups, steps of `bn` along the other side, with `stages` buffers for
-/// them; `lean`: fewer registers for less overlap; `blocks` as in [`MmaTile`](super::MmaTile).
+/// The tile configuration of one wgmma kernel. Each of `groups` warpgroups has 64 rows and steps along the other side
+/// by `bn`, with `stages` buffers. `lean`: fewer registers in exchange for less overlap; `blocks`: as in
+/// [`MmaTile`](super::MmaTile).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct WarpgroupTile {
     pub groups: u32,
@@ -20,8 +22,8 @@ const fn groups(groups: u32, bn: u32, stages: u32, lean: bool, blocks: u32) -> W
     WarpgroupTile { groups, bn, stages, lean, blocks }
 }
 
-/// (pass, head size, when, tile) of the kernels of warpgroups; the first that holds is taken. Windows and documents need
-/// registers that some tiles have not left (`When::Large`, which holds on every sm_90 without these).
+/// (pass, head size, when, tile) of the warpgroup kernels; the first row that applies is used. Windows and documents
+/// need registers that some tiles lack (`When::Large`, which applies to every sm_90 without these masks).
 #[rustfmt::skip]
 pub const WARPGROUP_TILES: &[(Pass, u32, When, WarpgroupTile)] = &[
     (Pass::Forward, 64, When::Always, groups(2, 64, 4, false, 2)),
@@ -36,10 +38,11 @@ pub const WARPGROUP_TILES: &[(Pass, u32, When, WarpgroupTile)] = &[
 ];
 
 impl WarpgroupTile {
-    /// For heads of `size` columns (see `mma::SIZES`), with the head size that the kernel is made for.
+    /// Selects the tile for heads of `size` columns (see `mma::SIZES`), with the head size that the kernel is compiled
+    /// for.
     pub fn of(pass: Pass, size: u32, props: &Props, mask: Mask) -> Option<(u32, WarpgroupTile)> {
-        // 32 would waste half of each product, and 256 has no room. 96 fills three quarters of 128; it was not timed against
-        // the tiles of warps.
+        // A kernel for 32 would waste half of each product, and one for 256 does not fit. 96 uses three quarters of
+        // 128; it was not timed against the `mma` tiles.
         let made_for = match size {
             64 => 64,
             96 | 128 => 128,
@@ -52,7 +55,7 @@ impl WarpgroupTile {
         WARPGROUP_TILES.iter().find(fits).map(|t| (t.1, t.3))
     }
 
-    /// Rows of a block.
+    /// Rows per block.
     pub fn rows(&self) -> u32 {
         64 * self.groups
     }
@@ -66,7 +69,7 @@ impl WarpgroupTile {
         }
     }
 
-    /// The text of one kernel.
+    /// Returns the text of one kernel.
     pub fn function(&self, pass: Pass, size: u32, dtype: DType, mask: Mask) -> Function {
         let t = element(dtype);
         let (name, plan, pointers) = match pass {
@@ -107,8 +110,8 @@ impl WarpgroupTile {
     }
 }
 
-/// The tensor map of boxes of `rows` rows and 64 columns over (batch, heads, length, width) through `strides`. `None` where TMA does not
-/// support it: a dim of 0, or a stride that is no positive multiple of 16 bytes (of a dim above 1).
+/// The tensor map of boxes of `rows` rows and 64 columns over (batch, heads, length, width) through `strides`. `None`
+/// if TMA does not support it: a dim of 0, or a stride (of a dim above 1) that is not a positive multiple of 16 bytes.
 pub(super) fn tma_desc(strides: Strides, dims: [usize; 4], rows: u32, dtype: DType) -> Option<TmaDesc> {
     let [batch, heads, length, width] = dims;
     let mut bytes = [0; 3];

@@ -1,13 +1,14 @@
-//! Describes matrix products as cuBLASLt takes them: transposes, leading dimensions and strided batches of views, without copies.
+//! Describes matrix products in cuBLASLt's terms: transposes, leading dimensions and strided batches of views, without
+//! copies.
 
 use super::ALIGNMENT;
 use perilune_core::ops::fp8;
 use perilune_core::{DType, Layout, Shape};
 
-/// Separate calls that one product may take, where batch strides are not regular.
+/// Maximum number of calls for one product whose batch strides are irregular.
 const MOST_CALLS: usize = 4096;
 
-/// The layout of one operand: column-major after the exchange of operands.
+/// The layout of one operand: column-major after the operands are swapped.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub(super) struct Side {
     pub(super) transposed: bool,
@@ -15,7 +16,7 @@ pub(super) struct Side {
     pub(super) batch_stride: i64,
 }
 
-/// The form of a `rows x cols` matrix with these strides, if cuBLASLt can read it.
+/// The layout of a `rows x cols` matrix with these strides, if cuBLASLt can read it.
 fn side(rows: usize, cols: usize, row_stride: isize, col_stride: isize, batch_stride: isize) -> Option<Side> {
     let (r, c) = (rows as isize, cols as isize);
     let batch_stride = batch_stride as i64;
@@ -30,12 +31,12 @@ fn side(rows: usize, cols: usize, row_stride: isize, col_stride: isize, batch_st
     None
 }
 
-/// A product as cuBLASLt sees it: one call, strided over a batch.
+/// One cuBLASLt call, strided over a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct Problem {
-    /// Of the result, and of the operands unless they are bytes.
+    /// The dtype of the result and, except for fp8, of the operands.
     pub(super) dtype: DType,
-    /// How bytes are numbers.
+    /// The formats of fp8 operands.
     pub(super) fp8: Option<fp8::Product>,
     pub(super) m: usize,
     pub(super) n: usize,
@@ -43,7 +44,7 @@ pub struct Problem {
     pub(super) batch: usize,
     pub(super) a: Side,
     pub(super) b: Side,
-    /// Bytes that all addresses of the operands are a multiple of.
+    /// Powers of two that divide all addresses of the operands, in bytes.
     pub(super) align: (u32, u32),
 }
 
@@ -51,11 +52,11 @@ pub struct Problem {
 #[derive(Clone, Debug)]
 pub struct Product {
     pub problem: Problem,
-    /// Of A, B and the result.
+    /// Offsets of A, B and the result.
     pub offsets: Vec<(isize, isize, usize)>,
 }
 
-/// How a product of views can be done by cuBLASLt, if at all. `a` (B..., M, K), `b` (B..., K, N).
+/// How cuBLASLt can compute a product of views, if it can. `a` (B..., M, K), `b` (B..., K, N).
 pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
     if !dtype.is_float() {
         return None;
@@ -65,7 +66,7 @@ pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
     if a.shape.numel() == 0 || b.shape.numel() == 0 {
         return None;
     }
-    // The last batch dim whose strides all go on regularly into the ones before it.
+    // The last batch dim whose strides do not continue regularly into the dims before it.
     let dims = &a.shape.dims()[..r - 2];
     let mut batch = 1usize;
     let mut outer = dims.len();
@@ -129,7 +130,7 @@ pub fn product(a: &Layout, b: &Layout, dtype: DType) -> Option<Product> {
 }
 
 impl Problem {
-    /// The product of bytes a (M, K) and b (N, K) transposed, both dense.
+    /// The fp8 product of a (M, K) and b (N, K) transposed, both dense.
     pub fn fp8(how: fp8::Product, dtype: DType, m: usize, n: usize, k: usize) -> Problem {
         let lies = |transposed| Side { transposed, ld: k as i64, batch_stride: 0 };
         let (a, b) = (lies(false), lies(true));
@@ -140,7 +141,7 @@ impl Problem {
         self.n
     }
 
-    /// What it is, for people.
+    /// A description for plans and errors.
     pub fn describe(&self, tf32: bool) -> String {
         let turned = |s: &Side| if s.transposed { ", transposed" } else { "" };
         let Problem { dtype, m, n, k, batch, a, b, .. } = self;

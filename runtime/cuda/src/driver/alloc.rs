@@ -1,8 +1,8 @@
 //! Allocates device memory and pinned host memory.
 //!
-//! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that nothing moves.
-//! [`Heap`] places buffers in such a range by best fit. A freed place is reused at once: all work of the device goes through
-//! one stream, so a later write follows every queued read.
+//! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that
+//! nothing moves. [`Heap`] places buffers in such a range by best fit. A freed block is reused at once: all work of the
+//! device runs in one stream, so a later write follows every queued read.
 
 use super::{Address, Device, check, sys};
 use perilune_core::byte_size;
@@ -10,14 +10,14 @@ use perilune_core::error::{Error, Result};
 use perilune_plan::DeviceBuffer;
 use perilune_plan::memory::Offsets;
 use std::any::Any;
-use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Address space of a device that grows from its start without moving.
 pub struct Range {
-    device: Rc<Device>,
+    device: Arc<Device>,
     pub base: Address,
     reserved: usize,
     mapped: usize,
@@ -26,7 +26,7 @@ pub struct Range {
 }
 
 impl Range {
-    pub fn new(device: &Rc<Device>) -> Result<Range> {
+    pub fn new(device: &Arc<Device>) -> Result<Range> {
         let prop = Range::prop(device);
         let mut granularity = 0;
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
@@ -51,12 +51,12 @@ impl Range {
         prop
     }
 
-    /// Bytes that have memory behind them.
+    /// Bytes that are mapped to physical memory.
     pub fn mapped(&self) -> usize {
         self.mapped
     }
 
-    /// Puts memory behind the first `nbytes`.
+    /// Maps the first `nbytes` to physical memory.
     pub fn ensure(&mut self, nbytes: usize) -> Result<()> {
         if nbytes <= self.mapped {
             return Ok(());
@@ -74,6 +74,7 @@ impl Range {
         if self.mapped + more > self.reserved {
             return Err(out(self.device.free_bytes()));
         }
+        self.device.bind()?;
         let prop = Range::prop(&self.device);
         let at = self.base + self.mapped as u64;
         // SAFETY: the addresses are reserved by this range and not mapped yet; the handle is new.
@@ -99,9 +100,12 @@ impl Range {
 
 impl Drop for Range {
     fn drop(&mut self) {
+        if self.device.bind().is_err() {
+            return;
+        }
         // SAFETY: nothing queued uses the memory once the stream is idle; each part was mapped once.
         unsafe {
-            sys::cuStreamSynchronize(self.device.stream);
+            sys::cuStreamSynchronize(self.device.stream.0);
             for &(handle, at, nbytes) in &self.parts {
                 sys::cuMemUnmap(self.base + at as u64, nbytes);
                 sys::cuMemRelease(handle);
@@ -111,102 +115,129 @@ impl Drop for Range {
     }
 }
 
-/// Host memory that the GPU can reach.
+/// Pinned host memory that the GPU can access.
 pub struct Pinned {
-    _device: Rc<Device>,
+    device: Arc<Device>,
     pub(super) ptr: *mut u8,
     nbytes: usize,
     pub address: Address,
 }
 
+// SAFETY: the memory is owned and belongs to no thread.
+unsafe impl Send for Pinned {}
+// SAFETY: shared access is by words, which are atomic (`read`, `write`). The bytes behind `ptr` are used by `CopyStreams` alone, which
+// the backend's lock guards.
+unsafe impl Sync for Pinned {}
+
 impl Pinned {
-    pub fn new(device: &Rc<Device>, nbytes: usize) -> Result<Pinned> {
+    pub fn new(device: &Arc<Device>, nbytes: usize) -> Result<Pinned> {
         let mut ptr: *mut c_void = null_mut();
         let mut address = 0;
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
-        // SAFETY: out-pointers are to locals; the memory is zeroed before anyone reads it.
+        // SAFETY: out-pointers are to locals; the memory is zeroed before it is read.
         unsafe {
             check(sys::cuMemHostAlloc(&mut ptr, nbytes, flags), "taking pinned host memory")?;
             check(sys::cuMemHostGetDevicePointer_v2(&mut address, ptr, 0), "mapping pinned host memory")?;
             ptr.cast::<u8>().write_bytes(0, nbytes);
         }
-        Ok(Pinned { _device: device.clone(), ptr: ptr.cast(), nbytes, address })
+        Ok(Pinned { device: device.clone(), ptr: ptr.cast(), nbytes, address })
     }
 
-    /// Word `k` of it, as the GPU last wrote it.
+    /// Returns word `k`, as the GPU last wrote it.
     pub fn read(&self, k: usize) -> u64 {
         assert!((k + 1) * 8 <= self.nbytes);
-        // SAFETY: in bounds and aligned; volatile, since the GPU writes it.
-        unsafe { self.ptr.cast::<u64>().add(k).read_volatile() }
+        self.word(k).load(Ordering::Acquire)
     }
 
     pub fn write(&self, k: usize, word: u64) {
         assert!((k + 1) * 8 <= self.nbytes);
-        // SAFETY: in bounds and aligned.
-        unsafe { self.ptr.cast::<u64>().add(k).write_volatile(word) }
+        self.word(k).store(word, Ordering::Release);
+    }
+
+    /// Word `k`, which is in bounds.
+    fn word(&self, k: usize) -> &AtomicU64 {
+        // SAFETY: in bounds and aligned; atomic, since the GPU and several threads may write it.
+        unsafe { AtomicU64::from_ptr(self.ptr.cast::<u64>().add(k)) }
     }
 }
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // SAFETY: allocated by `cuMemHostAlloc`; callers drop it when the stream is idle.
-        unsafe { sys::cuMemFreeHost(self.ptr.cast()) };
+        if self.device.bind().is_ok() {
+            // SAFETY: allocated by `cuMemHostAlloc`; callers drop it when the stream is idle.
+            unsafe { sys::cuMemFreeHost(self.ptr.cast()) };
+        }
     }
 }
 
 /// The alignment that vector loads and TMA need.
 const ALIGN: usize = 512;
 
-pub struct Heap {
-    range: RefCell<Range>,
-    places: RefCell<Offsets>,
-    used: Cell<usize>,
-    peak: Cell<usize>,
+/// The buffers of a device. Any thread may allocate and free.
+pub struct Heap(Mutex<Space>);
+
+struct Space {
+    range: Range,
+    places: Offsets,
+    used: usize,
+    peak: usize,
 }
 
 impl Heap {
-    pub fn new(device: &Rc<Device>) -> Result<Rc<Heap>> {
-        Ok(Rc::new(Heap {
-            range: RefCell::new(Range::new(device)?),
-            places: RefCell::default(),
-            used: Cell::new(0),
-            peak: Cell::new(0),
-        }))
+    pub fn new(device: &Arc<Device>) -> Result<Arc<Heap>> {
+        let space = Space { range: Range::new(device)?, places: Offsets::default(), used: 0, peak: 0 };
+        Ok(Arc::new(Heap(Mutex::new(space))))
     }
 
-    /// Bytes given out now, at most so far, and mapped.
+    fn lock(&self) -> MutexGuard<'_, Space> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Bytes allocated now, their peak, and bytes mapped.
     pub fn counts(&self) -> (usize, usize, usize) {
-        (self.used.get(), self.peak.get(), self.range.borrow().mapped())
+        let space = self.lock();
+        (space.used, space.peak, space.range.mapped())
     }
 
-    pub fn alloc(self: &Rc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
-        // An empty buffer gets an address too: kernels may be handed it.
+    pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
+        // An empty buffer gets an address too, since kernels may receive it.
         let room = nbytes.max(1).next_multiple_of(ALIGN);
-        let mut places = self.places.borrow_mut();
-        let at = places.take(room);
-        let mut range = self.range.borrow_mut();
-        if let Err(e) = range.ensure(places.end) {
-            places.give(at, room);
-            // Nothing is allocated behind the last place: the next allocation need not start there.
-            places.trim();
+        let mut space = self.lock();
+        let at = space.places.take(room);
+        let end = space.places.end;
+        if let Err(e) = space.range.ensure(end) {
+            space.places.give(at, room);
+            // Nothing is allocated after the last block, so the next allocation need not start there.
+            space.places.trim();
             return Err(e);
         }
-        self.used.set(self.used.get() + room);
-        self.peak.set(self.peak.get().max(self.used.get()));
-        let address = range.base + at as u64;
-        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address, written: Cell::new(0) })
+        space.used += room;
+        space.peak = space.peak.max(space.used);
+        let address = space.range.base + at as u64;
+        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address, written: AtomicU64::new(0) })
     }
 }
 
-/// Memory of the device, given back on drop.
+/// Memory of the device, freed on drop.
 pub struct CudaBuffer {
-    heap: Rc<Heap>,
+    heap: Arc<Heap>,
     at: usize,
     room: usize,
     nbytes: usize,
     pub address: Address,
+    written: AtomicU64,
+}
+
+impl CudaBuffer {
     /// The number of the last queued operation that writes here (`copy_streams`).
-    pub written: Cell<u64>,
+    pub fn last_write(&self) -> u64 {
+        self.written.load(Ordering::Relaxed)
+    }
+
+    /// Records operation `number` as the last writer.
+    pub fn set_last_write(&self, number: u64) {
+        self.written.store(number, Ordering::Relaxed);
+    }
 }
 
 impl std::fmt::Debug for CudaBuffer {
@@ -217,8 +248,9 @@ impl std::fmt::Debug for CudaBuffer {
 
 impl Drop for CudaBuffer {
     fn drop(&mut self) {
-        self.heap.places.borrow_mut().give(self.at, self.room);
-        self.heap.used.set(self.heap.used.get() - self.room);
+        let mut space = self.heap.lock();
+        space.places.give(self.at, self.room);
+        space.used -= self.room;
     }
 }
 

@@ -1,118 +1,114 @@
 //! Copies asynchronously between host and device, through pinned buffers and a second stream.
 //!
-//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results are copied on a
-//! stream of their own, after the work that made them but not after work queued since: a training loop reads the loss of the
-//! previous step while a step runs.
+//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results
+//! are copied on a separate stream, after the work that produced them but not after work queued since: a training loop
+//! reads the loss of the previous step while a step runs.
 //!
 //! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
 //! program. A result waits for the first event that is not older than its number.
 
-use super::{Address, Device, Event, Pinned, check, sys};
+use super::{Address, Device, Event, Handle, Pinned, check, sys};
 use perilune_core::error::Result;
-use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// Bytes of a pinned piece for inputs, and how many there are at most.
+/// Bytes of a pinned piece for inputs, and the maximum number of pieces.
 const PIECE: usize = 4 << 20;
 const PIECES: usize = 4;
 /// The driver copies smaller inputs into its own buffer at once, without waiting.
 const TAKEN_ALONG: usize = 16 << 10;
-/// The largest result that uses the second stream.
+/// Maximum bytes of a result that uses the second stream.
 const SMALL: usize = 64 << 10;
-/// Marks that are kept: of the last programs.
+/// Number of marks that are kept, those of the last programs.
 const MARKS: usize = 8;
 
 /// Copies of a device that do not wait for its compute stream.
 pub struct CopyStreams {
-    device: Rc<Device>,
-    stream: sys::CUstream,
-    /// Where results land.
+    device: Arc<Device>,
+    stream: Handle<sys::CUstream_st>,
+    /// The pinned memory that results are copied to.
     landing: Pinned,
-    /// Each with the event behind which it is free again; oldest first.
-    pieces: RefCell<VecDeque<(Pinned, Event)>>,
-    /// The number of what was queued last.
-    queued: Cell<u64>,
+    /// Each with the event after which it is free again; oldest first.
+    pieces: VecDeque<(Pinned, Event)>,
+    /// The number of the last queued operation.
+    queued: u64,
     /// Oldest first.
-    marks: RefCell<VecDeque<(u64, Event)>>,
+    marks: VecDeque<(u64, Event)>,
 }
 
 impl CopyStreams {
-    pub fn new(device: &Rc<Device>) -> Result<CopyStreams> {
+    pub fn new(device: &Arc<Device>) -> Result<CopyStreams> {
         let landing = Pinned::new(device, SMALL)?;
         let mut stream = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: out-pointer to a local.
         check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
-        let (pieces, marks) = Default::default();
-        Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: Cell::new(0), marks })
+        let (stream, pieces, marks) = (Handle(stream), VecDeque::new(), VecDeque::new());
+        Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: 0, marks })
     }
 
-    /// The number of what is queued next, which goes to the buffers that it writes.
-    pub fn number(&self) -> u64 {
-        self.queued.set(self.queued.get() + 1);
-        self.queued.get()
+    /// Returns the number of the next queued operation, to be stored in the buffers that it writes.
+    pub fn number(&mut self) -> u64 {
+        self.queued += 1;
+        self.queued
     }
 
-    /// Leaves a mark behind all that was queued.
-    pub fn mark(&self) -> Result<()> {
-        let mut marks = self.marks.borrow_mut();
-        let event = match if marks.len() == MARKS { marks.pop_front() } else { None } {
+    /// Records a mark after all queued operations.
+    pub fn mark(&mut self) -> Result<()> {
+        let event = match if self.marks.len() == MARKS { self.marks.pop_front() } else { None } {
             Some((_, event)) => event,
             None => Event::untimed(&self.device)?,
         };
         event.again()?;
-        marks.push_back((self.queued.get(), event));
+        self.marks.push_back((self.queued, event));
         Ok(())
     }
 
-    /// Copies from memory that was last written by what has the number `written`; false if this way is not open.
+    /// Copies memory whose last writer has the number `written`; returns false if the second stream cannot be used.
     pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<bool> {
-        let marks = self.marks.borrow();
-        let mark = marks.iter().find(|m| m.0 >= written);
+        let mark = self.marks.iter().find(|m| m.0 >= written);
         let (Some((_, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(false) };
-        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before the mark
-        // writes there later than it, and the copy is over when this stream is idle.
+        // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before
+        // the mark writes there later than it, and the copy has finished when this stream is idle.
         unsafe {
-            check(sys::cuStreamWaitEvent(self.stream, mark.event, 0), "waiting for a result")?;
+            check(sys::cuStreamWaitEvent(self.stream.0, mark.event.0, 0), "waiting for a result")?;
             let to = self.landing.ptr.cast();
-            check(sys::cuMemcpyDtoHAsync_v2(to, from, bytes.len(), self.stream), "copying from the GPU")?;
-            check(sys::cuStreamSynchronize(self.stream), "waiting for the GPU")?;
+            check(sys::cuMemcpyDtoHAsync_v2(to, from, bytes.len(), self.stream.0), "copying from the GPU")?;
+            check(sys::cuStreamSynchronize(self.stream.0), "waiting for the GPU")?;
             bytes.copy_from_slice(std::slice::from_raw_parts(self.landing.ptr, bytes.len()));
         }
         Ok(true)
     }
 
-    /// Queues a copy to the device, of bytes that may change as soon as this returns.
-    pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
+    /// Queues a copy to the device; the bytes may change as soon as this returns.
+    pub fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
         if bytes.len() < TAKEN_ALONG {
             return self.device.upload(to, bytes);
         }
         for (k, part) in bytes.chunks(PIECE).enumerate() {
             let (piece, event) = self.piece()?;
-            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is handed back below; `to` has
-            // room for the bytes (callers check sizes).
+            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is returned below;
+            // `to` has room for the bytes (callers check sizes).
             unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
             let from = piece.ptr.cast_const().cast();
             let at = to + (k * PIECE) as u64;
-            // SAFETY: as above; whoever takes the piece next waits for the event first.
-            let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream) };
+            // SAFETY: as above; the next user of the piece waits for the event first.
+            let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream.0) };
             let queued = check(status, "copying to the GPU").and_then(|()| event.again());
-            self.pieces.borrow_mut().push_back((piece, event));
+            self.pieces.push_back((piece, event));
             queued?;
         }
         Ok(())
     }
 
-    /// A piece that nothing reads any more.
-    fn piece(&self) -> Result<(Pinned, Event)> {
-        let mut pieces = self.pieces.borrow_mut();
-        let free = pieces.front().is_some_and(|p| p.1.is_over());
-        if !free && pieces.len() < PIECES {
+    /// Returns a piece that is no longer read.
+    fn piece(&mut self) -> Result<(Pinned, Event)> {
+        let free = self.pieces.front().is_some_and(|p| p.1.is_over());
+        if !free && self.pieces.len() < PIECES {
             return Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?));
         }
-        match pieces.pop_front() {
+        match self.pieces.pop_front() {
             Some((piece, event)) => {
                 event.wait()?;
                 Ok((piece, event))
@@ -124,11 +120,14 @@ impl CopyStreams {
 
 impl Drop for CopyStreams {
     fn drop(&mut self) {
-        // SAFETY: made by `new`; the pieces may still be read by the device's stream.
+        if self.device.bind().is_err() {
+            return;
+        }
+        // SAFETY: created by `new`; the pieces may still be read by the device's stream.
         unsafe {
-            sys::cuStreamSynchronize(self.device.stream);
-            sys::cuStreamSynchronize(self.stream);
-            sys::cuStreamDestroy_v2(self.stream);
+            sys::cuStreamSynchronize(self.device.stream.0);
+            sys::cuStreamSynchronize(self.stream.0);
+            sys::cuStreamDestroy_v2(self.stream.0);
         }
     }
 }

@@ -1,32 +1,32 @@
-//! Opens a GPU: its primary context, its properties and the stream that all its work goes to.
+//! Opens a GPU: its primary context, its properties and the stream in which all its work runs.
 
-use super::{Snapshots, check, sys};
+use super::{Context, Handle, Snapshots, check, sys};
 use crate::dylib;
 use crate::launch::Props;
 use perilune_core::error::{Error, Result};
 use std::ffi::CStr;
 use std::ptr::null_mut;
-use std::rc::Rc;
 use std::sync::Arc;
 
-/// One GPU with a stream of its own, on which all work runs in order. (Small results use a second stream: `copy_streams`.)
+/// One GPU with a stream in which all work runs in order. (Small results use a second stream: `copy_streams`.)
 pub struct Device {
     pub ordinal: usize,
     pub name: String,
     pub props: Props,
     pub total_bytes: usize,
-    pub(crate) stream: sys::CUstream,
+    pub(crate) stream: Handle<sys::CUstream_st>,
     pub(super) device: sys::CUdevice,
-    /// As 13000 for CUDA 13.0.
+    /// The CUDA version of the driver, such as 13000 for CUDA 13.0.
     pub driver_version: i32,
-    /// Snapshots for checkpoints, which are transferred on threads of their own.
+    /// Snapshots for checkpoints, which separate threads transfer.
     pub snapshots: Arc<Snapshots>,
+    pub(super) context: Arc<Context>,
 }
 
 impl Device {
-    pub fn open(ordinal: usize) -> Result<Rc<Device>> {
+    pub fn open(ordinal: usize) -> Result<Arc<Device>> {
         dylib::load("CUDA driver")?;
-        // SAFETY: the library is there; out-pointers are to locals.
+        // SAFETY: the library is loaded; out-pointers are to locals.
         unsafe {
             check(sys::cuInit(0), "starting the CUDA driver")?;
             let mut count = 0;
@@ -37,9 +37,8 @@ impl Device {
             }
             let mut device = 0;
             check(sys::cuDeviceGet(&mut device, ordinal as i32), "opening the GPU")?;
-            let mut context = null_mut();
-            check(sys::cuDevicePrimaryCtxRetain(&mut context, device), "making a context on the GPU")?;
-            check(sys::cuCtxSetCurrent(context), "making the context current")?;
+            let context = Arc::new(Context::retain(device)?);
+            context.bind()?;
             let mut stream = null_mut();
             let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
             check(sys::cuStreamCreate(&mut stream, flags), "making a stream")?;
@@ -69,21 +68,28 @@ impl Device {
                 sms: read(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 shared_bytes: read(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             };
-            let snapshots = Arc::default();
-            Ok(Rc::new(Device { ordinal, name, props, total_bytes, stream, device, driver_version, snapshots }))
+            let (stream, snapshots) = (Handle(stream), Arc::default());
+            let device =
+                Device { ordinal, name, props, total_bytes, stream, device, driver_version, snapshots, context };
+            Ok(Arc::new(device))
         }
     }
 
-    /// Where the GPU is, as `00000000:1B:00.0`.
+    /// Makes the device's context current on this thread, for the calls that follow.
+    pub fn bind(&self) -> Result<()> {
+        self.context.bind()
+    }
+
+    /// The PCI address of the GPU, such as `00000000:1B:00.0`.
     pub fn pci_address(&self) -> Option<String> {
         let mut text = [0i8; 32];
-        // SAFETY: the buffer is as long as is said.
+        // SAFETY: the buffer has the length that is passed.
         let status = unsafe { sys::cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), text.len() as i32, self.device) };
         let bytes: Vec<u8> = text.iter().take_while(|c| **c != 0).map(|c| *c as u8).collect();
         String::from_utf8(bytes).ok().filter(|t| status as i32 == 0 && !t.is_empty())
     }
 
-    /// The highest clock of the SMs, in Hz.
+    /// The maximum clock of the SMs, in Hz.
     pub fn clock_hz(&self) -> Option<f64> {
         let mut khz = 0;
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE;
@@ -92,7 +98,7 @@ impl Device {
         (status as i32 == 0 && khz > 0).then(|| f64::from(khz) * 1e3)
     }
 
-    /// Bytes of device memory that are free.
+    /// Free bytes of device memory.
     pub fn free_bytes(&self) -> usize {
         let (mut free, mut total) = (0, 0);
         // SAFETY: out-pointers are to locals.
@@ -103,11 +109,13 @@ impl Device {
 
 impl Drop for Device {
     fn drop(&mut self) {
-        // SAFETY: the stream is this device's own, and everything that used it holds an `Rc` of it.
+        if self.bind().is_err() {
+            return;
+        }
+        // SAFETY: the stream is this device's own, and everything that used it holds an `Arc` of it.
         unsafe {
-            sys::cuStreamSynchronize(self.stream);
-            sys::cuStreamDestroy_v2(self.stream);
-            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            sys::cuStreamSynchronize(self.stream.0);
+            sys::cuStreamDestroy_v2(self.stream.0);
         }
     }
 }

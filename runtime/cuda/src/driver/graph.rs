@@ -3,24 +3,27 @@
 use super::{Device, check, sys};
 use perilune_core::error::Result;
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
-/// A recorded sequence of launches that replays as one.
+/// A recorded sequence of launches that is replayed with one call.
 pub struct Replay {
-    device: Rc<Device>,
+    device: Arc<Device>,
     exec: sys::CUgraphExec,
 }
 
+// SAFETY: any thread may launch or destroy an instantiated graph, one at a time: the type is not `Sync`.
+unsafe impl Send for Replay {}
+
 impl Replay {
     /// Records what `f` queues instead of running it.
-    pub fn capture(device: &Rc<Device>, f: impl FnOnce() -> Result<()>) -> Result<Replay> {
+    pub fn capture(device: &Arc<Device>, f: impl FnOnce() -> Result<()>) -> Result<Replay> {
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
-        // SAFETY: the stream is the device's; a capture that began is always ended.
+        // SAFETY: the stream is the device's; every capture that begins is ended.
         unsafe {
-            check(sys::cuStreamBeginCapture_v2(device.stream, mode), "starting a capture")?;
+            check(sys::cuStreamBeginCapture_v2(device.stream.0, mode), "starting a capture")?;
             let done = f();
             let mut graph = null_mut();
-            let ended = check(sys::cuStreamEndCapture(device.stream, &mut graph), "ending a capture");
+            let ended = check(sys::cuStreamEndCapture(device.stream.0, &mut graph), "ending a capture");
             if let Err(e) = done.and(ended) {
                 if !graph.is_null() {
                     sys::cuGraphDestroy(graph);
@@ -37,13 +40,15 @@ impl Replay {
 
     pub fn launch(&self) -> Result<()> {
         // SAFETY: instantiated above.
-        check(unsafe { sys::cuGraphLaunch(self.exec, self.device.stream) }, "replaying a step")
+        check(unsafe { sys::cuGraphLaunch(self.exec, self.device.stream.0) }, "replaying a step")
     }
 }
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        // SAFETY: instantiated by `capture`; the driver keeps what a running launch needs.
-        unsafe { sys::cuGraphExecDestroy(self.exec) };
+        if self.device.bind().is_ok() {
+            // SAFETY: instantiated by `capture`; the driver keeps what a running launch needs.
+            unsafe { sys::cuGraphExecDestroy(self.exec) };
+        }
     }
 }

@@ -1,10 +1,12 @@
 //! Wraps the CUDA driver: devices, streams, memory, modules, events and graphs, each freed on drop.
 //!
 //! All `unsafe` calls of the driver are in this directory. Every block relies on three facts: `Device::open` loaded the driver's
-//! library and made its primary context current on this thread; handles are used on that thread only (they are not `Send`)
-//! and freed once.
+//! library; the context is current on the thread that calls ([`Context::bind`]: each entry point of the backend and each `drop`
+//! calls it); handles are freed once. The driver's functions may be called from several threads at once. What is queued on the
+//! one stream must come in an order, so the backend's lock is held by the thread that queues.
 
 mod alloc;
+mod context;
 mod copy_streams;
 mod device;
 mod graph;
@@ -13,6 +15,7 @@ mod snapshot;
 mod stream;
 
 pub use alloc::{CudaBuffer, Heap, Pinned, Range};
+pub use context::{Context, Handle};
 pub use copy_streams::CopyStreams;
 pub use device::Device;
 pub use graph::Replay;
@@ -28,13 +31,13 @@ use std::ptr::null;
 /// A device address.
 pub type Address = u64;
 
-/// Turns a status into an error that names the call.
+/// Converts a status to an error that names the call.
 pub(crate) fn check(status: sys::CUresult, what: &str) -> Result<()> {
     if status as u32 == 0 {
         return Ok(());
     }
     let mut name: *const std::ffi::c_char = null();
-    // SAFETY: the driver fills in a pointer to a static string, or leaves it null.
+    // SAFETY: the driver stores a pointer to a static string, or leaves it null.
     let text = unsafe {
         sys::cuGetErrorString(status, &mut name);
         if name.is_null() { String::new() } else { CStr::from_ptr(name).to_string_lossy().into_owned() }

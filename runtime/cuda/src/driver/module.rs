@@ -1,50 +1,50 @@
-//! Loads machine code, launches its kernels and encodes the tensor maps of TMA.
+//! Loads machine code, launches its kernels and encodes tensor maps for TMA.
 
-use super::{Address, Device, check, sys};
+use super::{Address, Device, Handle, check, sys};
 use crate::launch::TmaDesc;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CString, c_void};
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
 /// Loaded machine code.
 pub struct Module {
-    _device: Rc<Device>,
-    module: sys::CUmodule,
+    device: Arc<Device>,
+    module: Handle<sys::CUmod_st>,
 }
 
-/// A function of a module, valid as long as it.
+/// A function of a module, valid as long as the module.
 #[derive(Clone)]
 pub struct Entry {
-    _module: Rc<Module>,
-    pub(crate) function: sys::CUfunction,
+    _module: Arc<Module>,
+    function: Handle<sys::CUfunc_st>,
 }
 
 impl Module {
-    pub fn load(device: &Rc<Device>, cubin: &[u8]) -> Result<Rc<Module>> {
+    pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Arc<Module>> {
         let mut module = null_mut();
-        // SAFETY: the image is a whole CUBIN: NVRTC made it, and the cache checks its hash.
+        // SAFETY: the image is a complete CUBIN: NVRTC generated it, and the cache checks its hash.
         check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) }, "loading a kernel")?;
-        Ok(Rc::new(Module { _device: device.clone(), module }))
+        Ok(Arc::new(Module { device: device.clone(), module: Handle(module) }))
     }
 
-    pub fn entry(self: &Rc<Module>, name: &str) -> Result<Entry> {
+    pub fn entry(self: &Arc<Module>, name: &str) -> Result<Entry> {
         let text = CString::new(name).map_err(|_| Error::system("cuda", "this is a bug: a kernel's name holds a 0"))?;
         let mut function = null_mut();
         // SAFETY: the module is loaded; the name ends in 0.
-        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module, text.as_ptr()) };
+        let status = unsafe { sys::cuModuleGetFunction(&mut function, self.module.0, text.as_ptr()) };
         check(status, &format!("finding the kernel {name}"))?;
-        Ok(Entry { _module: self.clone(), function })
+        Ok(Entry { _module: self.clone(), function: Handle(function) })
     }
 }
 
 impl Entry {
-    /// Lets a block have that much dynamic shared memory.
+    /// Allows a block to use that much dynamic shared memory.
     pub fn allow_shared(&self, nbytes: u32) -> Result<()> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         // SAFETY: the function is loaded.
-        let status = unsafe { sys::cuFuncSetAttribute(self.function, attribute, nbytes as i32) };
+        let status = unsafe { sys::cuFuncSetAttribute(self.function.0, attribute, nbytes as i32) };
         check(status, "asking for shared memory")
     }
 
@@ -57,11 +57,11 @@ impl Entry {
         shared: u32,
         args: &mut [*mut c_void],
     ) -> Result<()> {
-        // SAFETY: `args` point to as many values as the kernel has parameters, of their sizes (whoever made the launch
-        // made the kernel's text); the driver copies them before it returns.
+        // SAFETY: `args` point to as many values as the kernel has parameters, with their sizes (the code that built
+        // the launch also wrote the kernel's text); the driver copies them before it returns.
         let status = unsafe {
             sys::cuLaunchKernel(
-                self.function,
+                self.function.0,
                 grid[0],
                 grid[1],
                 grid[2],
@@ -69,7 +69,7 @@ impl Entry {
                 block[1],
                 block[2],
                 shared,
-                device.stream,
+                device.stream.0,
                 args.as_mut_ptr(),
                 null_mut(),
             )
@@ -80,12 +80,14 @@ impl Entry {
 
 impl Drop for Module {
     fn drop(&mut self) {
-        // SAFETY: entries hold the module; queued launches are over or finish first (the driver waits).
-        unsafe { sys::cuModuleUnload(self.module) };
+        if self.device.bind().is_ok() {
+            // SAFETY: entries hold the module; queued launches are over or finish first (the driver waits).
+            unsafe { sys::cuModuleUnload(self.module.0) };
+        }
     }
 }
 
-/// What a kernel gives to the copy engine to find a tensor.
+/// The description of a tensor that a kernel passes to the copy engine (TMA).
 pub struct TensorMap(sys::CUtensorMap);
 
 impl TensorMap {
@@ -95,7 +97,7 @@ impl TensorMap {
             DType::F16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
             other => return Err(Error::system("cuda", format!("this is a bug: a tensor map over {other}"))),
         };
-        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have as many places as dims.
+        // SAFETY: a plain C structure; the driver fills it in from the arrays, which have one element per dim.
         unsafe {
             let mut map: sys::CUtensorMap = std::mem::zeroed();
             let status = sys::cuTensorMapEncodeTiled(
@@ -117,7 +119,7 @@ impl TensorMap {
         }
     }
 
-    /// For `Entry::launch`, while the map lives.
+    /// The pointer for `Entry::launch`, valid as long as the map.
     pub fn pointer(&self) -> *mut c_void {
         std::ptr::from_ref(&self.0).cast_mut().cast()
     }

@@ -1,29 +1,28 @@
 //! Takes snapshots of buffers for checkpoints.
 //!
-//! The compute stream only copies buffers on the device, at the speed of its memory. Another thread transfers the copies to the host on
-//! a stream of its own, through a few pinned pieces, and frees them. Where there is no room for copies, the caller waits while the
-//! buffers themselves are transferred.
+//! The compute stream only copies buffers on the device, at the speed of its memory. Another thread transfers the
+//! copies to the host on a separate stream, through a few pinned pieces, and frees them. If there is no room for
+//! copies, the caller waits while the buffers themselves are transferred.
 //!
-//! The copies have a mapping of their own, outside the heap: another thread unmaps it as a whole. That thread receives raw driver
-//! handles, which any thread may use once the context is current on it.
+//! The copies have a separate mapping, outside the heap: another thread unmaps it as a whole. That thread receives raw
+//! driver handles, which any thread may use once the context is current on it.
 
-use super::{Address, Device, Range, check, sys};
+use super::{Address, Context, Device, Range, check, sys};
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
 use perilune_plan::Snapshot;
 use std::collections::VecDeque;
 use std::ptr::null_mut;
-use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-/// Bytes of a pinned piece, and how many there are: while one is emptied the others fill.
+/// Bytes of a pinned piece, and the number of pieces: while one is emptied, the others are filled.
 const PIECE: usize = 8 << 20;
 const PIECES: usize = 3;
-/// Device memory that copies leave to others: what a step asks for next, libraries, modules.
+/// Device memory that copies leave free for other uses: the next allocations of a step, libraries, modules.
 const LEFT: usize = 512 << 20;
-/// How long an allocation that finds no memory waits for copies to be freed.
+/// How long an allocation without free memory waits for copies to be freed.
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A device's state for snapshots.
@@ -31,7 +30,7 @@ const PATIENCE: Duration = Duration::from_secs(20);
 pub struct Snapshots {
     /// Kept from one snapshot to the next.
     lane: Mutex<Option<Lane>>,
-    /// Bytes of device memory in copies.
+    /// Bytes of device memory used by copies.
     held: AtomicUsize,
     gate: Mutex<()>,
     gone: Condvar,
@@ -42,12 +41,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Snapshots {
-    /// Bytes of device memory that copies hold now.
+    /// Bytes of device memory that copies use now.
     pub fn held(&self) -> usize {
         self.held.load(Ordering::Acquire)
     }
 
-    /// Waits until copies have given back their memory; whether there were any.
+    /// Waits until copies have freed their memory; returns whether there were any.
     pub fn wait(&self) -> bool {
         if self.held() == 0 {
             return false;
@@ -65,7 +64,7 @@ impl Snapshots {
 }
 
 /// Copies `parts` of the device's memory, after all queued work.
-pub fn snapshot(device: &Rc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
+pub fn snapshot(device: &Arc<Device>, parts: Vec<(Address, usize)>, room: Option<usize>) -> Result<Snapshot> {
     let lane = match lock(&device.snapshots.lane).take() {
         Some(lane) => lane,
         None => Lane::new(device)?,
@@ -103,7 +102,7 @@ fn padded(nbytes: usize) -> usize {
 }
 
 /// Queues copies into `mapped`, which another thread transfers to the host.
-fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
+fn apart(device: &Arc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usize)]) -> Result<Snapshot> {
     let snapshots = device.snapshots.clone();
     let held = Arc::new(AtomicUsize::new(mapped.nbytes));
     let mut at = mapped.base;
@@ -113,7 +112,7 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     for &(from, nbytes) in parts {
         if nbytes > 0 {
             // SAFETY: both sides have that many bytes: the caller checked the buffer, `mapped` is as large as all parts.
-            check(unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, nbytes, device.stream) }, "copying on the GPU")?;
+            check(unsafe { sys::cuMemcpyDtoDAsync_v2(at, from, nbytes, device.stream.0) }, "copying on the GPU")?;
         }
         copies.push((at, nbytes));
         at += padded(nbytes) as u64;
@@ -129,7 +128,7 @@ fn apart(device: &Rc<Device>, lane: Lane, mapped: Mapped, parts: &[(Address, usi
     Ok(Snapshot { held, waited: None, bytes: Box::new(transfer) })
 }
 
-/// A lane in use, and the copies that it transfers. Drop frees the copies and returns the lane.
+/// A lane in use and the copies that it transfers. Drop frees the copies and returns the lane.
 struct Held {
     lane: Option<Lane>,
     snapshots: Arc<Snapshots>,
@@ -141,15 +140,16 @@ impl Held {
         self.lane.as_mut().ok_or_else(|| Error::system("cuda", "this is a bug: a snapshot has no stream"))
     }
 
-    /// What is queued on the lane from now on comes after all that is queued on the device's stream now.
+    /// Makes later work on the lane wait for everything that is queued on the device's stream now.
     fn follow(&mut self, device: &Device) -> Result<()> {
         let lane = self.lane()?;
         let mut event = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-        // SAFETY: the out-pointer is to a local; both streams live. The driver keeps a destroyed event while it is waited for.
+        // SAFETY: the out-pointer is to a local; both streams are alive. The driver keeps a destroyed event while a
+        // stream waits for it.
         unsafe {
             check(sys::cuEventCreate(&mut event, flags), "making an event")?;
-            let recorded = check(sys::cuEventRecord(event, device.stream), "recording an event");
+            let recorded = check(sys::cuEventRecord(event, device.stream.0), "recording an event");
             let follows = check(sys::cuStreamWaitEvent(lane.stream, event, 0), "waiting for an event");
             sys::cuEventDestroy_v2(event);
             recorded.and(follows)
@@ -164,7 +164,7 @@ impl Held {
 impl Drop for Held {
     fn drop(&mut self) {
         if let Some(lane) = self.lane.take() {
-            // Nothing may be on its way from or to what is unmapped.
+            // No transfer may be in flight when the memory is unmapped.
             let idle = lane.bind().and_then(|()| lane.synchronize()).is_ok();
             if let Some(nbytes) = self.mapped.take().map(|m| m.nbytes) {
                 self.snapshots.let_go(nbytes);
@@ -176,18 +176,17 @@ impl Drop for Held {
     }
 }
 
-/// A stream for copies to the host, with pinned memory that they go through.
+/// A stream for copies to the host, with the pinned memory that they use.
 struct Lane {
-    context: sys::CUcontext,
-    device: sys::CUdevice,
+    context: Arc<Context>,
     stream: sys::CUstream,
-    /// Made when first used, on the thread that uses them.
+    /// Created at first use, on the thread that uses them.
     pieces: Vec<Piece>,
 }
 
 struct Piece {
     at: *mut u8,
-    /// When what was last copied into it has arrived.
+    /// Recorded when the last copy into the piece has arrived.
     full: sys::CUevent,
 }
 
@@ -197,23 +196,15 @@ unsafe impl Send for Lane {}
 impl Lane {
     /// The context must be current on this thread.
     fn new(device: &Device) -> Result<Lane> {
-        let (mut context, mut stream) = (null_mut(), null_mut());
+        let mut stream = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
-        // SAFETY: out-pointers are to locals. The context is held once more, so that it outlives the lane.
-        unsafe {
-            check(sys::cuDevicePrimaryCtxRetain(&mut context, device.device), "holding the context")?;
-            let made = check(sys::cuStreamCreate(&mut stream, flags), "making a stream");
-            if let Err(e) = made {
-                sys::cuDevicePrimaryCtxRelease_v2(device.device);
-                return Err(e);
-            }
-        }
-        Ok(Lane { context, device: device.device, stream, pieces: Vec::new() })
+        // SAFETY: the out-pointer is to a local.
+        check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
+        Ok(Lane { context: device.context.clone(), stream, pieces: Vec::new() })
     }
 
     fn bind(&self) -> Result<()> {
-        // SAFETY: the context is held by this lane.
-        check(unsafe { sys::cuCtxSetCurrent(self.context) }, "making the context current")
+        self.context.bind()
     }
 
     fn synchronize(&self) -> Result<()> {
@@ -226,7 +217,7 @@ impl Lane {
         while self.pieces.len() < PIECES {
             let (mut at, mut full) = (null_mut(), null_mut());
             let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
-            // SAFETY: out-pointers are to locals; the memory is freed if there is no event for it.
+            // SAFETY: out-pointers are to locals; the memory is freed if creating its event fails.
             unsafe {
                 let all = sys::CU_MEMHOSTALLOC_PORTABLE;
                 check(sys::cuMemHostAlloc(&mut at, PIECE, all), "taking pinned host memory")?;
@@ -240,11 +231,11 @@ impl Lane {
         Ok(())
     }
 
-    /// The bytes of `parts`. Small parts share a piece, large ones take several.
+    /// Returns the bytes of `parts`. Small parts share a piece, large ones take several.
     fn transfer(&mut self, parts: &[(Address, usize)]) -> Result<Vec<Vec<u8>>> {
         self.prepare()?;
         let mut out: Vec<Vec<u8>> = parts.iter().map(|p| Vec::with_capacity(p.1)).collect();
-        // Pieces on their way, with the parts that they hold bytes of.
+        // Pieces in flight, with the parts whose bytes they hold.
         let mut queued: VecDeque<(usize, Vec<(usize, usize)>)> = VecDeque::new();
         let (mut part, mut done, mut turn) = (0, 0, 0);
         loop {
@@ -297,22 +288,23 @@ impl Lane {
 
 impl Drop for Lane {
     fn drop(&mut self) {
-        // SAFETY: all of it was made by this lane, which holds the context; the stream is idle before memory goes.
+        if self.bind().is_err() {
+            return;
+        }
+        // SAFETY: all of it was created by this lane, which retains the context; the stream is idle before memory is
+        // freed.
         unsafe {
-            if sys::cuCtxSetCurrent(self.context) as u32 == 0 {
-                sys::cuStreamSynchronize(self.stream);
-                for piece in &self.pieces {
-                    sys::cuEventDestroy_v2(piece.full);
-                    sys::cuMemFreeHost(piece.at.cast());
-                }
-                sys::cuStreamDestroy_v2(self.stream);
+            sys::cuStreamSynchronize(self.stream);
+            for piece in &self.pieces {
+                sys::cuEventDestroy_v2(piece.full);
+                sys::cuMemFreeHost(piece.at.cast());
             }
-            sys::cuDevicePrimaryCtxRelease_v2(self.device);
+            sys::cuStreamDestroy_v2(self.stream);
         }
     }
 }
 
-/// Device memory with a mapping of its own. Any thread may unmap it, once nothing uses it.
+/// Device memory with a separate mapping. Any thread may unmap it once nothing uses it.
 struct Mapped {
     base: Address,
     nbytes: usize,
@@ -324,7 +316,7 @@ impl Mapped {
         let prop = Range::prop(device);
         let (mut granularity, mut base, mut handle) = (0, 0, 0);
         let option = sys::CUmemAllocationGranularity_flags::CU_MEM_ALLOC_GRANULARITY_RECOMMENDED;
-        // SAFETY: out-pointers are to locals; what was made is undone if the next thing fails.
+        // SAFETY: out-pointers are to locals; what was created is undone if the next call fails.
         unsafe {
             let status = sys::cuMemGetAllocationGranularity(&mut granularity, &prop, option);
             check(status, "asking for the allocation granularity")?;

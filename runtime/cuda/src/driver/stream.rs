@@ -1,93 +1,94 @@
 //! Queues copies on a device's stream, waits for it, and records events in it.
 
-use super::{Address, Device, check, sys};
+use super::{Address, Device, Handle, check, sys};
 use perilune_core::error::{Error, Result};
 use std::ptr::null_mut;
-use std::rc::Rc;
+use std::sync::Arc;
 
 impl Device {
     /// Waits for all queued work.
     pub fn synchronize(&self) -> Result<()> {
         // SAFETY: see the head of the file.
-        check(unsafe { sys::cuStreamSynchronize(self.stream) }, "waiting for the GPU")
+        check(unsafe { sys::cuStreamSynchronize(self.stream.0) }, "waiting for the GPU")
     }
 
-    /// Queues a copy to the device. `bytes` must stay as it is until the stream is synchronized, unless it is pageable
-    /// (then the driver takes a copy before it returns).
+    /// Queues a copy to the device. `bytes` must not change until the stream is synchronized, unless it is pageable
+    /// (then the driver copies it before it returns).
     pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {
         if bytes.is_empty() {
             return Ok(());
         }
         // SAFETY: `to` has room for the bytes (callers check sizes); the source is a slice.
-        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream) };
+        let status = unsafe { sys::cuMemcpyHtoDAsync_v2(to, bytes.as_ptr().cast(), bytes.len(), self.stream.0) };
         check(status, "copying to the GPU")
     }
 
     /// Queues a copy within the device.
     pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
-        // SAFETY: both places hold that many bytes, and do not overlap (callers check).
-        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream) };
+        // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
         check(status, "copying on the GPU")
     }
 
     /// Copies from the device after all queued work, and waits for it.
     pub fn download(&self, from: Address, bytes: &mut [u8]) -> Result<()> {
         if !bytes.is_empty() {
-            // SAFETY: `from` holds that many bytes (callers check sizes); the copy is over when the stream is idle.
+            // SAFETY: `from` holds that many bytes (callers check sizes); the copy has finished when the stream is
+            // idle.
             let status =
-                unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream) };
+                unsafe { sys::cuMemcpyDtoHAsync_v2(bytes.as_mut_ptr().cast(), from, bytes.len(), self.stream.0) };
             check(status, "copying from the GPU")?;
         }
         self.synchronize()
     }
 }
 
-/// A point in the stream whose time can be read.
+/// A point in the stream, with a time stamp.
 pub struct Event {
-    device: Rc<Device>,
-    pub(super) event: sys::CUevent,
+    device: Arc<Device>,
+    pub(super) event: Handle<sys::CUevent_st>,
 }
 
 impl Event {
-    /// Records now.
-    pub fn record(device: &Rc<Device>) -> Result<Event> {
+    /// Creates an event and records it now.
+    pub fn record(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         // SAFETY: out-pointer to a local; the stream is the device's.
         unsafe {
             check(sys::cuEventCreate(&mut event, 0), "making an event")?;
-            check(sys::cuEventRecord(event, device.stream), "recording an event")?;
+            check(sys::cuEventRecord(event, device.stream.0), "recording an event")?;
         }
-        Ok(Event { device: device.clone(), event })
+        Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
-    /// One that is not recorded yet and keeps no time, which costs less.
-    pub fn untimed(device: &Rc<Device>) -> Result<Event> {
+    /// Creates an event that is not recorded yet and stores no time, which costs less.
+    pub fn untimed(device: &Arc<Device>) -> Result<Event> {
         let mut event = null_mut();
         let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: out-pointer to a local.
         check(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
-        Ok(Event { device: device.clone(), event })
+        Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
-    /// Records now, and forgets what it recorded before.
+    /// Records now, and replaces what it recorded before.
     pub fn again(&self) -> Result<()> {
         // SAFETY: the event is alive; the stream is the device's.
-        check(unsafe { sys::cuEventRecord(self.event, self.device.stream) }, "recording an event")
+        check(unsafe { sys::cuEventRecord(self.event.0, self.device.stream.0) }, "recording an event")
     }
 
-    /// Whether all that was queued before it is done; also if it was never recorded.
+    /// Whether all work queued before it has finished; also true if it was never recorded.
     pub fn is_over(&self) -> bool {
         // SAFETY: the event is alive.
-        unsafe { sys::cuEventQuery(self.event) as u32 == 0 }
+        unsafe { sys::cuEventQuery(self.event.0) as u32 == 0 }
     }
 
-    /// Waits until all that was queued before it is done.
+    /// Waits until all work queued before it has finished.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.
-        check(unsafe { sys::cuEventSynchronize(self.event) }, "waiting for the GPU")
+        check(unsafe { sys::cuEventSynchronize(self.event.0) }, "waiting for the GPU")
     }
 
-    /// Seconds from `earlier` to this; the stream must be idle.
+    /// Seconds from `earlier` to this event; the stream must be idle.
     pub fn since(&self, earlier: &Event) -> Result<f64> {
         if self.device.driver_version < 12_080 {
             let message =
@@ -96,7 +97,7 @@ impl Event {
         }
         let mut ms = 0f32;
         // SAFETY: both events are recorded; the driver has the entry point.
-        let status = unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.event, self.event) };
+        let status = unsafe { sys::cuEventElapsedTime_v2(&mut ms, earlier.event.0, self.event.0) };
         check(status, "reading an event")?;
         Ok(f64::from(ms) * 1e-3)
     }
@@ -104,7 +105,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made by `record` or `untimed`.
-        unsafe { sys::cuEventDestroy_v2(self.event) };
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `record` or `untimed`.
+            unsafe { sys::cuEventDestroy_v2(self.event.0) };
+        }
     }
 }

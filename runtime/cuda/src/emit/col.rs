@@ -1,7 +1,7 @@
 //! Emits column reductions.
 //!
-//! A warp, or part of one, takes a tile of columns; strands take interleaved rows; chunks of rows go to different blocks. The partial
-//! results of chunks go to the workspace, and a second launch combines them.
+//! A warp, or part of one, processes a tile of columns. Strands process interleaved rows, and chunks of rows go to
+//! different blocks. The partial results of chunks are stored in the workspace, and a second launch combines them.
 
 use super::emitter::Emitter;
 use super::expr;
@@ -18,10 +18,10 @@ use std::collections::BTreeSet;
 
 const THREADS: usize = 256;
 const STRIPS: usize = 16;
-/// Packs that a thread loads before it uses the first: so much must be under way at a time to keep memory busy.
+/// Packs that a thread loads before it uses the first one: this many loads in flight saturate the memory bandwidth.
 const AHEAD: usize = 8;
 
-/// The column reductions of a region, and those full stores that have not been made.
+/// Emits the column reductions of a region, and the full stores that have not been emitted.
 pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch: &mut usize) -> Vec<LaunchTemplate> {
     let r = analysis.region;
     let cut = reduction_order::columns(r.batch, r.rows, r.cols);
@@ -33,7 +33,7 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     let v = row_vector_width(analysis, &set);
     let width = lanes * OCTET;
     let tiles = r.cols.div_ceil(width);
-    // Tiles beside each other in a block of threads: as many in each block, as far as that can be.
+    // Adjacent tiles in a block of threads, with the same number in each block where possible.
     let units = r.batch * tiles;
     let groups = units.div_ceil(THREADS / (lanes * cut.strands));
     let beside = units.div_ceil(groups);
@@ -63,15 +63,15 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     g.text.line(format!("const {t} origin = tile * {width} + lane * {v}, limit = live ? cols : 0;"));
     g.text.line(format!("const {t} stop = (chunk + 1) * chunk_rows < rows ? (chunk + 1) * chunk_rows : rows;"));
     g.partials(&feeds);
-    // Rows of a strand that are loaded together. Where maps are made and stored too, arithmetic takes as long as memory
-    // does, and more threads at a time do more than longer ones.
+    // Rows of a strand that are loaded together. If maps are computed and stored too, arithmetic takes as long as
+    // memory access, and more concurrent threads achieve more than longer ones.
     let stored = |i: &&usize| matches!(analysis.code(**i), Code::Load { source: Source::Value(_), .. });
     let loads: Vec<usize> = set.iter().filter(|i| stored(i) && analysis.level(**i) == Level::Full).copied().collect();
     let small = loads.iter().all(|i| g.dtype(*i).size() <= 2);
     let runs = OCTET / v;
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
     let assumed_false = strands;
-    // While a row is worked on, the next one is on its way to registers.
+    // The next row is loaded to registers while the current one is processed.
     let early = together == 1 && small && loads.len() <= 2 && loads.iter().all(|i| g.can_stage(*i));
     let row = Indexing {
         decl: g.walked(t, format!("origin + k * {}", lanes * v), false),
@@ -129,7 +129,7 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
         finish(&mut g, i, (strands, lanes, threads), cells.get(n).copied(), n == 0);
     }
     let stage = g.template("col", groups * cut.chunks, threads, if early { threads } else { THREADS });
-    // Arithmetic hides behind other warps, so as many as there are registers for.
+    // Other warps hide the arithmetic, so use as many as the registers allow.
     let resident = if together == 1 && small && loads.len() <= 2 { 4 } else { 2 };
     let mut out = vec![LaunchTemplate { resident, ..stage }];
     if joins {
@@ -138,7 +138,7 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     out
 }
 
-/// Combines the strands of a chunk, and stores the result or leaves it in the workspace.
+/// Combines the strands of a chunk, and stores the result, or a partial result in the workspace.
 fn finish(
     g: &mut Emitter,
     i: usize,
@@ -199,16 +199,16 @@ pub fn col_stores(g: &mut Emitter, i: usize, at: &str) {
     }
 }
 
-/// The type of a chunk's partial in the workspace. That of a single strand is one of its own type as it is.
+/// The type of a chunk's partial in the workspace. A single strand keeps its compute type.
 pub fn cell(d: DType, strands: usize) -> &'static str {
     if strands == 1 { expr::computed(d) } else { expr::wide(d) }
 }
 
-/// Columns that a block of the second launch has, of one reduction.
+/// Columns of one reduction per block of the second launch.
 const JOINED: usize = 16;
 
-/// Adds up the partials of chunks, each reduction in blocks of its own: there is little to do, so what counts is how much of it
-/// is under way at a time.
+/// Adds up the partials of chunks, with separate blocks for each reduction. There is little work, so the number of
+/// loads in flight determines the time.
 pub fn combine(analysis: &RegionAnalysis, feeds: &[usize], cells: &[usize], cut: Columns) -> LaunchTemplate {
     let r = analysis.region;
     let mut g = Emitter::new(analysis, Some(r.cols), 1);

@@ -1,4 +1,5 @@
-//! Emits cp.async copies that stage rows in shared memory: which loads qualify, their layout there, and the copies of the next row.
+//! Emits cp.async copies that stage rows in shared memory: selects the loads, lays them out and prefetches the next
+//! row.
 
 use super::emitter::Emitter;
 use super::expr;
@@ -7,7 +8,7 @@ use super::loop_nest::Indexing;
 use crate::schedule::access::Access;
 use perilune_plan::ir::Source;
 
-/// A register that one pass leaves in shared memory for those after it: as f32, where a staged load lay.
+/// A register that one pass stores in shared memory as f32 for later passes, in place of a staged load.
 #[derive(Clone, Copy)]
 pub struct SmemIntermediate {
     pub reg: usize,
@@ -15,7 +16,7 @@ pub struct SmemIntermediate {
 }
 
 impl<'a> Emitter<'a> {
-    /// Whether rows of load `i` are neighbours in memory that copies of 4 bytes or more can move.
+    /// Whether rows of load `i` are contiguous in memory, so that copies of 4 bytes or more can stage them.
     pub fn can_stage(&self, i: usize) -> bool {
         let Some(load) = self.loads.get(&i) else { return false };
         let r = &load.reading;
@@ -28,21 +29,22 @@ impl<'a> Emitter<'a> {
             && (bytes.is_multiple_of(16) || [4, 8].contains(&bytes))
     }
 
-    /// Whether whole packs of load `i` may be read although a row ends within the last one: the next row begins behind it, and
-    /// values begin and end at multiples of more bytes than a pack has.
+    /// Whether whole packs of load `i` may be read even if a row ends within the last one: the next row follows it
+    /// directly, and values start and end at multiples of the pack size.
     pub(super) fn has_room(&self, i: usize) -> bool {
         let (Some(cols), Some(load)) = (self.cols, self.loads.get(&i)) else { return false };
         let mut steps = load.reading.lead.iter().map(|d| d.1.unsigned_abs()).filter(|s| *s > 0).peekable();
         steps.peek().is_some() && steps.all(|s| s >= cols.next_multiple_of(self.v))
     }
 
-    /// Bytes of a row of load `i`, as it is staged.
+    /// Bytes of a staged row of load `i`.
     pub fn staged_bytes(&self, i: usize) -> usize {
         let planes = if self.intermediate.is_some_and(|k| k.load == i) { 4 / self.dtype(i).size() } else { 1 };
         self.plane_bytes(i) * planes
     }
 
-    /// The same of the load alone. What is kept in its place takes as much once more for each further 16 bits.
+    /// Bytes of a staged row of the load alone. An intermediate that replaces it takes as many bytes again for each
+    /// further 16 bits.
     pub(super) fn plane_bytes(&self, i: usize) -> usize {
         let size = self.dtype(i).size();
         (self.analysis.region.cols.next_multiple_of(self.v) * size).next_multiple_of(16)
@@ -53,14 +55,15 @@ impl<'a> Emitter<'a> {
         format!("stage{}{at}, {}", k.load, self.plane_bytes(k.load) / self.dtype(k.load).size())
     }
 
-    /// From here on loads are read from shared memory, where each has so many rows side by side: their bytes.
+    /// Makes all later loads read from shared memory, which holds `rows` rows of each load side by side; returns their
+    /// bytes.
     pub fn stage_rows(&mut self, loads: &[usize], rows: usize) -> usize {
         self.text.line("extern __shared__ uint4 staged[];");
         self.staged = loads.to_vec();
         loads.iter().map(|i| self.staged_bytes(*i) * rows).sum()
     }
 
-    /// Declares where row `row` of each staged load lies, of the `rows` that are side by side, in set `set` of them.
+    /// Declares the address of row `row` of each staged load, among `rows` adjacent rows in set `set`.
     pub fn staged_rows(&mut self, name: &str, set: &str, row: &str, rows: usize) {
         let all: usize = self.staged.iter().map(|i| self.staged_bytes(*i) * rows).sum();
         let mut at = 0;
@@ -72,7 +75,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Whether load `i` has other elements in another row.
+    /// Whether load `i` has different elements in different rows.
     pub fn differs_by_row(&self, i: usize) -> bool {
         self.loads.get(&i).is_some_and(|l| l.reading.lead.iter().any(|d| d.1 != 0))
     }
@@ -89,7 +92,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Copies the packs of a place, of the rows that begin at `name`, to the staged rows `to`.
+    /// Copies the packs of `indexing`, of the rows that begin at `name`, to the staged rows `to`.
     pub fn cp_async(&mut self, packs: usize, indexing: &Indexing, name: &str, to: &str) {
         let (v, t) = (self.v, self.index_type());
         self.text.unrolled("k", packs);
@@ -105,11 +108,11 @@ impl<'a> Emitter<'a> {
         self.text.close();
     }
 
-    /// Asks for the staged rows that begin at `name`, so that their copies find them in L2.
+    /// Prefetches the staged rows that begin at `name` into L2.
     pub fn prefetch_l2_rows(&mut self, when: &str, name: &str) {
         for &i in &self.staged {
             let (size, pointer) = (self.dtype(i).size(), &self.loads[&i].pointer);
-            // Rows of f32 gained nothing.
+            // f32 rows gained nothing.
             if size == 2 && (self.v * size).is_multiple_of(16) {
                 let bytes = self.analysis.region.cols.next_multiple_of(self.v) * size;
                 self.text.line(format!("if ({when}) prefetch_l2({pointer} + {name}{i}, {bytes});"));

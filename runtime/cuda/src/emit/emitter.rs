@@ -1,8 +1,9 @@
 //! Holds the state that all strategies share while they emit a kernel: names, sizes and launch parameters.
 //!
-//! Names in the text: `r5` is register 5, an array of a thread's elements, or one number if it does not vary within a row; `s5` its
-//! value for the element being computed; `a5` the accumulators of reduction 5; `o5` elements to be stored of a register that is one
-//! number. `row` and `cols` locate a thread; `at` is a column, or in a pure map a position.
+//! Names in the text: `r5` is register 5, either an array of a thread's elements or, if it does not vary within a row,
+//! one number. `s5` is its value for the element being computed. `a5` are the accumulators of reduction 5. `o5` are
+//! elements to be stored of a register that is one number. `row` and `cols` locate a thread; `at` is a column or, in a
+//! pure map, a position.
 
 use super::cp_async::SmemIntermediate;
 use super::expr;
@@ -22,12 +23,12 @@ pub struct Emitter<'a> {
     pub text: Writer,
     /// Elements of a pack.
     pub v: usize,
-    /// Row length, if rows are processed one by one.
+    /// Row length, if rows are processed separately.
     pub(super) cols: Option<usize>,
     pub(super) wide: bool,
     pub(super) loads: HashMap<usize, Load>,
     pub(super) sizes: HashMap<Vec<usize>, Vec<[String; 3]>>,
-    /// Names of the elements from row to row of what is stored, where these are more than the columns.
+    /// Names of the row strides of stored values, if these exceed the number of columns.
     pub(super) pitches: HashMap<usize, String>,
     pub(super) names: usize,
     pub slots: bool,
@@ -35,10 +36,10 @@ pub struct Emitter<'a> {
     /// Loads that are read from shared memory, at the same columns.
     pub(super) staged: Vec<usize>,
     pub intermediate: Option<SmemIntermediate>,
-    /// Whether staged loads wait in registers, and where pack `k` does in the text that is being written.
+    /// Whether staged loads are in registers, and the slot of pack `k` in the text being written.
     pub in_registers: bool,
     pub prefetch_slot: Option<String>,
-    /// Loads of one number a row that a row before has made.
+    /// Per-row loads that were prefetched for this row during the previous one.
     pub(super) early: Vec<usize>,
 }
 
@@ -81,7 +82,7 @@ impl<'a> Emitter<'a> {
         if self.wide { "i64" } else { "i32" }
     }
 
-    /// A size or count as a fact, under a name of its own.
+    /// Declares a size or count as a parameter with a unique name.
     pub fn size(&mut self, hint: &str, x: usize) -> String {
         let fact = if self.wide { ParamValue::I64(x as i64) } else { ParamValue::U32(x as u32) };
         self.fields.number(hint, fact)
@@ -94,18 +95,18 @@ impl<'a> Emitter<'a> {
         self.text.line(format!("const {t} {name} = {field};"));
     }
 
-    /// Whether packs may be longer than what is left of a row (see `row::row_pack`).
+    /// Whether packs may extend beyond the end of a row (see `row::row_vector_width`).
     pub fn ragged(&self) -> bool {
         self.cols.is_some_and(|cols| !cols.is_multiple_of(self.v))
     }
 
-    /// The lines of a `Place` whose packs begin at those columns.
+    /// The declarations of an `Indexing` whose packs begin at those columns.
     pub fn walked(&self, t: &str, at: String, partial: bool) -> Vec<String> {
         let left = partial.then(|| format!("const {t} left = cols - at;"));
         std::iter::once(format!("const {t} at = {at};")).chain(left).collect()
     }
 
-    /// Where a row of store `k` begins in its value: an index.
+    /// The index at which a row of store `k` begins in its value.
     pub(super) fn stored_row(&mut self, k: usize) -> String {
         format!("row * {}", self.pitch(k).unwrap_or_else(|| "cols".into()))
     }
@@ -128,7 +129,7 @@ impl<'a> Emitter<'a> {
         self.analysis.region.body[i].dtype
     }
 
-    /// Whether register `i` is one number for each row, or for all.
+    /// Whether register `i` is one number per row, or one for all rows.
     pub fn is_one(&self, i: usize) -> bool {
         match self.analysis.code(i) {
             Code::Broadcast(_) => true,
@@ -139,7 +140,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Register `i` as an operand; `k` is the element, `computed` what the pass has computed for it.
+    /// Register `i` as an operand; `k` is the element, `computed` the registers that the pass has computed for it.
     pub(super) fn operand(&self, i: usize, k: &str, computed: &BTreeSet<usize>) -> String {
         match self.analysis.code(i) {
             Code::Broadcast(a) => format!("r{a}"),
@@ -174,8 +175,8 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// The longest packs that 16-byte accesses ask for: of the dtypes read and written in order, the narrowest fills 16 bytes,
-/// and the widest takes no more than 32.
+/// The longest packs for 16-byte accesses. Of the dtypes read and written in order, the narrowest fills 16 bytes, and
+/// the widest takes at most 32.
 pub fn vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>, most: usize) -> usize {
     let mut sizes: Vec<usize> = Vec::new();
     let mut random = false;
@@ -196,10 +197,10 @@ pub fn vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>, most: usiz
     (16 / low).min(32 / high).min(most).max(least)
 }
 
-/// The longest label of a kernel.
+/// Maximum length of a kernel's label.
 const LABEL: usize = 48;
 
-/// The label of a kernel in profiles: its strategy and the region's operations, as many as fit.
+/// The label of a kernel in profiles: its strategy and as many of the region's operations as fit.
 fn label(analysis: &RegionAnalysis, strategy: &str) -> String {
     let mut words: Vec<String> = vec![strategy.to_string()];
     for i in analysis.needed() {

@@ -23,7 +23,7 @@ pub fn computed(d: DType) -> &'static str {
     if d.is_half() { "f32" } else { stored(d) }
 }
 
-/// What partial reductions combine in.
+/// The type in which partial reductions are combined.
 pub fn wide(d: DType) -> &'static str {
     match computed(d) {
         "f32" => "f64",
@@ -57,14 +57,14 @@ pub fn rounded(d: DType, x: String) -> String {
     }
 }
 
-/// A map of operands, of result dtype `d`.
+/// Applies a map to operands; `d` is the dtype of the result.
 pub fn map(f: MapFn, d: DType, args: &[String]) -> String {
     if f == MapFn::Copy {
         return args[0].clone();
     }
     let mut args = args.to_vec();
-    // `x == x` of integers is a number that compilers know. What follows from it, as the hyperbolic tangent of 1, they would
-    // compute themselves, more exactly than the device does: then fused and unfused would differ.
+    // Compilers fold `x == x` of integers, and then constants derived from it, such as tanh(1). They compute these more
+    // accurately than the device does, so fused and unfused results would differ.
     use MapFn::*;
     if matches!(f, Eq | Ne | Lt | Le | Gt | Ge | Sub | Remainder | LogicalXor) && args[0] == args[1] {
         args[1] = format!("opaque({})", args[1]);
@@ -80,7 +80,7 @@ pub fn cast(from: DType, to: DType, x: &str) -> String {
     format!("cast_{}({x})", to.name())
 }
 
-/// A number of the program: f64 bits for floats, else an i64.
+/// A constant of the program: f64 bits for floats, otherwise an i64.
 pub fn constant(d: DType, bits: u64) -> String {
     let x = f64::from_bits(bits);
     let single = |x: f32| format!("__uint_as_float(0x{:08x}u)", x.to_bits());
@@ -96,7 +96,7 @@ pub fn constant(d: DType, bits: u64) -> String {
     }
 }
 
-/// A run-time number, `word` being its slot.
+/// A run-time number; `word` is its slot.
 pub fn slot(d: DType, word: &str) -> String {
     let float = format!("__longlong_as_double((i64){word})");
     match d {

@@ -8,7 +8,7 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::Code;
 
 impl Emitter<'_> {
-    /// For a maximum or minimum of 16-bit floats: which of the staged loads has them.
+    /// For a maximum or minimum of 16-bit floats, the staged load that holds them.
     pub fn half2_source(&self, i: usize) -> Option<usize> {
         let mut x = self.analysis.operand(i);
         loop {
@@ -33,7 +33,7 @@ impl Emitter<'_> {
         self.text.line(format!("half2_init<{f}>(h{i}, stage{x});"));
     }
 
-    /// Joins the packs of a place.
+    /// Combines the packs of `indexing`.
     pub fn half2_combine(&mut self, i: usize, packs: usize, indexing: &Indexing) {
         let ((f, x), v) = (self.half2_operand(i), self.v);
         self.text.unrolled("k", packs);
@@ -49,7 +49,7 @@ impl Emitter<'_> {
         self.text.close();
     }
 
-    /// Declares the partial results as other strategies have them.
+    /// Declares the partial results in the form that the other strategies use.
     pub fn half2_finish(&mut self, i: usize) {
         let (_, x) = self.half2_operand(i);
         self.text.line(format!("f32 a{i}[8];"));

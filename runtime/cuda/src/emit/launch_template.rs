@@ -1,8 +1,9 @@
 //! Turns emitted text into launches: the kernel's body, its parameters and its launch configuration.
 //!
-//! A body reads its parameters (addresses, sizes, strides, slots) by name. For one region they are kernel parameters. For many regions
-//! with one body they are rows of a table in device memory, and each block first finds its region by the table's prefix sums of
-//! blocks. The text contains no sizes, so kernels that differ only in sizes share machine code.
+//! A body reads its parameters (addresses, sizes, strides, slots) by name. For one region, they are kernel parameters.
+//! For many regions with one body, they are rows of a table in device memory, and each block first finds its region
+//! from the table's prefix sums of block counts. The text contains no sizes, so kernels that differ only in sizes share
+//! machine code.
 
 use crate::launch::{Arg, Function, Launch, Word};
 use perilune_plan::ir::ValueId;
@@ -21,12 +22,12 @@ pub enum ParamValue {
 #[derive(Clone, Debug)]
 pub struct Param {
     pub name: String,
-    /// The C type: of what is pointed at, for a value.
+    /// The C type; for a value, the type that the pointer points to.
     pub ctype: &'static str,
     pub fact: ParamValue,
 }
 
-/// The facts a body asks for.
+/// The parameters that a body reads.
 #[derive(Clone, Default, Debug)]
 pub struct Params {
     pub list: Vec<Param>,
@@ -63,7 +64,7 @@ pub struct LaunchTemplate {
     pub fields: Vec<Param>,
     pub body: String,
     pub blocks: u64,
-    /// Threads of a block, and the most that the text allows for.
+    /// Threads per block, and the maximum that the text supports.
     pub threads: u32,
     pub most_threads: u32,
     /// Blocks that should fit on a multiprocessor.
@@ -78,8 +79,8 @@ const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#
                     #include \"device/reduce.cuh\"\n\n";
 
 impl LaunchTemplate {
-    /// One block a multiprocessor is asked for at least, or ptxas spills to fit in more: a stage that asks for more knows
-    /// that its registers fit.
+    /// Requires at least one block per multiprocessor; otherwise ptxas spills registers to fit more. A stage that sets
+    /// a higher number has enough registers for it.
     fn head(&self, params: &str) -> String {
         let mut common = String::new();
         if self.slots {
@@ -108,7 +109,7 @@ impl LaunchTemplate {
         args
     }
 
-    /// What regions that can share a launch agree in.
+    /// The properties that regions must have in common to share a launch.
     pub fn alike(&self, other: &LaunchTemplate) -> bool {
         self.body == other.body
             && (self.threads, self.most_threads, self.shared_bytes)
@@ -139,7 +140,7 @@ impl LaunchTemplate {
         self.launch(text, self.blocks, args)
     }
 
-    /// One launch for the same stage of many regions.
+    /// Builds one launch for the same stage of many regions.
     pub fn many(stages: &[&LaunchTemplate]) -> Launch {
         let first = stages[0];
         let width = first.fields.len();

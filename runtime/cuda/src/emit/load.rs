@@ -7,17 +7,17 @@ use crate::schedule::access::{self, Access, Reading};
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
-/// A load as the text names it.
+/// A load, by its names in the text.
 pub(super) struct Load {
     pub(super) source: Source,
     pub(super) reading: Reading,
-    /// Address, if a stored value is read.
+    /// Address, if the load reads a stored value.
     pub(super) pointer: String,
-    /// Whether nothing in this kernel writes that value.
+    /// Whether this kernel does not write that value.
     pub(super) constant: bool,
     /// Names of seed and counter.
     pub(super) stream: (String, String),
-    /// Names of the strides that are neither 0 nor 1.
+    /// Names of the strides other than 0 and 1.
     pub(super) lead: Vec<String>,
     pub(super) tail: Vec<String>,
     /// The offset: empty, or a name.
@@ -29,7 +29,7 @@ pub(super) struct Load {
 pub(super) type Coords = HashMap<Vec<usize>, Vec<String>>;
 
 impl<'a> Emitter<'a> {
-    /// Names what the loads among `set` need, and writes those that are one number for all elements.
+    /// Names what the loads in `set` need, and emits those that are one number for all elements.
     pub fn prologue(&mut self, set: &BTreeSet<usize>) {
         let region = self.analysis.region;
         for &i in set {
@@ -109,7 +109,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Coordinates of position `pos` in dims of those sizes.
+    /// Coordinates of position `pos` in dims of the given sizes.
     pub(super) fn coords(&mut self, dims: &[(usize, isize)], pos: &str, memo: &mut Coords) -> Vec<String> {
         if dims.len() < 2 {
             return vec![pos.to_string(); dims.len()];
@@ -170,7 +170,7 @@ impl<'a> Emitter<'a> {
         if terms.is_empty() { format!("({t})0") } else { terms.join(" + ") }
     }
 
-    /// Writes what is fixed for a row (`row` is declared): the row's part of indices, and loads with one number a row.
+    /// Emits what is fixed for a row (`row` is declared): the row's part of indices, and loads with one number per row.
     pub fn row_start(&mut self, set: &BTreeSet<usize>) {
         let mut memo = Coords::new();
         for &i in set {
@@ -198,8 +198,8 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Loads what there is one number a row of, of row `pos`: `row_start` takes the numbers from there, a row later. Who
-    /// asked for them when their row begins would wait for memory.
+    /// Loads the per-row numbers of row `pos` ahead of time; `row_start` uses them a row later. Loading them at the
+    /// start of their row would stall on memory.
     pub fn row_early(&mut self, set: &BTreeSet<usize>, pos: &str) {
         let first = self.early.is_empty();
         let once = |l: &Load| l.reading.access == Access::RowWise && l.constant && !l.reading.lead.is_empty();
@@ -222,7 +222,7 @@ impl<'a> Emitter<'a> {
         self.early = early;
     }
 
-    /// Writes the load of pack `k` into `r{i}`.
+    /// Emits the load of pack `k` into `r{i}`.
     pub(super) fn load(&mut self, i: usize, partial: bool, memo: &mut Coords) {
         let v = self.v;
         if let Some(k) = self.intermediate.filter(|k| k.reg == i) {
@@ -300,7 +300,7 @@ impl<'a> Emitter<'a> {
     }
 
     pub(super) fn flat(&mut self) {
-        // Signed, so that compilers see what differs by a constant only.
+        // Signed, so that compilers recognise indices that differ by a constant.
         let t = self.index_type();
         self.text.line(format!("const {t} flat = ({t})(row * cols) + ({t})at;"));
     }

@@ -12,15 +12,17 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
-/// Which elements the vectors of a loop cover. Lines of `decl` may use `k`, the number of the vector, and must declare `at`.
+/// The elements that the vectors of a loop cover. Lines of `decl` may use `k`, the index of the vector, and must
+/// declare `at`.
 pub struct Indexing {
     pub decl: Vec<String>,
     pub guard: String,
-    /// The last pack may be partial: `decl` declares how many elements are `left`.
+    /// Whether the last pack may be partial: `decl` then declares how many elements are `left`.
     pub partial: bool,
     /// The guard is false only for out-of-range rows, which store nothing.
     pub full: bool,
-    /// Elements of a row that a thread has in a pass, if column reductions are fed: the next are of another row.
+    /// Elements of a row that a thread processes in a pass, if column reductions are fed; further elements belong to
+    /// another row.
     pub columns: usize,
 }
 
@@ -35,13 +37,13 @@ pub struct LoopNest<'p> {
     pub feeds: &'p [usize],
     /// Positions in the region's stores.
     pub stores: &'p [usize],
-    /// Comparisons that hold for one element of a row at most (see `Emit::column`), which the caller sees to: here they
-    /// hold for none.
+    /// Comparisons that hold for at most one element of a row (see `Emitter::column`). They are false here; the caller
+    /// corrects that element.
     pub assumed_false: &'p BTreeSet<usize>,
 }
 
 impl<'a> Emitter<'a> {
-    /// Writes the maps over rows among `set` at `depth` (their operands are there).
+    /// Emits the maps over rows in `set` at `depth`; their operands have been emitted.
     pub fn row_maps(&mut self, set: &BTreeSet<usize>, depth: usize) {
         for &i in set {
             let wanted = self.analysis.level(i) == Level::Row && self.analysis.depth[i] == depth;
@@ -68,14 +70,14 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// The same of one, of `n` elements.
+    /// Declares the partial results of one reduction, `n` elements.
     pub fn partial(&mut self, i: usize, n: usize) {
         let d = self.dtype(i);
         let id = vec![expr::identity(self.reduction(i), d); n].join(", ");
         self.text.line(format!("{} a{i}[{n}] = {{{id}}};", expr::computed(d)));
     }
 
-    /// Writes a pass.
+    /// Emits a pass.
     pub fn loop_nest(&mut self, p: &LoopNest) {
         let analysis = self.analysis;
         let stored: Vec<usize> = p.stores.iter().map(|k| analysis.region.stores[*k].0 as usize).collect();
@@ -96,7 +98,7 @@ impl<'a> Emitter<'a> {
             .partition(|i| matches!(analysis.code(*i), Code::Load { .. }) && !self.is_column_index(*i));
         let n = p.packs * self.v;
         let v = self.v;
-        // Held in shared memory.
+        // The intermediate in shared memory.
         let kept = self.intermediate.filter(|k| p.live_in.contains(&k.reg) && read.contains(&k.reg)).map(|k| k.reg);
         let loads: Vec<usize> = loads.into_iter().chain(kept).collect();
         if !loads.is_empty() {
@@ -125,7 +127,7 @@ impl<'a> Emitter<'a> {
             self.text.line(format!("{c} o{i}[{n}];"));
         }
         if !maps.is_empty() || !p.feeds.is_empty() || !singles.is_empty() {
-            // One branch for a pack: one for each element would put them one after the other.
+            // Use one branch per pack: one per element would serialise the elements.
             let idle = p.feeds.is_empty() && p.live_in.iter().all(|i| Some(*i) == kept);
             let guarded = !(p.indexing.full || idle);
             self.pack_loop(p, guarded);
@@ -134,7 +136,7 @@ impl<'a> Emitter<'a> {
             if hits.is_empty() {
                 self.elements(p, &maps, &stored, &singles, p.assumed_false);
             } else {
-                // A pack seldom holds the one element of a row whose index is asked for.
+                // A pack rarely holds the one element of a row whose index is compared.
                 let near: Vec<String> =
                     hits.iter().filter_map(|i| self.column(*i, "at")).map(|c| format!("{c} < {v}")).collect();
                 self.text.open(format!("if ({})", near.join(" || ")));
@@ -169,7 +171,7 @@ impl<'a> Emitter<'a> {
                 if let Some(pitch) = self.pitch(k) {
                     let t = self.index_type();
                     let to = format!("{pointer} + (({t})(row * {pitch}) + ({t})at)");
-                    // A pack that is whole in rows whose last one is not has another behind it.
+                    // If only the last pack of a row is partial, every whole pack has another one after it.
                     self.text.line(match self.ragged() && !p.indexing.partial {
                         true => format!("store_vec<{v}>({to}, {from});"),
                         false => {
@@ -188,7 +190,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Writes the elements of pack `k`, with what `never` holds false.
+    /// Emits the elements of pack `k`, treating the comparisons in `never` as false.
     fn elements(
         &mut self,
         p: &LoopNest,
@@ -212,7 +214,7 @@ impl<'a> Emitter<'a> {
             let value = match self.analysis.code(i) {
                 _ if never.contains(&i) => "0".into(),
                 Code::Load { .. } => self.column_index(i, "(at + e)"),
-                // Rounded by the store.
+                // The store rounds the value.
                 code if self.dtype(i).is_half() && only_stored(i) => match code {
                     Code::Cast(a) if expr::computed(self.dtype(*a as usize)) == "f32" => args[0].clone(),
                     Code::Map(f, _) => expr::map(*f, DType::F32, &args),
@@ -236,19 +238,19 @@ impl<'a> Emitter<'a> {
             }
             let value = self.operand(analysis.operand(i), "x", &computed);
             let f = expr::functor(self.reduction(i));
-            // Each column of its own, or the eight slots of a block.
+            // One slot per column, or the eight slots of a block.
             let slot = match self.analysis.level(i) {
                 Level::Col => format!("x % {}", p.indexing.columns),
                 _ => format!("x % {OCTET}"),
             };
-            // Columns that there are not are columns of their own.
+            // Columns out of range have their own slots.
             let within = if p.indexing.partial && analysis.level(i) != Level::Col { "if (e < left) " } else { "" };
             self.text.line(format!("{within}a{i}[{slot}] = {f}::combine(a{i}[{slot}], {value});"));
         }
         self.text.close();
     }
 
-    /// Whether load `i` is the number of the column plus something fixed: made where it is used, not kept.
+    /// Whether load `i` is the column index plus a constant, which is computed at its use instead of kept.
     pub fn is_column_index(&self, i: usize) -> bool {
         let Some(load) = self.loads.get(&i) else { return false };
         let r = &load.reading;
@@ -256,7 +258,7 @@ impl<'a> Emitter<'a> {
         load.source == Source::Iota && walked && !r.flat
     }
 
-    /// Its number at column `at`.
+    /// The column index of the load at column `at`.
     pub(super) fn column_index(&self, i: usize, at: &str) -> String {
         let t = self.index_type();
         let load = &self.loads[&i];
@@ -264,8 +266,8 @@ impl<'a> Emitter<'a> {
         format!("(i64)({base}({t}){at})")
     }
 
-    /// For a comparison of the column index with one number a row: the distance from column `at` to the column where it holds.
-    /// Too large a number if there is none.
+    /// For a comparison of the column index with one number per row: the distance from column `at` to the column where
+    /// it holds, or a larger number than any column if there is none.
     pub fn column(&self, i: usize, at: &str) -> Option<String> {
         let Code::Map(MapFn::Eq, args) = self.analysis.code(i) else { return None };
         let column_index = |a: u32| self.is_column_index(a as usize).then_some(a as usize);
@@ -278,7 +280,7 @@ impl<'a> Emitter<'a> {
         self.is_one(b as usize).then(|| format!("(u64)({wanted} - {})", self.column_index(a, at)))
     }
 
-    /// For a reduction that sums what is 0 but in one column: the comparison that tells which.
+    /// For a reduction whose summands are 0 except in one column: the comparison that selects the column.
     pub fn picks(&self, i: usize) -> Option<usize> {
         let Code::Map(MapFn::Where, args) = self.analysis.code(self.analysis.operand(i)) else { return None };
         let hit = args[0] as usize;
@@ -286,7 +288,7 @@ impl<'a> Emitter<'a> {
         (self.adds_zero(i, &BTreeSet::from([hit])) && expr::computed(self.dtype(i)) == "f32").then_some(hit)
     }
 
-    /// Loads packs that stay what they are for all rows.
+    /// Loads packs that are the same for all rows.
     pub fn load_once(&mut self, loads: &[usize], packs: usize, indexing: &Indexing) {
         let n = packs * self.v;
         for &i in loads {
@@ -304,8 +306,8 @@ impl<'a> Emitter<'a> {
         self.text.close();
     }
 
-    /// Whether reduction `i` sums a choice between something and +0 that `never` settles: no sum from +0 becomes -0, so
-    /// that adding +0 changes nothing.
+    /// Whether reduction `i` sums a select between a value and +0 whose condition is in `never`. No sum that starts at
+    /// +0 becomes -0, so adding +0 changes nothing.
     fn adds_zero(&self, i: usize, never: &BTreeSet<usize>) -> bool {
         let Code::Map(MapFn::Where, args) = self.analysis.code(self.analysis.operand(i)) else { return false };
         let zero = matches!(self.analysis.code(args[2] as usize), Code::Load { source: Source::Constant(0), .. });
@@ -322,7 +324,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Writes the stores of values with one element for each row, at index `row`.
+    /// Emits the stores of values with one element per row, at index `row`.
     pub fn row_stores(&mut self) {
         let stores: Vec<usize> = self.analysis.stores(Level::Row).collect();
         for k in stores {

@@ -1,7 +1,7 @@
-//! Emits elementwise regions: each thread computes a vector of neighbouring elements.
+//! Emits elementwise regions: each thread computes a vector of adjacent elements.
 //!
-//! Where a thread loads few bytes and computes much, it takes several vectors at a time, issues all their loads before the first use, and
-//! strides over the elements with the grid.
+//! If a thread loads few bytes and computes much, it processes several vectors at a time, issues all their loads before
+//! the first use, and strides over the elements with the grid.
 
 use super::emitter::{Emitter, vector_width};
 use super::launch_template::LaunchTemplate;
@@ -13,13 +13,13 @@ use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
 const THREADS: usize = 256;
-/// Bytes that a thread of much work should have asked for before it waits; with half of it one pack will do.
+/// Bytes that a compute-heavy thread should have in flight before it waits; one pack suffices at half of that.
 const IN_FLIGHT: usize = 64;
-/// Blocks of a multiprocessor then, at least.
+/// Minimum blocks per multiprocessor in that case.
 const RESIDENT: u32 = 4;
-/// Work of an element that is much.
+/// Minimum work of an element that counts as heavy.
 const HEAVY: usize = 16;
-/// Work of one thread's elements beyond which more packs only make the text longer.
+/// Maximum work of one thread's elements; beyond it, more packs only lengthen the text.
 const MAX_WORK: usize = 1024;
 
 pub fn lower(analysis: &RegionAnalysis, props: &Props, many: bool) -> Vec<LaunchTemplate> {
@@ -67,12 +67,12 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, many: bool) -> Vec<Launch
         false => packs.div_ceil(THREADS).min(props.sms as usize * 16),
     };
     let stage = g.template("map", blocks, THREADS, THREADS);
-    // Packs beside each other must not cost the warps that hide their arithmetic.
+    // Adjacent packs must not reduce the number of warps that hide their arithmetic.
     let resident = if unroll > 1 { RESIDENT } else { 1 };
     vec![LaunchTemplate { resident, ..stage }]
 }
 
-/// Packs that a thread works on at a time.
+/// Number of packs that a thread processes at a time.
 fn unroll(analysis: &RegionAnalysis, set: &BTreeSet<usize>, v: usize) -> usize {
     let (mut bytes, mut work) = (0, 0);
     for &i in set {
@@ -82,7 +82,8 @@ fn unroll(analysis: &RegionAnalysis, set: &BTreeSet<usize>, v: usize) -> usize {
                 bytes += v * instr.dtype.size();
             }
             Code::Load { source: Source::Uniform { .. }, .. } => work += 40,
-            // Hundreds of instructions each, for rare arguments: NVRTC takes 0.45 s for four vectors, 0.2 s for one.
+            // These take hundreds of instructions each, for rare arguments: NVRTC takes 0.45 s for four vectors, 0.2 s
+            // for one.
             Code::Map(MapFn::Sin | MapFn::Cos | MapFn::Tan | MapFn::Pow, _) => return 1,
             Code::Map(f, _) if instr.level == Level::Full => work += f.flops(),
             _ => work += 1,
@@ -93,6 +94,6 @@ fn unroll(analysis: &RegionAnalysis, set: &BTreeSet<usize>, v: usize) -> usize {
     }
     let wanted = IN_FLIGHT.checked_div(bytes).unwrap_or(1).clamp(1, 4);
     let room = (MAX_WORK / (work.max(1) * v)).max(1);
-    // 1, 2 or 4: fewer kinds of text.
+    // 1, 2 or 4, to limit the number of distinct texts.
     [4, 2, 1].into_iter().find(|u| *u <= wanted && *u <= room).unwrap_or(1)
 }

@@ -33,7 +33,7 @@ use perilune_core::error::Result;
 use perilune_plan::ir::{Code, Level, Program, Region};
 use std::collections::BTreeSet;
 
-/// The launches of regions with one body: one region, or the many of a `Kernel::Multi`.
+/// The launches of regions with one body: a single region, or all regions of a `Kernel::Multi`.
 pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<Work> {
     let mut work = Work::default();
     let many = regions.len() > 1;
@@ -45,8 +45,8 @@ pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<W
         work.launches = all.iter().flatten().map(LaunchTemplate::single).collect();
         return Ok(work);
     }
-    // Stage by stage: what one leaves in the workspace the next one reads. Regions whose texts differ after all (in
-    // alignment, say) take a launch each.
+    // Stage by stage: a stage reads what the previous one stored in the workspace. Regions whose texts differ
+    // nevertheless (for example in alignment) get separate launches.
     let depth = all.iter().map(Vec::len).max().unwrap_or(0);
     for k in 0..depth {
         let mut groups: Vec<Vec<&LaunchTemplate>> = Vec::new();
@@ -66,7 +66,7 @@ pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<W
 
 fn lower(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usize) -> Vec<LaunchTemplate> {
     let by_col = analysis.has(Level::Col);
-    // Zeros behind a row are the row's business, too.
+    // The row strategies also pad rows with zeros.
     let by_row = analysis.has(Level::Row) || (!by_col && analysis.full_stores().any(|k| analysis.pitch(k).is_some()));
     match (by_row, by_col) {
         (false, false) => map::lower(analysis, props, many),
@@ -82,8 +82,8 @@ fn lower(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usi
     }
 }
 
-/// Rows first; then columns, which compute again what they reduce from the saved results of row reductions. Stores over
-/// something that the columns load wait for them.
+/// Rows first, then columns, which recompute their operands from the saved results of row reductions. Stores that
+/// overwrite what the columns load wait for them.
 fn rows_then_columns(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usize) -> Vec<LaunchTemplate> {
     let program = analysis.program;
     let cols: Vec<usize> = analysis.needed().into_iter().filter(|i| analysis.level(*i) == Level::Col).collect();
@@ -108,7 +108,7 @@ fn rows_then_columns(analysis: &RegionAnalysis, props: &Props, many: bool, scrat
         .filter(|k| !late.contains(k) && analysis.level(analysis.region.stores[*k].0 as usize) != Level::Col)
         .map(|k| analysis.region.stores[k])
         .collect();
-    // What is saved counts as needed, though no store asks for it.
+    // Saved values count as needed, even if no store needs them.
     let first = RegionAnalysis { roots: saved.clone(), ..RegionAnalysis::new(program, &first) };
     let at = *scratch;
     let mut out = row::lower(&first, props, many, &saved, scratch);

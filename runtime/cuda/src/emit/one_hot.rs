@@ -1,6 +1,8 @@
-//! Computes the one column of a row where a comparison with the column index holds (`x[target]`, one-hot rows).
+//! Emits the correction of one-hot columns: the one column of a row where a comparison with the column index holds
+//! (`x[target]`).
 //!
-//! The loops over the row assume that the comparison is false everywhere; the thread that owns the column corrects its element.
+//! The loops over the row treat the comparison as false everywhere; the thread that owns the column corrects its
+//! element.
 
 use super::emitter::Emitter;
 use super::expr;
@@ -11,13 +13,13 @@ use std::collections::BTreeSet;
 
 /// Comparisons that hold for the same column of a row.
 pub struct OneHotColumn {
-    /// The first of them, by which the text names the column.
+    /// The first of them, after which the text names the column.
     pub name: usize,
     hits: BTreeSet<usize>,
     column: String,
 }
 
-/// Comparisons among `hits`, those for one column together.
+/// Groups the comparisons in `hits` by column.
 pub fn group_by_column(g: &Emitter, hits: &BTreeSet<usize>) -> Vec<OneHotColumn> {
     let mut out: Vec<OneHotColumn> = Vec::new();
     for &h in hits {
@@ -35,12 +37,12 @@ pub struct LoopWork<'p> {
     pub feeds: &'p [usize],
     pub stores: &'p [usize],
     pub live_in: &'p BTreeSet<usize>,
-    /// Comparisons that the pass takes for false.
+    /// Comparisons that the pass treats as false.
     pub assumed_false: &'p BTreeSet<usize>,
 }
 
 impl OneHotColumn {
-    /// Declares the column, and the thread that has it by the number `owner`, in which `at` is the column.
+    /// Declares the column and its owner, the thread with number `owner` (an expression in which `at` is the column).
     pub fn declare(&self, g: &mut Emitter, owner: &str) {
         let (h, t) = (self.name, g.position());
         g.text.line(format!("const u64 column{h} = {};", self.column));
@@ -49,12 +51,12 @@ impl OneHotColumn {
         g.text.line(format!("const bool mine{h} = column{h} < cols && threadIdx.x == {owner};"));
     }
 
-    /// Whether reduction `i` takes the element of this column alone.
+    /// Whether reduction `i` uses only the element of this column.
     pub fn picks(&self, g: &Emitter, i: usize) -> bool {
         g.picks(i).is_some_and(|h| self.hits.contains(&h))
     }
 
-    /// Positions of stores that the pass gets wrong there.
+    /// Positions of stores that the pass computes incorrectly in this column.
     fn stores(&self, g: &Emitter, asked: &LoopWork) -> Vec<(usize, usize)> {
         let root = |k: usize| g.analysis.region.stores[k].0 as usize;
         let wrong = |i: usize| {
@@ -65,8 +67,8 @@ impl OneHotColumn {
         asked.stores.iter().map(|k| (*k, root(*k))).filter(|s| wrong(s.1)).collect()
     }
 
-    /// Before a pass: computes the element, leaves the picked numbers where all threads find them, and remembers what is to
-    /// be stored.
+    /// Emitted before a pass: computes the element, stores the picked numbers where all threads can read them, and
+    /// keeps what is to be stored.
     pub fn before(&self, g: &mut Emitter, asked: &LoopWork) {
         let picks: Vec<usize> = asked.feeds.iter().copied().filter(|i| self.picks(g, *i)).collect();
         let stores = self.stores(g, asked);
@@ -93,7 +95,7 @@ impl OneHotColumn {
         g.text.close();
     }
 
-    /// After the pass: stores the element over what the pass stored there. It is the same thread that did.
+    /// Emitted after the pass: overwrites the element that the pass stored. The same thread wrote it.
     pub fn after(&self, g: &mut Emitter, asked: &LoopWork) {
         let stores = self.stores(g, asked);
         if stores.is_empty() {
@@ -111,12 +113,12 @@ impl OneHotColumn {
 }
 
 impl Emitter<'_> {
-    /// Register `i` of an element by itself.
+    /// Register `i` of a single element.
     fn alone(&self, i: usize) -> String {
         self.operand(i, "0", &BTreeSet::from([i]))
     }
 
-    /// Writes what `roots` are at column `at`, each as `s` and its number.
+    /// Emits the values of `roots` at column `at`, each as `s` and its number.
     fn element(&mut self, roots: impl Iterator<Item = usize>, live_in: &BTreeSet<usize>) {
         let analysis = self.analysis;
         let need = analysis.closure(roots, |i| live_in.contains(&i) || analysis.level(i) == Level::Row);
@@ -149,7 +151,7 @@ impl Emitter<'_> {
         }
     }
 
-    /// Column `at` of what is kept in shared memory.
+    /// Reads column `at` of an intermediate in shared memory.
     fn smem_load_f32_at(&self, i: usize) -> String {
         match self.intermediate.filter(|k| k.reg == i) {
             Some(k) => format!("smem_load_f32_at<{}>({}, at)", self.v, self.smem_args(k, "")),

@@ -1,4 +1,4 @@
-//! Prefetches rows into registers.
+//! Emits prefetches of the next row into registers.
 //!
 //! A row of 16-bit floats stays packed in registers while an intermediate takes its place in shared memory; the loads of the next row are
 //! issued during the last passes, which read only the intermediate. Column sums prefetch their next row in the same way.
@@ -9,21 +9,21 @@ use super::loop_nest::Indexing;
 use crate::launch::Props;
 use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
 
-/// Registers that a thread needs for the rest; ptxas needs more from sm_100 on.
+/// Registers that a thread needs besides the prefetched row; ptxas needs more from sm_100 on.
 const WORK: [usize; 2] = [44, 52];
 
 pub struct RegisterPrefetch {
     load: usize,
     cols: usize,
     teams: usize,
-    /// Of each of a team's chunks, the blocks that a warp has at most.
+    /// For each chunk of a team, the maximum number of blocks per warp.
     blocks: Vec<usize>,
-    /// Packs of a block.
+    /// Packs per block.
     packs: usize,
 }
 
 impl RegisterPrefetch {
-    /// If the row fits: a thread has so many registers.
+    /// Plans the prefetch, if the row fits the available registers of a thread.
     pub fn new(
         g: &Emitter,
         props: &Props,
@@ -46,7 +46,7 @@ impl RegisterPrefetch {
         g.text.line(format!("u32 words{}[{packs}][{}];", self.load, g.v / 2));
     }
 
-    /// Walks a team's chunks: `m` is the number of one, and `step` writes the packs of one block.
+    /// Iterates over a team's chunks: `m` is the number of the chunk, and `step` emits the packs of one block.
     pub fn each_chunk(
         &self,
         g: &mut Emitter,
@@ -78,7 +78,7 @@ impl RegisterPrefetch {
 }
 
 impl Emitter<'_> {
-    /// Asks for the packs of a place, of the row that begins at `name`.
+    /// Issues the loads of the packs of `indexing`, of the row that begins at `name`.
     pub fn prefetch_registers(&mut self, packs: usize, indexing: &Indexing, name: &str) {
         let (Some(words), v, t) = (self.prefetch_slot.clone(), self.v, self.index_type()) else { return };
         self.text.unrolled("k", packs);
@@ -93,13 +93,14 @@ impl Emitter<'_> {
         self.text.close();
     }
 
-    /// The words of pack `k` of a staged load, if they wait in registers: an argument, and what tells their type.
+    /// The words of pack `k` of a staged load, if they are in registers: an argument, and one that determines their
+    /// type.
     pub fn words(&self, i: usize) -> Option<String> {
         let type_of = format!("({}*)0", expr::stored(self.dtype(i)));
         self.prefetch_slot.as_ref().map(|at| format!("words{i}[{at}], {type_of}"))
     }
 
-    /// Declares where `packs` packs of each of those loads wait as they come from memory.
+    /// Declares the registers that hold `packs` packs of each of those loads as they come from memory.
     pub fn declare_prefetch(&mut self, loads: &[usize], packs: usize) {
         for &i in loads {
             self.text.line(format!("u32 words{i}[{packs}][{}] = {{}};", self.pack_words(i)));
@@ -107,7 +108,7 @@ impl Emitter<'_> {
         self.staged = loads.to_vec();
     }
 
-    /// Asks for the packs of a place, of the row that begins at `name`.
+    /// Issues the loads of the packs of `indexing`, of the row that begins at `name`.
     pub fn prefetch_words(&mut self, packs: usize, indexing: &Indexing, name: &str) {
         let t = self.index_type();
         self.text.unrolled("k", packs);
@@ -123,7 +124,7 @@ impl Emitter<'_> {
         self.text.close();
     }
 
-    /// Makes registers of the packs that wait. Those that no column asked for are zeros.
+    /// Unpacks the prefetched packs into registers. Packs outside the row are zeros.
     pub fn unpack_words_now(&mut self, packs: usize) {
         let v = self.v;
         for &i in &self.staged {

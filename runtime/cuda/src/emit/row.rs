@@ -1,8 +1,8 @@
 //! Emits row reductions where one block, or part of one, computes a row.
 //!
-//! Two strategies, by the registers that a thread needs. *Registers*: a thread loads its elements once and keeps what later passes
-//! need. *Recompute*: each pass loops over the row and computes again what it needs, from shared memory (`row_smem`) or, where a row
-//! does not fit there, from device memory. Both follow `schedule::reduction_order`.
+//! Two strategies, by the registers that a thread needs. *Registers*: a thread loads its elements once and keeps what
+//! later passes need. *Recompute*: each pass loops over the row and recomputes what it needs, from shared memory
+//! (`row_smem`) or, if a row does not fit there, from device memory. Both follow `schedule::reduction_order`.
 
 use super::emitter::{Emitter, vector_width};
 use super::expr;
@@ -18,10 +18,10 @@ use crate::schedule::region_analysis::{RegionAnalysis, operands};
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::{BTreeSet, HashMap};
 
-/// Chunks that a block of threads holds at most.
+/// Maximum chunks that a block of threads holds.
 const MAX_CHUNKS: usize = 4;
 
-/// What happens in which pass over the elements.
+/// Assigns reductions and stores to passes over the elements.
 pub struct Passes {
     pub feeds: Vec<Vec<usize>>,
     pub stores: Vec<Vec<usize>>,
@@ -43,8 +43,8 @@ pub fn passes(analysis: &RegionAnalysis) -> Passes {
     Passes { feeds, stores }
 }
 
-/// The longest packs that rows are made of. A row's last one may be partial if rows begin at multiples of a pack wherever they
-/// are read and stored, though their length is none.
+/// The longest packs for the rows of a region. The last pack of a row may be partial, even if the row length is not a
+/// multiple of the pack, provided that rows begin at multiples of a pack wherever they are read and stored.
 pub fn row_vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usize {
     let mut v = vector_width(analysis, set, OCTET);
     let cols = analysis.region.cols;
@@ -88,7 +88,7 @@ pub fn lower(
     }
 }
 
-/// Registers that pass `d` computes and later ones read.
+/// For each pass, the registers that it computes and later ones read.
 pub fn live_across(analysis: &RegionAnalysis, passes: &Passes, g: &Emitter) -> Vec<BTreeSet<usize>> {
     let count = passes.feeds.len();
     let roots = |d: usize| -> Vec<usize> {
@@ -137,7 +137,7 @@ fn row_per_block(
     g.declare("cols", cols);
     g.prologue(&set);
     let live_out = live_across(analysis, &passes, &g);
-    // Elements of a thread, if it holds them all.
+    // Elements per thread, if the threads hold them all.
     let blocks_each = cols.min(CHUNK).div_ceil(BLOCK * warps);
     let threads = 32 * warps * if chunks <= MAX_CHUNKS { chunks } else { 1 };
     let live_in = register_words(analysis, &passes, &live_out, &g) * blocks_each * OCTET;
@@ -153,7 +153,7 @@ fn row_per_block(
     let chunks_held = if registers { chunks } else { 1 };
     let in_warp = warps * chunks_held == 1;
     let t = g.position();
-    // Which row, and which of its columns.
+    // Declare the row of a thread and its columns.
     if in_warp {
         g.text.line(format!("const u32 lane = threadIdx.x % {lanes};"));
         g.text.line(format!("const {t} mine = ({t})block * (blockDim.x / {lanes}) + threadIdx.x / {lanes};"));
@@ -213,7 +213,7 @@ fn row_per_block(
     }
     let strategy = if registers { "row" } else { "rows_recompute" };
     if in_warp {
-        // Few rows spread over more multiprocessors in small blocks.
+        // If there are few rows, small blocks spread them over more multiprocessors.
         let warps_wanted = rows.div_ceil(32 / lanes);
         let threads = if warps_wanted >= 4096 {
             256
@@ -224,15 +224,15 @@ fn row_per_block(
         };
         return g.template(strategy, rows.div_ceil(threads / lanes), threads, 256);
     }
-    // Strips of chunks are held by 256 threads, which is what long rows have.
+    // 256 threads hold the strips of chunks, as for long rows.
     let threads = 32 * warps * chunks_held;
     g.template(strategy, rows, threads, threads)
 }
 
-/// Registers of 4 bytes that a thread needs at most in one pass, for each of its elements: what it loads, stores and keeps,
-/// and what earlier passes kept that this one or a later one reads.
+/// Maximum 4-byte registers that a thread needs in one pass per element: for what it loads, stores and keeps, and for
+/// what earlier passes kept that this pass or a later one reads.
 pub fn register_words(analysis: &RegionAnalysis, passes: &Passes, live_out: &[BTreeSet<usize>], g: &Emitter) -> usize {
-    // A 16-bit float as f32 is the register that it was loaded to.
+    // A 16-bit float widened to f32 is the register that it was loaded to.
     let same = |mut i: usize| {
         while let Code::Cast(a) = analysis.code(i)
             && analysis.region.body[*a as usize].dtype.compute() == analysis.region.body[i].dtype
@@ -268,7 +268,7 @@ pub fn register_words(analysis: &RegionAnalysis, passes: &Passes, live_out: &[BT
     (0..live_out.len()).map(of_pass).max().unwrap_or(0).max(1)
 }
 
-/// From the partial results of held elements to the reductions' registers.
+/// Reduces the partial results of elements in registers to the reductions' registers.
 fn reduce_registers(g: &mut Emitter, feeds: &[usize], v: usize, lanes: usize, warps: usize, chunks: usize) {
     let in_warp = warps * chunks == 1;
     for &i in feeds {
@@ -334,7 +334,7 @@ fn recompute_pass(g: &mut Emitter, passes: &Passes, d: usize, w: RowLoop) {
         g.text.line(format!("const {t} end = begin + {CHUNK} < limit ? begin + {CHUNK} : limit;"));
     } else {
         if !feeds.is_empty() {
-            // Names of this pass only; results are declared outside.
+            // These names belong to this pass; results are declared outside.
             for &i in feeds {
                 g.text.line(format!("{} w{i};", expr::computed(g.dtype(i))));
             }
@@ -379,7 +379,7 @@ fn recompute_pass(g: &mut Emitter, passes: &Passes, d: usize, w: RowLoop) {
             g.text.line(format!("if (threadIdx.x == (m & 255)) t{i} = {f}::combine(t{i}, u{i});"));
         }
         if looped {
-            // The next chunk writes the same places.
+            // The next chunk writes to the same memory.
             g.text.line("__syncthreads();");
         }
     }

@@ -1,10 +1,10 @@
-//! Emits fused row and column reductions in one pass (norm backward), and rows with column weights that a thread loads once for all of
-//! its rows.
+//! Emits fused row and column reductions in one pass (norm backward), and row kernels whose column weights a thread
+//! loads once for all of its rows.
 //!
-//! A block takes a chunk of rows, cut as for column reductions. Strands of the block take interleaved rows; each holds its row in
-//! registers, as in `row`, together with accumulators of its columns. Where registers do not suffice for both, the passes over a row
-//! compute shared values again, one vector at a time. While a row is computed, cp.async stages the next ones in shared memory; each
-//! thread reads only what it copied itself.
+//! A block processes a chunk of rows, as for column reductions. Strands of the block process interleaved rows. Each
+//! strand holds its row in registers, as in `row`, together with the accumulators of its columns. If registers do not
+//! suffice for both, the passes over a row recompute shared values, one vector at a time. While a row is computed,
+//! cp.async stages the next ones in shared memory; each thread reads only what it copied itself.
 
 use super::col::{cell, col_stores, combine};
 use super::emitter::Emitter;
@@ -20,16 +20,16 @@ use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level, Source};
 use std::collections::BTreeSet;
 
-/// Registers for elements where two blocks share a multiprocessor, and where one has it.
+/// Registers for elements if two blocks share a multiprocessor, and if one block has all of it.
 const ROOM: [usize; 2] = [96, 192];
-/// The same where only one pack of a row is in registers at a time.
+/// The same if only one pack of a row is in registers at a time.
 const PACKED: [usize; 2] = [112, 208];
-/// Shared memory of a block that staged rows leave free.
+/// Shared memory of a block that is not available to staged rows.
 const RESERVED: usize = 2048;
-/// Threads of a block, and fewer for which it is not worth while.
+/// Minimum threads for this strategy to be profitable, and threads per block.
 const THREADS: [usize; 2] = [64, 256];
 
-/// The launches, or `None` where rows are too long or too few.
+/// Returns the launches, or `None` if rows are too long or too few.
 pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> Option<Vec<LaunchTemplate>> {
     let r = analysis.region;
     let cols = r.cols;
@@ -48,7 +48,7 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
         set.iter().copied().filter(|i| full(i) && g.can_stage(*i) && g.differs_by_row(*i) == by_row).collect()
     };
     let mut once = loads(&g, false);
-    // Without column reductions, what pays is that weights are loaded once.
+    // Without column reductions, the benefit is that weights are loaded once.
     if sums.is_empty() && once.is_empty() {
         return None;
     }
@@ -56,13 +56,13 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
     let words = |i: &usize| g.dtype(*i).compute().size() / 4;
     let live_in = register_words(analysis, &passes, &live_out, &g) * each;
     let staying = |once: &[usize]| sums.iter().chain(once).map(words).sum::<usize>() * each;
-    // Beside column reductions they stay where that leaves room for two blocks.
+    // With column reductions, they stay in registers only if that leaves room for two blocks.
     if !sums.is_empty() && staying(&once) + live_in > ROOM[0] {
         once.clear();
     }
     let stay = staying(&once);
     let need = stay + live_in;
-    // The same of passes that keep nothing for each other, which go pack by pack.
+    // Registers of passes that keep nothing for later ones and proceed pack by pack.
     let by_row = |f: &Vec<usize>| f.iter().filter(|i| matches!(analysis.code(**i), Code::ReduceRow(..))).count();
     let nothing = vec![BTreeSet::new(); live_out.len()];
     let pack = register_words(analysis, &passes, &nothing, &g) + passes.feeds.iter().map(by_row).max().unwrap_or(0);
@@ -73,9 +73,9 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
     };
     let staged: usize = loads(&g, true).iter().map(|i| g.staged_bytes(*i)).sum::<usize>() * strands(r.rows);
     let room = |resident: usize| props.shared_bytes as usize / resident - RESERVED;
-    // Passes compute again what they share where that lets two blocks have a multiprocessor, or one block a row at all.
-    // Without column reductions one block at a time waits no longer for memory than two; and where all of it has one row, two
-    // were slower (rows of 4,096: 631 us for 478).
+    // Passes recompute shared values if that lets two blocks share a multiprocessor, or lets one block hold a row at
+    // all. Without column reductions, one block at a time waits for memory no longer than two. If the whole block has
+    // one row, two blocks were slower (rows of 4,096: 631 us instead of 478).
     let two = least <= PACKED[0] && !sums.is_empty() && strands(r.rows) > 1 && 2 * staged <= room(2);
     let (resident, again) = match () {
         () if need <= ROOM[0] => (2, false),
@@ -158,7 +158,7 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
     g.text.line("const bool live = y + strand < stop;");
     g.text.line(format!("const {t} row = b * rows + (live ? y + strand : y), limit = live ? cols : 0;"));
     g.text.line(format!("cp_async_wait<{}>();", depth - 2));
-    // Where the row before this one lay.
+    // The buffer of the previous row.
     ahead(&mut g, &format!("y + strand + {}", (depth - 1) * strands), &format!("(set == 0 ? {} : set - 1)", depth - 1));
     g.staged_rows("stage", "set", "strand", strands);
     g.text.line(format!("set = set == {} ? 0 : set + 1;", depth - 1));
@@ -209,7 +209,7 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
     Some(std::iter::once(first).chain(join).collect())
 }
 
-/// Elements of a pack: so many that neighbouring lanes read and write neighbouring 16 bytes of f32, not halves of 32.
+/// Elements per pack, such that adjacent lanes read and write adjacent 16 bytes of f32, not halves of 32.
 fn vector_width_of_f32(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usize {
     let walked = |i: &usize| match analysis.code(*i) {
         Code::Load { source: Source::Value(_), layout } if analysis.level(*i) == Level::Full => {
@@ -224,12 +224,12 @@ fn vector_width_of_f32(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usiz
     row_vector_width(analysis, set).min(most)
 }
 
-/// A pass that computes again what an earlier one did, a pack at a time: few registers are in use at once.
+/// Emits a pass that recomputes an earlier pass's values, one pack at a time, so that few registers are live.
 fn vector_by_vector(g: &mut Emitter, p: &LoopNest, spread: &dyn Fn(&str) -> String, once: &[usize]) {
     let v = g.v;
     let t = g.position();
     g.text.unrolled("q", p.packs);
-    // The pack's part of what there is for all packs, under the same names.
+    // The pack's part of arrays over all packs, under the same names.
     let slots = |g: &Emitter, i: usize| match g.analysis.level(i) {
         Level::Col => format!("a{i} + q * {v}"),
         _ => format!("a{i} + q * {v} % {OCTET}"),
@@ -256,8 +256,8 @@ fn vector_by_vector(g: &mut Emitter, p: &LoopNest, spread: &dyn Fn(&str) -> Stri
     g.text.close();
 }
 
-/// From the partials of a strand's row to the reductions' registers. The partials of a row lie where those of the last but
-/// one did: a barrier was between.
+/// Reduces the partials of a strand's row to the reductions' registers. A row's partials overwrite those of the row
+/// before last, with a barrier in between.
 fn fold(g: &mut Emitter, rows: &[usize], lanes: usize, warps: usize) {
     let v = g.v;
     for &i in rows {
@@ -266,7 +266,7 @@ fn fold(g: &mut Emitter, rows: &[usize], lanes: usize, warps: usize) {
         g.text.line(format!("const {c} w{i} = reduce_lanes<{f}, {v}, {lanes}>(a{i});"));
     }
     if warps > 1 && !rows.is_empty() {
-        // In one branch behind all folds: between them it would put one behind the other.
+        // One branch after all folds: separate branches would serialise the folds.
         g.text.open("if (lane == 0)");
         for i in rows {
             g.text.line(format!("part{i}[flip][warp] = w{i};"));
@@ -285,7 +285,7 @@ fn fold(g: &mut Emitter, rows: &[usize], lanes: usize, warps: usize) {
     }
 }
 
-/// Combines the strands of a chunk, and stores the result or leaves it in the workspace.
+/// Combines the strands of a chunk, and stores the result, or a partial result in the workspace.
 fn finish(
     g: &mut Emitter,
     i: usize,

@@ -1,11 +1,12 @@
-//! Emits row reductions over rows that fit in shared memory but not in registers: device memory is read once, in any number of passes.
+//! Emits row reductions over rows that fit in shared memory but not in registers; any number of passes reads device
+//! memory once.
 //!
-//! A few blocks on each multiprocessor loop over the rows. Each thread copies only what it reads itself, so copies need no barrier:
-//! cp.async loads a vector of the next row as soon as the last pass has consumed the one in its place, and one block computes
-//! while another's row arrives. Barriers stand only where a reduction combines warps.
+//! A few blocks on each multiprocessor loop over the rows. Each thread copies only what it reads itself, so copies need
+//! no barrier. cp.async loads a vector of the next row as soon as the last pass has consumed the one in its place, and
+//! one block computes while another's row arrives. Barriers are only needed where a reduction combines warps.
 //!
-//! Rows of 16-bit floats with `exp` in them stay in registers instead (`register_prefetch`), and shared memory keeps `exp`
-//! (`smem_intermediates`). One-hot columns are corrected by the thread that owns them (`one_hot`).
+//! Rows of 16-bit floats with `exp` stay in registers instead (`register_prefetch`), and shared memory holds the
+//! results of `exp` (`smem_intermediates`). The thread that owns a one-hot column corrects it (`one_hot`).
 
 use super::emitter::Emitter;
 use super::expr;
@@ -24,19 +25,20 @@ use std::collections::BTreeSet;
 
 /// Threads that share a chunk.
 const TEAM: usize = 256;
-/// Chunks that one warp can join.
+/// Maximum chunks that one warp can combine.
 const MAX_CHUNKS: usize = 32;
-/// Teams of a multiprocessor.
+/// Maximum teams per multiprocessor.
 const MAX_TEAMS: usize = 4;
-/// Registers for the elements that a thread works on at a time: of the 64 that it has where 1,024 share a multiprocessor,
-/// and of 128.
+/// Registers for the elements that a thread processes at a time: of the 64 that it has if 1,024 threads share a
+/// multiprocessor, and of 128.
 const ROOM: [usize; 2] = [24, 80];
 /// Registers of a multiprocessor.
 const REGISTERS: usize = 65536;
-/// Shared memory of a multiprocessor that a block takes for itself.
+/// Shared memory of a multiprocessor that each block reserves.
 const RESERVED: usize = 1024;
 
-/// One launch for all rows, or `None` where they do not fit or the order of `space.rs` is not that of eight warps.
+/// Returns one launch for all rows, or `None` if they do not fit or `schedule::reduction_order` does not use eight
+/// warps for them.
 pub fn lower(
     analysis: &RegionAnalysis,
     props: &Props,
@@ -70,7 +72,8 @@ pub fn lower(
     let packs = OCTET / v;
     let light = words * OCTET <= ROOM[0] && packs <= 2;
     let most = if light { MAX_TEAMS } else { 2 };
-    // Kept where a row fits once more as f32 and itself in registers: shared memory for both is slower than `exp` again.
+    // Keep the intermediate if a row fits in shared memory as f32 and also in registers. Shared memory for both is
+    // slower than a second `exp`.
     let kept = smem_intermediates::kept(analysis, passes, &g, &loads);
     g.intermediate = kept.map(|k| k.0);
     let resident = |g: &Emitter| if 2 * each(g) <= all { 2 } else { 1 };
@@ -87,14 +90,14 @@ pub fn lower(
     let teams = prefetch.as_ref().map_or(most / resident, |h| h.1);
     let prefetch = prefetch.map(|h| h.0);
     g.in_registers = prefetch.is_some();
-    // Signed, so that compilers see what differs by a constant only.
+    // Signed, so that compilers recognise indices that differ by a constant.
     let t = g.index_type();
     g.text.line("const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 8, team = threadIdx.x / 256;");
     g.text.line(format!("const {t} origin = warp * {BLOCK} + lane * {v};"));
     let shared_bytes = g.stage_rows(&loads, 1);
     g.staged_rows("stage", "0", "0", 1);
     let all_feeds: Vec<usize> = passes.feeds.iter().flatten().copied().collect();
-    // What one thread finds needs no partials, and what rounds nothing one of each warp.
+    // Sums with a single nonzero element need no partials; a reduction without rounding needs one per warp.
     let (picks, sums): (Vec<usize>, Vec<usize>) = all_feeds.into_iter().partition(|i| g.picks(*i).is_some());
     let exact = |i: usize| matches!(analysis.code(i), Code::ReduceRow(ReduceFn::Max | ReduceFn::Min, _));
     for &i in &picks {
@@ -104,7 +107,7 @@ pub fn lower(
         let (c, cells) = (expr::computed(g.dtype(i)), 8 * if exact(i) { teams } else { chunks });
         g.text.line(format!("__shared__ {c} part{i}[2][{cells}];"));
     }
-    // A thread begins at its own column, so that its first pack needs no guard; nor does another of a whole block.
+    // A thread begins at its own column, so its first pack needs no guard; nor do further packs of a whole block.
     let full = packs == 1 || cols.is_multiple_of(BLOCK);
     let indexing = Indexing {
         decl: g.walked(t, format!("b + k * {}", 32 * v), g.ragged()),
@@ -216,11 +219,11 @@ pub fn lower(
         for c in &columns {
             c.after(&mut g, &asked);
         }
-        // Partial results are double buffered by row, so one barrier a row suffices.
+        // Partial results are double-buffered by row, so one barrier per row suffices.
         if !feeds.is_empty() {
             g.text.line("__syncthreads();");
         }
-        // No later pass reads the row: the next one can come.
+        // No later pass reads the row, so the next one can be loaded.
         if prefetch.is_some() && !live_out.is_empty() {
             load_next_row(&mut g);
         }
@@ -228,7 +231,7 @@ pub fn lower(
             let (d, f) = (g.dtype(i), expr::functor(g.reduction(i)));
             if g.picks(i).is_some() {
                 let name = columns.iter().find(|c| c.picks(&g, i)).map_or(i, |c| c.name);
-                // Summed with zeros, which -0 does not outlive.
+                // The sum includes zeros, which turn -0 into +0.
                 let x = expr::rounded(d, format!("0.0f + pick{i}[flip]"));
                 g.text.line(format!("const f32 r{i} = column{name} < cols ? {x} : 0.0f;"));
                 continue;
@@ -254,8 +257,8 @@ pub fn lower(
     Some(LaunchTemplate { resident: resident as u32, shared_bytes: shared_bytes as u32, ..out })
 }
 
-/// Teams of a block, of at most `most` on a multiprocessor: chunks shared out most evenly, and three teams hide what one
-/// alone would wait for.
+/// Teams per block, with at most `most` per multiprocessor. Balances the chunks over teams; three teams suffice to hide
+/// latency.
 fn teams(cols: usize, resident: usize, most: usize) -> usize {
     let busy = |teams: usize| {
         let of = |team: usize| {
@@ -268,7 +271,7 @@ fn teams(cols: usize, resident: usize, most: usize) -> usize {
     (1..=most / resident).max_by_key(|n| busy(*n)).unwrap_or(1)
 }
 
-/// Registers of 4 bytes that an element takes at most in one pass.
+/// Maximum 4-byte registers per element in one pass.
 fn words(analysis: &RegionAnalysis, passes: &Passes, g: &Emitter) -> usize {
     let size = |i: usize| analysis.region.body[i].dtype.compute().size().div_ceil(4);
     let of_pass = |d: usize| {

@@ -9,7 +9,7 @@ use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
-/// FLOPs of an element from which on it is stored. Storing takes one store and one load for every four elements.
+/// Minimum FLOPs per element for storing a value, which costs one store and one load for every four elements.
 const COSTLY: usize = 8;
 
 /// The roots of pass `d`.
@@ -18,8 +18,8 @@ pub fn roots(analysis: &RegionAnalysis, passes: &Passes, d: usize) -> Vec<usize>
     passes.feeds[d].iter().map(|i| analysis.operand(*i)).chain(stores).collect()
 }
 
-/// The costly register that one pass computes and a later one reads again (`exp`, in rows of softmax and cross-entropy), with
-/// the pass that computes it. It takes the place of a staged load that no later pass reads but through it.
+/// Selects the costly register that one pass computes and a later one reads again (`exp`, in rows of softmax and
+/// cross-entropy), and the pass that computes it. It replaces a staged load that later passes read only through it.
 pub fn kept(
     analysis: &RegionAnalysis,
     passes: &Passes,
@@ -47,7 +47,7 @@ pub fn kept(
     for d in 0..count {
         for &i in needs[d].iter().filter(|i| plain(**i)) {
             let first = needs[..d].iter().all(|n| !n.contains(&i));
-            // Read as it is, not only on the way to another such register.
+            // Read directly, not only through another such register.
             let again = needs[d + 1..].iter().any(|n| n.contains(&i));
             if !first || !again || cost(i) < COSTLY || found.is_some_and(|f| f.0 > cost(i)) {
                 continue;
@@ -63,8 +63,8 @@ pub fn kept(
     found.map(|(_, kept, d)| (kept, d))
 }
 
-/// Which comparisons hold for one column and can be left out of pass `d`, since no reduction of it but `picks` hangs on them;
-/// and all columns to look at by themselves.
+/// Returns the comparisons that hold for one column and can be omitted from pass `d`, since only its reductions in
+/// `picks` depend on them, and all columns that need separate treatment.
 pub fn columns(
     analysis: &RegionAnalysis,
     passes: &Passes,

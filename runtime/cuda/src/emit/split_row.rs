@@ -1,8 +1,9 @@
-//! Emits row reductions over several blocks: few long rows, or rows of many regions in one launch.
+//! Emits row reductions split over several blocks: few long rows, or rows of many regions in one launch.
 //!
-//! Each block takes a chunk of a row. For each level of reductions one launch stores partial results of the chunks in the workspace and
-//! another combines them; a last launch computes the elementwise results. A launch reads earlier reductions from the workspace and
-//! computes per-row maps again. The number of warps per chunk is a kernel parameter, so that rows of all lengths share the text.
+//! Each block processes a chunk of a row. For each level of reductions, one launch stores partial results of the chunks
+//! in the workspace and another combines them; a last launch computes the elementwise results. Each launch reads
+//! earlier reductions from the workspace and recomputes per-row maps. The number of warps per chunk is a kernel
+//! parameter, so that rows of all lengths share the text.
 
 use super::emitter::Emitter;
 use super::expr;
@@ -18,27 +19,27 @@ const THREADS: usize = 256;
 /// Bytes of a partial or total in the workspace.
 const CELL: usize = 8;
 
-/// Bytes of workspace from `scratch` on, and where they begin.
+/// Allocates workspace at `scratch`; returns its start.
 pub fn alloc_scratch(scratch: &mut usize, nbytes: usize) -> usize {
     let at = *scratch;
     *scratch = (at + nbytes).next_multiple_of(256);
     at
 }
 
-/// The offset of the `n`-th saved result from byte `at` on, each of `rows` rows.
+/// The offset of the `n`-th saved result after byte `at`, each with `rows` rows.
 pub fn cell(at: usize, n: usize, rows: usize) -> usize {
     at + n * (rows * CELL).next_multiple_of(256)
 }
 
 impl Emitter<'_> {
-    /// The address of workspace from byte `at` on, as cells of a type.
+    /// The address of the workspace at byte `at`, as cells of a type.
     pub fn cells(&mut self, ctype: &str, at: usize) -> String {
         self.scratch = true;
         let at = self.fields.number("z", ParamValue::I64(at as i64));
         format!("(({ctype}*)(scratch + {at}))")
     }
 
-    /// Writes the results of row reductions of `set` to the workspace, where other launches find them in order of `set`.
+    /// Stores the results of row reductions in `set` to the workspace, ordered as in `set`, for other launches.
     pub fn save(&mut self, set: &BTreeSet<usize>, rows: usize, scratch: &mut usize, leader: &str) {
         if set.is_empty() {
             return;
@@ -52,10 +53,10 @@ impl Emitter<'_> {
     }
 }
 
-/// Row reductions that the workspace holds: where.
+/// The workspace offsets of saved row reductions.
 pub type Saved = HashMap<usize, usize>;
 
-/// Reads those results that `set` needs, and computes its maps over rows.
+/// Loads the saved results that `set` needs, and computes its maps over rows.
 pub fn load_saved(g: &mut Emitter, set: &BTreeSet<usize>, saved: &Saved) {
     let depth = set.iter().map(|i| g.analysis.depth[*i]).max().unwrap_or(0);
     for d in 0..=depth {
@@ -70,7 +71,7 @@ pub fn load_saved(g: &mut Emitter, set: &BTreeSet<usize>, saved: &Saved) {
     }
 }
 
-/// The instructions that those need, up to reductions that are saved.
+/// The instructions that `roots` depend on, up to saved reductions.
 pub fn dependencies(analysis: &RegionAnalysis, roots: impl IntoIterator<Item = usize>) -> BTreeSet<usize> {
     analysis.closure(roots, |i| matches!(analysis.code(i), Code::ReduceRow(..)))
 }
@@ -118,7 +119,7 @@ pub fn lower(analysis: &RegionAnalysis, live_out: &BTreeSet<usize>, scratch: &mu
     out
 }
 
-/// What all launches over chunks begin with.
+/// Emits the common start of all launches over chunks.
 fn start<'a>(analysis: &'a RegionAnalysis<'a>, set: &BTreeSet<usize>, saved: &Saved, v: usize) -> Emitter<'a> {
     let cols = analysis.region.cols;
     let mut g = Emitter::new(analysis, Some(cols), v);
@@ -184,7 +185,7 @@ fn partial(analysis: &RegionAnalysis, saved: &Saved, feeds: &[usize], partials: 
     g.template("rows_partial", r.batch * r.rows * reduction_order::chunks(r.cols), THREADS, THREADS)
 }
 
-/// Combines the partial results; with `last`, stores what has one element for each row.
+/// Emits the combination of partial results; with `last`, also the stores with one element per row.
 fn combine(
     analysis: &RegionAnalysis,
     saved: &Saved,

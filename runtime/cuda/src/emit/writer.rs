@@ -1,6 +1,6 @@
 //! Writes indented CUDA text.
 
-/// Text under construction, inside a function.
+/// Text of a function body under construction.
 #[derive(Clone, Debug)]
 pub struct Writer {
     out: String,
@@ -34,7 +34,7 @@ impl Writer {
         self.line("}");
     }
 
-    /// Writes `f` and takes its lines out again, for another place.
+    /// Runs `f` and removes the lines it wrote, for insertion elsewhere.
     pub fn aside<T>(this: &mut T, text: impl Fn(&mut T) -> &mut Writer, f: impl FnOnce(&mut T)) -> Vec<String> {
         let at = text(this).out.len();
         f(this);
@@ -42,7 +42,7 @@ impl Writer {
         lines.lines().map(|l| l.trim_start().to_string()).collect()
     }
 
-    /// A loop that is unrolled in full.
+    /// Opens a fully unrolled loop.
     pub fn unrolled(&mut self, var: &str, count: usize) {
         self.line("#pragma unroll");
         self.open(format!("for (int {var} = 0; {var} < {count}; {var}++)"));

@@ -1,4 +1,5 @@
-//! Reports indices out of range: each kernel that checks indices has a cell in host memory, which it fills on the first one.
+//! Reports indices out of range. Each kernel that checks indices has a cell in host memory, in which it stores the
+//! first bad index.
 
 use crate::driver::Pinned;
 use perilune_core::error::Error;
@@ -15,7 +16,7 @@ pub(crate) struct DeviceErrors {
 }
 
 impl DeviceErrors {
-    /// The first report, which is forgotten.
+    /// Returns and clears the first report.
     pub fn take(&self) -> Option<(Origin, Error)> {
         for (k, (origin, fault)) in self.kernels.iter().enumerate() {
             let at = k * FAULT_WORDS;

@@ -10,14 +10,13 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Code, Library, Operand, Program, Region, Source, ValueId};
-use std::rc::Rc;
 
-/// Products of fewer operations are not timed, even where timing is asked for.
+/// Minimum operations of a product to be timed, even if timing is enabled.
 const WORTH_TIMING: f64 = 1e8;
 
-/// The step of a product, and whether it does the epilogue too.
+/// Returns the step of a product, and whether it includes the epilogue.
 pub(super) fn gemm(
-    shared: &Rc<DeviceContext>,
+    context: &mut DeviceContext,
     program: &Program,
     l: &Library,
     product: Product,
@@ -35,12 +34,12 @@ pub(super) fn gemm(
     };
     let size = l.dtypes[0].size();
     let p = &product.problem;
-    let trial = trial(shared, program, [*a, *b, out], &product, l.dtypes[0]);
+    let trial = trial(context, program, [*a, *b, out], &product, l.dtypes[0]);
     let align = bias.map_or(256, |(_, n)| alignment(n, size));
-    let gemm = match shared.blas.gemm(p, l.tf32, how, align, trial.as_ref()) {
+    let gemm = match context.blas.gemm(p, l.tf32, how, align, trial.as_ref()) {
         Err(_) if how != Epilogue::default() => {
-            // Then the map runs by itself.
-            let plain = shared.blas.gemm(p, l.tf32, Epilogue::default(), align, trial.as_ref())?;
+            // The map then runs as a separate launch.
+            let plain = context.blas.gemm(p, l.tf32, Epilogue::default(), align, trial.as_ref())?;
             let (out, bias, residual) = (l.outputs[0], None, None);
             return Ok((Step::Gemm { gemm: plain, product, a: *a, b: *b, out, bias, residual, size }, false));
         }
@@ -50,51 +49,51 @@ pub(super) fn gemm(
     Ok((step, how != Epilogue::default()))
 }
 
-/// The step of `linear`, if cuBLASLt has a product for it that adds the bias before it rounds.
-pub(super) fn linear(shared: &Rc<DeviceContext>, program: &Program, l: &Library, product: Product) -> Option<Step> {
+/// Returns the step of `linear`, if cuBLASLt has a product for it that adds the bias before it rounds.
+pub(super) fn linear(context: &mut DeviceContext, program: &Program, l: &Library, product: Product) -> Option<Step> {
     let [Operand::View(a, _), Operand::View(b, _), Operand::View(v, layout)] = &l.inputs[..] else { return None };
     let (size, out) = (l.dtypes[0].size(), l.outputs[0]);
-    let trial = trial(shared, program, [*a, *b, out], &product, l.dtypes[0]);
+    let trial = trial(context, program, [*a, *b, out], &product, l.dtypes[0]);
     let how = Epilogue { bias: true, ..Epilogue::default() };
     let align = alignment(layout.offset, size);
-    let gemm = shared.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref()).ok()?;
+    let gemm = context.blas.gemm(&product.problem, l.tf32, how, align, trial.as_ref()).ok()?;
     let bias = Some((*v, layout.offset));
     Some(Step::Gemm { gemm, product, a: *a, b: *b, out, bias, residual: None, size })
 }
 
-/// Memory of the arena that algorithms may be tried in, where that is asked for and worth it. The plan needs that much of
-/// it anyway, and what lies there is no longer needed by anyone, or not before this has run.
+/// Returns memory of the arena for timing algorithms, if timing is enabled and worthwhile. The plan needs that much
+/// memory anyway, and its contents are not live until this product has run.
 fn trial(
-    shared: &Rc<DeviceContext>,
+    context: &mut DeviceContext,
     program: &Program,
     [a, b, out]: [ValueId; 3],
     product: &Product,
     dtype: DType,
 ) -> Option<Trial> {
-    if shared.search == Search::Off || product.problem.flops() <= WORTH_TIMING {
+    if context.search == Search::Off || product.problem.flops() <= WORTH_TIMING {
         return None;
     }
     let nbytes = |v: ValueId| program.values[v.0 as usize].nbytes();
     let (reach, written) = ([nbytes(a), nbytes(b)], nbytes(out));
-    // A, B, the result, and what a residual is read from.
+    // A, B, the result, and the source of a residual.
     let [of_a, of_b, of_out] = [reach[0], reach[1], written].map(|n| n.next_multiple_of(512));
     let starts = [0, of_a, of_a + of_b, of_a + of_b + of_out];
     let needed = starts[3] + written;
     if needed > program.arena_bytes {
         return None;
     }
-    shared.arena.borrow_mut().ensure(needed).ok()?;
-    let base = shared.arena.borrow().base;
+    context.arena.ensure(needed).ok()?;
+    let base = context.arena.base;
     let at = |k: usize, elements: isize| {
         (base + starts[k] as u64).wrapping_add_signed((elements * dtype.size() as isize) as i64)
     };
     let (oa, ob, _) = product.offsets[0];
     let addresses =
         Addresses { a: at(0, oa), b: at(1, ob), out: at(2, 0), bias: at(1, 0), residual: at(3, 0), scales: [0; 2] };
-    Some(Trial { search: shared.search, dtype, base, nbytes: needed, at: addresses, written })
+    Some(Trial { search: context.search, dtype, base, nbytes: needed, at: addresses, written })
 }
 
-/// The product a library call is, if cuBLASLt can do it and it is worth it.
+/// Returns the product of a library call, if cuBLASLt can compute it and this is profitable.
 pub(crate) fn product(program: &Program, l: &Library) -> Option<Product> {
     let (Some(Operand::View(_, a)), Some(Operand::View(_, b))) = (l.inputs.first(), l.inputs.get(1)) else {
         return None;
@@ -109,7 +108,7 @@ pub(crate) fn product(program: &Program, l: &Library) -> Option<Product> {
     if l.op == &MATMUL {
         return blas::product(a, b, dtype);
     }
-    // The bias as cuBLASLt reads it.
+    // The bias in the form that cuBLASLt reads.
     let Some(Operand::View(_, bias)) = l.inputs.get(2).filter(|_| l.op == &LINEAR) else { return None };
     let dense = bias.strides() == [1] || bias.numel() == 1;
     if dense { blas::product(a, &b.permute(&[1, 0]), dtype) } else { None }
@@ -123,15 +122,15 @@ fn alignment(n: isize, size: usize) -> u32 {
     }
 }
 
-/// An epilogue that cuBLASLt does.
+/// An epilogue that cuBLASLt executes.
 pub(crate) struct Fused {
     bias: Option<(ValueId, isize)>,
     residual: Option<ValueId>,
     out: ValueId,
 }
 
-/// `r` as a bias of the columns or a matrix added to the product, where the bits are those of the separate map: in f32
-/// and f64, whose sums are kept in the result's own precision.
+/// Matches `r` as a bias of the columns or as a matrix added to the product, if the bits equal those of the separate
+/// map. That holds in f32 and f64, whose sums are kept in the result's own precision.
 pub(crate) fn epilogue(program: &Program, l: &Library, r: &Region, product: &Product) -> Option<Fused> {
     let result = &program.values[l.outputs[0].0 as usize];
     let wide = matches!(result.dtype, DType::F32 | DType::F64);

@@ -9,21 +9,21 @@ use crate::launch::Arg;
 use perilune_core::Layout;
 use perilune_core::error::Result;
 
-/// Contributions that are added one by one (`RUN` in `kernels/index/add.cuh`).
+/// Number of contributions that are added one by one (`RUN` in `kernels/index/add.cuh`).
 const RUN_BITS: u32 = 6;
 const RUN: usize = 1 << RUN_BITS;
 
-/// How the result is cut into bins.
+/// How the result is partitioned into bins.
 struct Bins {
     count: usize,
-    /// Elements of a bin.
+    /// Elements per bin.
     lanes: usize,
-    /// Over the shape of the index: (index, bin with the axis held still); and what one step of an index adds to the bin.
+    /// Strides over the shape of the index: (index, bin at axis position 0), and the change of the bin per index value.
     keys: Strided,
     step: isize,
-    /// Over the result: (x, src with the axis held still, bin, lane).
+    /// Strides over the result: (x, src at axis position 0, bin, lane).
     strided: Strided,
-    /// Over the lanes of a bin: (src).
+    /// Strides over the lanes of a bin: (src).
     lane: Strided,
     /// The offset in src of position k of the index.
     place: Strided,
@@ -82,7 +82,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     let (t, (sum, sum_bytes)) = (typed(dtype), sum_type(dtype));
     let long = |n: usize| Arg::I64(n as i64);
 
-    // Indices to bins, in order.
+    // Map indices to bins, in order.
     let (key, key_bytes) = key_for(b.count);
     let keys = c.scratch(n * key_bytes);
     let narrow = b.keys.narrow();
@@ -111,7 +111,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     c.each("run_starts", header, &params, "library::run_starts(keys, starts, bins, n);", b.count + 1)?;
     let starts = ("const u32* starts", Arg::Scratch(starts));
 
-    // How many elements of a bin a thread takes.
+    // Elements of a bin per thread.
     let (bytes, step) = (dtype.size(), b.place.strides[0][b.place.dims.len() - 1]);
     let aligned = src.aligned.min(c.out_aligned()) / bytes;
     let v = [8, 4, 2].into_iter().find(|&v| {
@@ -131,7 +131,7 @@ fn add(c: &mut Call, x: &Input, index: &Input, src: &Input, b: Bins) -> Result<(
     let place = (&*format!("const __grid_constant__ {place_type} place"), place);
     let source = (&*format!("const {t}* src"), src.pointer.clone());
 
-    // Long runs: partial sums, level by level.
+    // Long runs: compute partial sums, level by level.
     let mut levels = Vec::new();
     let mut pieces = n.div_ceil(RUN);
     if n > RUN {

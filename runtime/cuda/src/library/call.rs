@@ -8,7 +8,7 @@ use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
 use perilune_plan::ir::{Library, Operand, Program, Storage, ValueId};
 use std::sync::Arc;
 
-/// Threads of a block of most kernels.
+/// Threads per block of most kernels.
 pub const BLOCK: usize = 256;
 
 /// An operand: the address of element 0 and its layout.
@@ -17,7 +17,7 @@ pub struct Input {
     pub pointer: Arg,
     pub layout: Layout,
     pub dtype: DType,
-    /// The largest power of two up to 16 that the address is a multiple of.
+    /// The largest power of two up to 16 that divides the address.
     pub aligned: usize,
 }
 
@@ -30,7 +30,7 @@ impl Input {
         self.layout.strides()
     }
 
-    /// Strides with the axis held still.
+    /// Strides with the axis set to 0.
     pub fn held(&self, axis: usize) -> Vec<isize> {
         let mut s = self.strides().to_vec();
         s[axis] = 0;
@@ -60,7 +60,7 @@ impl<'a> Call<'a> {
                         aligned: alignment(program, *v, bytes),
                     }
                 }
-                // A constant is one element in a table, repeated by strides of 0.
+                // A constant is one table element, repeated by strides of 0.
                 Operand::Constant(bits, shape, dtype) => Input {
                     pointer: Arg::Table(Arc::new([Word::Number(stored(*dtype, *bits)), Word::Number(0)])),
                     layout: Layout { shape: *shape, strides: [0; MAX_RANK], offset: 0 },
@@ -112,24 +112,24 @@ impl<'a> Call<'a> {
         alignment(self.program, self.out(), 0)
     }
 
-    /// The output, from some byte on.
+    /// The output, from a byte offset on.
     pub fn output(&self, bytes: usize) -> Arg {
         Arg::Value(self.out(), bytes as i64)
     }
 
-    /// Of something that no recipe can cause.
+    /// An error that no recipe can cause.
     pub fn bug(&self, what: &str) -> Error {
         Error::system("cuda", format!("this is a bug: {} without {what}", self.name()))
     }
 
-    /// Workspace of that many bytes, aligned for anything.
+    /// Allocates workspace of that many bytes, aligned for any type.
     pub fn scratch(&mut self, bytes: usize) -> usize {
         let at = self.work.scratch_bytes;
         self.work.scratch_bytes = at + bytes.next_multiple_of(256);
         at
     }
 
-    /// Launches `blocks` blocks of a function: `header` is included, `body` calls its template with `params`.
+    /// Launches `blocks` blocks of a function that includes `header`; `body` calls its template with `params`.
     pub fn launch(
         &mut self,
         label: &str,
@@ -139,12 +139,12 @@ impl<'a> Call<'a> {
         blocks: usize,
         block: usize,
     ) -> Result<()> {
-        // Left alone, ptxas spills a few registers rather than go beyond a round number.
+        // By default, ptxas spills a few registers rather than exceed a round number.
         self.launch_resident(label, header, params, body, [blocks, block], "1")
     }
 
-    /// The same for a kernel with latency to hide: `resident` blocks of it, a number or a constant of the header, are to fit on
-    /// a multiprocessor.
+    /// Like `launch`, for a kernel that needs occupancy to hide latency: `resident` blocks of it (a number or a
+    /// constant of the header) must fit on a multiprocessor.
     pub fn launch_resident(
         &mut self,
         label: &str,
@@ -157,7 +157,7 @@ impl<'a> Call<'a> {
         self.launch_shared(label, header, params, body, [blocks, block, 0], resident)
     }
 
-    /// The same with `shared_bytes` of dynamic shared memory.
+    /// Like `launch_resident`, with `shared_bytes` of dynamic shared memory.
     pub fn launch_shared(
         &mut self,
         label: &str,
@@ -188,18 +188,18 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// As `launch`, with one thread for each of `n` elements.
+    /// Like `launch`, with one thread for each of `n` elements.
     pub fn each(&mut self, label: &str, header: &str, params: &[(&str, Arg)], body: &str, n: usize) -> Result<()> {
         self.launch(label, header, params, body, n.div_ceil(BLOCK), BLOCK)
     }
 }
 
-/// A by-value structure's parameter.
+/// The parameter of a structure passed by value.
 pub fn by_value(space: &Strided, narrow: bool, name: &str) -> String {
     format!("const __grid_constant__ {} {name}", space.device_type(narrow))
 }
 
-/// The largest power of two up to 16 that divides the address of byte `bytes` of a value: buffers start at multiples of
+/// The largest power of two up to 16 that divides the address of byte `bytes` of a value; buffers start at multiples of
 /// 256.
 fn alignment(program: &Program, v: ValueId, bytes: i64) -> usize {
     let start = match program.values[v.0 as usize].storage {
@@ -209,7 +209,7 @@ fn alignment(program: &Program, v: ValueId, bytes: i64) -> usize {
     1 << (start + bytes).trailing_zeros().min(4)
 }
 
-/// A number of a program in the storage form of its dtype, in the low bytes of a word.
+/// Encodes a constant of a program in the storage format of its dtype, in the low bytes of a word.
 pub fn stored(dtype: DType, bits: u64) -> u64 {
     let float = f64::from_bits(bits);
     match dtype {
@@ -223,7 +223,7 @@ pub fn stored(dtype: DType, bits: u64) -> u64 {
     }
 }
 
-/// The device's name of an element type that arithmetic is done with.
+/// The device type of elements that are used in arithmetic.
 pub fn typed(dtype: DType) -> &'static str {
     match dtype {
         DType::F64 => "f64",
@@ -236,7 +236,7 @@ pub fn typed(dtype: DType) -> &'static str {
     }
 }
 
-/// The device's name of elements that are only moved.
+/// The device type of elements that are only moved.
 pub fn sized(bytes: usize) -> &'static str {
     match bytes {
         16 => "uint4",
@@ -247,7 +247,7 @@ pub fn sized(bytes: usize) -> &'static str {
     }
 }
 
-/// The type that partial results have: name and bytes.
+/// The device type of partial results, and its bytes.
 pub fn sum_type(dtype: DType) -> (&'static str, usize) {
     match dtype {
         DType::F64 | DType::F32 | DType::BF16 | DType::F16 => ("f64", 8),
@@ -256,7 +256,7 @@ pub fn sum_type(dtype: DType) -> (&'static str, usize) {
     }
 }
 
-/// A list without its element at `axis`.
+/// Copies a list without its element at `axis`.
 pub fn without<T: Copy>(list: &[T], axis: usize) -> Vec<T> {
     let mut out = list.to_vec();
     out.remove(axis);

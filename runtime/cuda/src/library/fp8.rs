@@ -13,18 +13,18 @@ use perilune_core::ops::Op;
 use perilune_core::ops::fp8::{Format, MATMUL_FP8, Product};
 use perilune_plan::ir::{Library, Program};
 
-/// What N and K are multiples of.
+/// N and K must be multiples of this.
 const MULTIPLE: usize = 16;
-/// The side of the tiles that `transpose.cuh` takes.
+/// Side of the tiles in `transpose.cuh`.
 const TILE: usize = 128;
-/// The first architecture that multiplies bytes.
+/// The first architecture with fp8 products.
 const FIRST: (u32, u32) = (8, 9);
 
 pub fn is(op: &Op) -> bool {
     op == &MATMUL_FP8
 }
 
-/// Whether a node is a product that cuBLASLt takes on a device of that architecture.
+/// Whether a node is a product that cuBLASLt supports on a device of that architecture.
 pub fn has_kernel(node: &Node, arch: (u32, u32)) -> bool {
     is(node.op) && arch >= FIRST && takes(node)
 }
@@ -64,7 +64,7 @@ pub fn parts(program: &Program, l: &Library) -> Result<(Work, Operands)> {
     Ok((c.finish(), Operands { problem, a, b, scales, bias, out }))
 }
 
-/// Bytes with K along memory.
+/// Returns an fp8 operand with K contiguous.
 fn bytes(c: &mut Call, x: &Input) -> Result<Arg> {
     let (rows, k) = (x.shape().dims()[0], x.shape().dims()[1]);
     let (down, along) = (x.strides()[0], x.strides()[1]);
@@ -106,7 +106,8 @@ fn copy(c: &mut Call, x: &Input, dims: [usize; 2], strides: [isize; 2], t: &str,
     Ok(Arg::Scratch(to))
 }
 
-/// The address of an f32. A constant of the program is in a table that only a kernel can address.
+/// Returns the address of an f32. Constants of the program are in a table that only a kernel can address, so they are
+/// copied.
 fn number(c: &mut Call, i: usize) -> Result<Arg> {
     let x = c.input(i)?;
     if matches!(x.pointer, Arg::Value(..)) {
@@ -116,7 +117,7 @@ fn number(c: &mut Call, i: usize) -> Result<Arg> {
     copy(c, &x, [1, 1], [0, 0], "f32", to)
 }
 
-/// The address of a bias, dense.
+/// Returns the address of a contiguous bias.
 fn vector(c: &mut Call, i: usize) -> Result<Arg> {
     let x = c.input(i)?;
     let (n, step) = (x.shape().numel(), x.strides()[0]);

@@ -1,4 +1,5 @@
-//! Launches grouped matrix products: chooses the kernel of `kernels/matmul/grouped*.cuh` and copies operands that it cannot read.
+//! Launches grouped matrix products: selects a kernel from `kernels/matmul/grouped*.cuh` and copies operands that it
+//! cannot read.
 
 use super::call::{Call, Input, typed};
 use crate::launch::{Arg, Props};
@@ -6,14 +7,15 @@ use perilune_core::error::{Error, Result};
 use perilune_core::ops::grouped::GROUPED_MATMUL;
 use perilune_core::{DType, Layout, Shape};
 
-/// The side of the tiles that `plain.cuh` makes.
+/// Side of the output tiles of `plain.cuh`.
 const PLAIN_SIDE: usize = 64;
-/// Elements that the tensor cores' kernels read at a time: what rows begin at multiples of.
+/// Elements that the tensor-core kernels read at a time; rows must begin at multiples of it.
 const UNIT: usize = 8;
-/// Elements from one row to the next that these kernels can count (`Tile::load`).
+/// Maximum row stride in elements that these kernels support (`Tile::load`).
 const LONGEST: usize = 1 << 22;
 
-/// What a block of the tensor cores' kernels makes, and how: see `Warps` in `grouped.cuh`, `Warpgroups` in `grouped_sm90.cuh`.
+/// The tile and configuration of a tensor-core kernel: see `Warps` in `grouped.cuh`, `Warpgroups` in
+/// `grouped_sm90.cuh`.
 #[derive(Clone, Copy)]
 struct Tile {
     header: &'static str,
@@ -23,7 +25,7 @@ struct Tile {
     deep: usize,
     stages: usize,
     threads: usize,
-    /// Blocks that fit on a multiprocessor.
+    /// Number of blocks that fit on a multiprocessor.
     resident: &'static str,
 }
 
@@ -47,11 +49,12 @@ const WARPGROUPS: Tile = Tile {
     threads: 256,
     resident: "2",
 };
-/// Reads three quarters of what the narrow one does, and has room for one block only.
+/// Reads three quarters of what the narrow configuration reads, but only one block fits.
 const WIDE_WARPGROUPS: Tile = Tile { cols: 256, stages: 4, resident: "1", ..WARPGROUPS };
 
 impl Tile {
-    /// For results of `n` columns, of which there are as many tiles as `count` says. All add in the same order.
+    /// Selects the configuration for results of `n` columns; `count` returns the number of tiles. All configurations
+    /// add in the same order.
     fn of(props: &Props, n: usize, count: impl Fn(&Tile) -> usize) -> Tile {
         if props.arch != (9, 0) {
             return WARPS;
@@ -69,17 +72,17 @@ impl Tile {
     }
 }
 
-/// An operand as the tensor cores' kernels read it.
+/// An operand as the tensor-core kernels read it.
 struct Side {
     pointer: Arg,
-    /// From one row to the next, and from one matrix to the next.
+    /// The strides between rows and between matrices.
     row: usize,
     matrix: usize,
     /// Whether its last dim is contiguous, rather than the one before.
     down: bool,
 }
 
-/// `Ends` of `groups.cuh`.
+/// Encodes `GroupEnds` of `groups.cuh`.
 fn bytes_of(ends: &Input, rows: usize) -> Result<Vec<u8>> {
     let (Ok(groups), Ok(rows)) = (i32::try_from(ends.shape().numel()), i32::try_from(rows)) else {
         return Err(Error::system(GROUPED_MATMUL.name, "the operands are too large for one launch"));
@@ -90,12 +93,12 @@ fn bytes_of(ends: &Input, rows: usize) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Whether the tensor cores' kernels count and multiply these.
+/// Whether the tensor-core kernels support these dtypes and sizes.
 fn has_tensor_cores(dtype: DType, dims: &[usize]) -> bool {
     matches!(dtype, DType::BF16 | DType::F16) && dims.iter().all(|d| d.next_multiple_of(UNIT) <= LONGEST)
 }
 
-/// Tiles of `side` rows at most that `rows` rows in `groups` groups can make, the rows behind the last end included.
+/// Maximum number of tiles of `side` rows for `rows` rows in `groups` groups, including the rows after the last end.
 fn most_tiles(rows: usize, groups: usize, side: usize) -> usize {
     (rows + (groups + 1).min(rows) * (side - 1)) / side
 }
@@ -110,8 +113,8 @@ fn check(c: &mut Call, e: &Input, rows: usize) -> Result<()> {
     c.launch("check_ends", "matmul/groups.cuh", &params, "library::check_ends(ends, p, fault);", 1, 256)
 }
 
-/// `x`, a stack of matrices, where its last dim (or, if `either`, the one before) lies along memory in whole units; else a
-/// copy with zeros behind its columns.
+/// Returns `x`, a stack of matrices, if its last dim (or, with `either`, the one before) is contiguous in whole units;
+/// otherwise a copy whose rows are padded with zeros.
 fn readable(c: &mut Call, x: &Input, either: bool) -> Result<Side> {
     let (dims, s) = (x.shape(), x.strides());
     let &[matrices, rows, cols] = dims.dims() else { return Err(c.bug("an operand of three dims")) };
@@ -150,7 +153,7 @@ fn readable(c: &mut Call, x: &Input, either: bool) -> Result<Side> {
     Ok(Side { pointer: Arg::Scratch(to), row: pitch, matrix: rows * pitch, down: true })
 }
 
-/// A matrix as a stack of one.
+/// Views a matrix as a stack of one.
 fn stacked(x: &Input) -> Input {
     let (dims, s) = (x.shape(), x.strides());
     let mut layout = Layout::contiguous(Shape::of(&[1, dims.dims()[0], dims.dims()[1]]));
@@ -158,7 +161,7 @@ fn stacked(x: &Input) -> Input {
     Input { layout, ..x.clone() }
 }
 
-/// x (T, K), w (E, K, N), ends (E) -> (T, N).
+/// Computes x (T, K), w (E, K, N), ends (E) -> (T, N).
 pub fn rows(c: &mut Call, props: &Props) -> Result<()> {
     let (x, w, e) = (c.input(0)?, c.input(1)?, c.input(2)?);
     let (rows, k, n) = (x.shape().dims()[0], x.shape().dims()[1], c.out_shape().dims()[1]);
@@ -183,7 +186,7 @@ pub fn rows(c: &mut Call, props: &Props) -> Result<()> {
     launch(c, &tile, ["x", "w"], &call, [left, right], (&e, rows), sizes, tiles_m * tiles_n)
 }
 
-/// a (T, M), b (T, N), ends (E) -> (E, M, N).
+/// Computes a (T, M), b (T, N), ends (E) -> (E, M, N).
 pub fn sums(c: &mut Call, props: &Props) -> Result<()> {
     let (a, b, e) = (c.input(0)?, c.input(1)?, c.input(2)?);
     let rows = a.shape().dims()[0];
@@ -207,7 +210,7 @@ pub fn sums(c: &mut Call, props: &Props) -> Result<()> {
     launch(c, &tile, ["a", "b"], &call, [left, right], (&e, rows), [m, n, 0, tiles_m, tiles_n], blocks)
 }
 
-#[allow(clippy::too_many_arguments)] // what a launch is
+#[allow(clippy::too_many_arguments)] // the parameters of a launch
 fn launch(
     c: &mut Call,
     tile: &Tile,

@@ -1,4 +1,4 @@
-//! Launches gather, index_select, scatter and the checks of indices.
+//! Launches gather, index_select, scatter and index checks.
 
 use super::call::{Call, Input, by_value, sized};
 use super::strided::Strided;
@@ -20,7 +20,7 @@ pub fn check_indices(c: &mut Call, index: &Input, size: usize) -> Result<()> {
     c.each("check_indices", "index/gather.cuh", &params, "library::check(index, strided, n, size, fault);", n)
 }
 
-/// `attrs`: [classes, which loss, the id that is ignored].
+/// `attrs`: [classes, which loss, the ignored id].
 pub fn class_ids(c: &mut Call) -> Result<()> {
     let ids = c.input(0)?;
     let space = Strided::new(ids.shape().dims(), &[ids.strides()]);
@@ -54,7 +54,7 @@ pub fn index_select(c: &mut Call) -> Result<()> {
     by_index(c, &x, &index, axis, &strides)
 }
 
-/// Reads x where the index says: `strides` are those of the index over the dims of the result.
+/// Reads x at the given indices; `strides` are those of the index over the dims of the result.
 fn by_index(c: &mut Call, x: &Input, index: &Input, axis: usize, strides: &[isize]) -> Result<()> {
     let (shape, size) = (c.out_shape(), x.dtype.size());
     let mut space = Strided::new(shape.dims(), &[&x.held(axis), strides]);

@@ -1,4 +1,5 @@
-//! Launches matmul and linear without cuBLASLt: dtypes that it does not support, and products so small that its launch takes longer.
+//! Launches matmul and linear without cuBLASLt: for dtypes that it does not support, and for products so small that its
+//! launch takes longer.
 
 use super::call::{Call, Input, by_value, typed};
 use super::strided::Strided;
@@ -6,14 +7,14 @@ use crate::launch::Arg;
 use perilune_core::DType;
 use perilune_core::error::Result;
 
-/// Sides of the tiles that a block makes, in `plain.cuh` and in `small.cuh`.
+/// Sides of a block's output tile, in `plain.cuh` and in `small.cuh`.
 const SIDES: [usize; 2] = [64, 16];
-/// Of products of floats: how many blocks of `small.cuh` and how long a sum are left to it rather than to cuBLASLt.
+/// Maximum blocks of `small.cuh` and maximum sum length of a float product that uses it instead of cuBLASLt.
 const SMALL_BLOCKS: usize = 264;
 const SMALL_DEPTH: usize = 256;
 
-/// Whether a product (B, M, K) x (B, K, N) takes less time than a kernel of cuBLASLt takes to start. A rule of the shape
-/// alone: which kernel adds must not depend on anything else.
+/// Whether a product (B, M, K) x (B, K, N) takes less time than starting a cuBLASLt kernel. The rule depends only on
+/// the shape, because the choice of kernel determines the order of additions.
 pub fn is_small(dtype: DType, batch: usize, m: usize, n: usize, k: usize) -> bool {
     let blocks = batch * m.div_ceil(SIDES[1]) * n.div_ceil(SIDES[1]);
     matches!(dtype, DType::F32 | DType::BF16 | DType::F16) && k <= SMALL_DEPTH && blocks <= SMALL_BLOCKS
@@ -24,7 +25,7 @@ pub fn product(c: &mut Call) -> Result<()> {
     launch(c, &a, &b, None)
 }
 
-/// x (M, K), weight (N, K), bias (N).
+/// Computes x (M, K), weight (N, K), bias (N) -> (M, N).
 pub fn linear(c: &mut Call) -> Result<()> {
     let (x, w, bias) = (c.input(0)?, c.input(1)?, c.input(2)?);
     let wt = Input { layout: w.layout.permute(&[1, 0]), ..w };

@@ -1,8 +1,8 @@
 //! Launches the hand-written kernels of `kernels/` for library ops other than float matrix products.
 //!
-//! Device code is C++ templates. A kernel's text names its header, types and ranks only; sizes and strides are arguments, so that
-//! shapes share machine code. `perilune_core::ops` defines what an op computes and in which order it adds; `runtime/cpu/src/library`
-//! is the reference.
+//! Device code is C++ templates. A kernel's text contains only its header, types and ranks; sizes and strides are
+//! arguments, so that different shapes share machine code. `perilune_core::ops` defines what an op computes and in
+//! which order it adds; `runtime/cpu/src/library` is the reference.
 
 mod add;
 mod call;
@@ -29,17 +29,19 @@ use perilune_core::ops::{self, Op};
 use perilune_plan::ir::{Library, Program};
 use std::sync::Arc;
 
-/// How a routine makes its launches.
+/// How a routine builds its launches.
 enum Routine {
     /// Adds launches to a call.
     Call(fn(&mut Call, &Props) -> Result<()>),
-    /// Makes all of the work; `contract` lets its kernels contract products with sums, since they define their arithmetic.
+    /// Builds all of the work; `contract` allows floating-point contraction, for kernels that define their own
+    /// arithmetic.
     Whole { make: fn(&Program, &Library, &Props) -> Result<Work>, contract: bool },
 }
 
 use Routine::{Call as By, Whole};
 
-/// Every op that a kernel of `kernels/` computes, with what launches it. cuBLASLt and cuDNN come before it where they serve.
+/// Every op that a kernel of `kernels/` computes, with the routine that launches it. cuBLASLt and cuDNN take precedence
+/// for what they support.
 static ROUTINES: &[(&Op, Routine)] = &[
     (&ops::matmul::MATMUL, By(|c, _| matmul::product(c))),
     (&ops::matmul::LINEAR, By(|c, _| matmul::linear(c))),
@@ -53,8 +55,8 @@ static ROUTINES: &[(&Op, Routine)] = &[
     (&ops::index::INDEX_ADD, By(|c, _| add::index_add(c))),
     (&ops::reduce::ARGREDUCE, By(|c, _| reduce::argreduce(c))),
     (&ops::sort::ARGSORT, By(|c, _| sort::argsort(c))),
-    (&ops::movement::PLACE, By(|c, _| movement::place(c))),
-    (&ops::movement::UNWINDOW, By(|c, _| movement::unwindow(c))),
+    (&ops::movement::STRIDED_PAD, By(|c, _| movement::strided_pad(c))),
+    (&ops::movement::COL2IM, By(|c, _| movement::col2im(c))),
     (&ops::movement::CAT, By(|c, _| movement::cat(c))),
     (&ops::conv::MAX_POOL2D, By(|c, _| pool::max_pool2d(c))),
     (&ops::conv::MAX_POOL2D_BACKWARD, By(|c, _| pool::backward(c))),
@@ -65,7 +67,7 @@ static ROUTINES: &[(&Op, Routine)] = &[
     (&ops::attention::ATTENTION_BACKWARD, Whole { make: attention::backward, contract: true }),
 ];
 
-/// The launches of a library call, without its epilogue.
+/// Returns the launches of a library call, without its epilogue.
 pub fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     match ROUTINES.iter().find(|r| r.0 == l.op).map(|r| &r.1) {
         Some(By(launch)) => {
@@ -80,7 +82,7 @@ pub fn routine(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     }
 }
 
-/// The work with kernels that are compiled with contraction.
+/// Marks the kernels of the work for compilation with contraction.
 fn contracted(work: Work) -> Work {
     let contract = |f: &Function| Function { label: f.label.clone(), text: format!("{}{}", nvrtc::CONTRACT, f.text) };
     let launches = work.launches.into_iter();

@@ -1,4 +1,4 @@
-//! Launches place (strided padding), unwindow (col2im) and cat.
+//! Launches strided_pad, col2im and cat.
 
 use super::call::{Call, Input, by_value, sized, stored, typed};
 use super::strided::Strided;
@@ -6,24 +6,24 @@ use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout};
 
-/// The largest number of elements up to 16 bytes that `fits` allows to be moved as one.
+/// The largest number of elements, up to 16 bytes, that `fits` allows to be moved as one.
 fn group(size: usize, aligned: usize, fits: impl Fn(usize) -> bool) -> usize {
     [16, 8, 4, 2].into_iter().find(|&v| v * size <= aligned && fits(v)).unwrap_or(1)
 }
 
-/// The same element again and again over a word.
+/// Repeats an element over a word.
 fn repeated(word: u64, size: usize) -> i64 {
     let bytes = word.to_ne_bytes();
     i64::from_ne_bytes(std::array::from_fn(|i| bytes[i % size]))
 }
 
-pub fn place(c: &mut Call) -> Result<()> {
+pub fn strided_pad(c: &mut Call) -> Result<()> {
     let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
     let (low, step) = (c.attr(1), c.attr(2).max(1));
     let (mut low, mut count, mut x_step) = (low, x.shape().dims()[axis] as i64, x.strides()[axis] as i64);
     let number = f64::from_bits(c.attr(4) as u64);
     let dtype = c.out_dtype();
-    // For integers and bools the number itself.
+    // Integers and bools store the number itself.
     let fill = stored(dtype, if dtype.is_float() { number.to_bits() } else { number as i64 as u64 });
     if shape.numel() == 0 {
         return Ok(());
@@ -40,17 +40,17 @@ pub fn place(c: &mut Call) -> Result<()> {
         x_step /= v as i64;
         v
     } else if step == 1 && x_step == 1 {
-        // The axis itself is the last dim: groups are inside x or outside.
+        // The axis itself is the last dim: a group is entirely inside x or outside.
         let v = group(size, aligned, |v| {
             let all = [low, count, space.dims[last] as i64];
             all.iter().all(|n| n % v as i64 == 0) && space.strides[0][..last].iter().all(|s| s % v as isize == 0)
         });
         let pack = 16 / size;
         if v < pack && c.out_aligned() == 16 && space.still(0, pack) {
-            return place_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
+            return strided_pad_packs(c, &x, space.grouped(pack, &[]), low, count, fill);
         }
         space = space.grouped(v, &[0]);
-        // Coordinates, too, count groups.
+        // Coordinates count groups too.
         space.strides[1][last] = 1;
         low /= v as i64;
         count /= v as i64;
@@ -73,12 +73,12 @@ pub fn place(c: &mut Call) -> Result<()> {
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
     let body = "library::strided_pad(x, out, strided, n, low, step, count, x_step, fill);";
-    c.each("place", "movement/strided_pad.cuh", &params, body, n)
+    c.each("strided_pad", "movement/strided_pad.cuh", &params, body, n)
 }
 
-/// Along the last dim, where rows of x do not begin at multiples of 16 bytes but those of the result do. `space`: packs of the
-/// result.
-fn place_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
+/// Pads along the last dim if the rows of the result begin at multiples of 16 bytes but those of x do not. `space`
+/// iterates over packs of the result.
+fn strided_pad_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fill: u64) -> Result<()> {
     let (size, narrow, n) = (x.dtype.size(), space.narrow(), space.numel());
     let t = sized(size);
     let params = [
@@ -91,15 +91,15 @@ fn place_packs(c: &mut Call, x: &Input, space: Strided, low: i64, count: i64, fi
         ("u64 fill", Arg::I64(repeated(fill, size))),
     ];
     let body = format!("library::strided_pad_vec<{t}, {}>(x, out, strided, n, low, count, fill);", 16 / size);
-    c.each("place_packs", "movement/strided_pad.cuh", &params, &body, n)
+    c.each("strided_pad_packs", "movement/strided_pad.cuh", &params, &body, n)
 }
 
-pub fn unwindow(c: &mut Call) -> Result<()> {
+pub fn col2im(c: &mut Call) -> Result<()> {
     let (x, axis, shape) = (c.input(0)?, c.axis(), c.out_shape());
     let dims = [c.attr(1), c.attr(2), c.attr(3), x.shape().dims()[axis] as i64];
     let mut small = [0i32; 4];
     for (to, n) in small.iter_mut().zip(dims) {
-        *to = i32::try_from(n).map_err(|_| Error::system("unwindow", "windows of more than 2^31 elements"))?;
+        *to = i32::try_from(n).map_err(|_| Error::system("col2im", "windows of more than 2^31 elements"))?;
     }
     let [size, step, dilation, windows] = small;
     let (window_step, r) = (x.strides()[axis], x.shape().rank());
@@ -123,10 +123,10 @@ pub fn unwindow(c: &mut Call) -> Result<()> {
         ("i64 x_step", Arg::I64(x.strides()[r - 1] as i64)),
     ];
     let body = "library::col2im(x, out, strided, n, size, step, dilation, windows, window_step, x_step);";
-    c.each("unwindow", "movement/col2im.cuh", &params, body, n)
+    c.each("col2im", "movement/col2im.cuh", &params, body, n)
 }
 
-/// Inputs of a `cat` that share a launch have at most this many elements.
+/// Maximum elements of `cat` inputs that share a launch.
 const SMALL: usize = 1 << 16;
 
 pub fn cat(c: &mut Call) -> Result<()> {
@@ -157,7 +157,7 @@ fn small_parts(c: &Call) -> Option<Vec<(Word, usize)>> {
     parts.filter(|p| outer == 1 && p.len() > 2)
 }
 
-/// One launch for many scalars: the norms of an optimizer's gradients.
+/// Concatenates many scalars in one launch, such as the norms of an optimizer's gradients.
 fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
     let mut table = Vec::with_capacity(3 * parts.len());
     let mut start = 0;
@@ -170,7 +170,7 @@ fn cat_small(c: &mut Call, parts: &[(Word, usize)]) -> Result<()> {
     c.launch("cat_small", "movement/strided_pad.cuh", &params, "library::cat_small(table, out);", parts.len(), 256)
 }
 
-/// Copies x into the output, from element `start` of it on.
+/// Copies x into the output, starting at element `start`.
 pub fn copy(c: &mut Call, label: &str, x: &Input, dtype: DType, out: &Layout, start: usize) -> Result<()> {
     let (size, start) = (dtype.size(), start * dtype.size());
     let mut space = Strided::new(x.shape().dims(), &[x.strides(), out.strides()]);

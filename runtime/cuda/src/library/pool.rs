@@ -7,12 +7,12 @@ use perilune_core::graph::Node;
 use perilune_core::ops::conv::POOLS;
 use perilune_core::{DType, Layout};
 
-/// Whether a node is a pool that there are kernels for.
+/// Whether a node is a pool with a kernel.
 pub fn has_kernel(node: &Node) -> bool {
     POOLS.contains(&node.op) && node.dtype.is_float()
 }
 
-/// Whether the result can be written through `layout`: always.
+/// Whether the result can be stored through `layout`: always.
 pub fn can_store_layout(node: &Node, output: usize, _: &Layout) -> bool {
     output == 0 && POOLS.contains(&node.op)
 }
@@ -21,7 +21,7 @@ pub fn can_store_layout(node: &Node, output: usize, _: &Layout) -> bool {
 struct Image {
     pointer: Arg,
     strides: [i64; 4],
-    /// Bytes that its address is a multiple of, up to 16.
+    /// Alignment of its address in bytes, up to 16.
     aligned: usize,
 }
 
@@ -41,7 +41,7 @@ fn output(c: &Call) -> Image {
     Image { pointer: c.output(bytes), strides: strides(&layout), aligned }
 }
 
-/// Channels that a thread takes at a time, and whether neighbours in a block have neighbouring channels.
+/// Number of channels per thread, and whether adjacent threads of a block have adjacent channels.
 fn strided(images: &[&Image], channels: usize, size: usize) -> (usize, bool) {
     let last = images[0].strides[1] == 1;
     let v = 16 / size;
@@ -53,7 +53,7 @@ fn strided(images: &[&Image], channels: usize, size: usize) -> (usize, bool) {
     (if vector { v } else { 1 }, last)
 }
 
-/// `pool::Problem`; `big` is the image that is pooled, `small` the result.
+/// Encodes `pool::Problem`; `big` is the pooled image, `small` the result.
 fn problem(big: &[usize], small: &[usize], strides: [[i64; 4]; 4]) -> Result<Arg> {
     let mut bytes: Vec<u8> = strides.iter().flatten().flat_map(|s| s.to_le_bytes()).collect();
     let dims = [big[0], big[1], big[2], big[3], small[2], small[3]].map(|n| n as i64);
@@ -86,7 +86,7 @@ pub fn backward(c: &mut Call) -> Result<()> {
     step(c, "spread", list, p, big.numel() / how.0, how)
 }
 
-/// One launch: its tensors, and whether it writes them.
+/// Adds one launch; each tensor comes with whether the kernel writes it.
 fn step(
     c: &mut Call,
     name: &str,
@@ -103,7 +103,7 @@ fn step(
     params.push(("const __grid_constant__ pool::Problem p", problem));
     let names: Vec<&str> = tensors.iter().map(|x| x.0).collect();
     let attrs = &c.library.attrs;
-    // Kernel, stride, padding before, and behind that after: dilation.
+    // Kernel size, stride, padding before the image, and dilation. The padding after the image has no effect here.
     let window: Vec<String> = attrs[..6].iter().chain(&attrs[8..10]).map(i64::to_string).collect();
     let index = if threads < 1 << 30 { "u32" } else { "i64" };
     let body = format!(

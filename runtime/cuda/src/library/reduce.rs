@@ -5,10 +5,10 @@ use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::error::Result;
 
-/// Threads that keep a GPU busy. A constant, so that no result depends on the model of GPU.
+/// Number of threads that keep a GPU busy. It is a constant, so that results do not depend on the model of GPU.
 pub const BUSY: usize = 1 << 18;
 
-/// How rows are shared: threads of a group, parts of a row, elements of a part.
+/// How rows are partitioned: threads per group, parts per row, elements per part.
 #[derive(Clone, Copy)]
 pub struct Share {
     pub group: usize,
@@ -17,8 +17,8 @@ pub struct Share {
 }
 
 impl Share {
-    /// `rows` rows of `n` elements; `across`: what lies side by side in memory is of different rows. A group of threads takes
-    /// elements in multiples of `each` a thread.
+    /// Partitions `rows` rows of `n` elements. `across`: adjacent elements in memory belong to different rows. A group
+    /// of threads processes multiples of `each` elements per thread.
     pub fn new(rows: usize, n: usize, across: bool, each: usize, warp: usize) -> Share {
         let group = match n {
             _ if across || n <= 16 => 1,
@@ -32,7 +32,7 @@ impl Share {
     }
 }
 
-/// Rows along the axis: where they start in x.
+/// The rows along the axis: where they start in x.
 pub fn rows(x: &Input, axis: usize) -> Strided {
     Strided::new(&without(x.shape().dims(), axis), &[&without(x.strides(), axis)])
 }

@@ -1,4 +1,4 @@
-//! Launches cumsum and cumprod.
+//! Launches cumulative sums and products (cumsum, cumprod).
 
 use super::call::{BLOCK, Call, by_value, sum_type, typed, without};
 use super::reduce::{BUSY, Share};
@@ -6,7 +6,7 @@ use super::strided::Strided;
 use crate::launch::Arg;
 use perilune_core::error::Result;
 
-/// Strips that a warp takes in one step (`STRIPS` in `kernels/scan/scan.cuh`).
+/// Strips that a warp processes per step (`STRIPS` in `kernels/scan/scan.cuh`).
 const STRIPS: usize = 4;
 
 pub fn scan(c: &mut Call) -> Result<()> {
@@ -22,15 +22,15 @@ pub fn scan(c: &mut Call) -> Result<()> {
     let (rows, narrow) = (space.numel(), space.narrow());
     let (n, step, out_step) = (shape.dims()[axis], x.strides()[axis], out_strides[axis]);
     let size = x.dtype.size();
-    // Elements of one load: 16 bytes, or what registers allow.
+    // Elements per load: 16 bytes, or what the registers allow.
     let v = match size {
         1 => 4,
         2 if c.name() == "cumprod" => 4,
         size => 16 / size,
     };
-    // Where rows alone fill the GPU, one warp takes a row of any length: it needs no barrier.
+    // If there are enough rows to fill the GPU, one warp scans a row of any length, without barriers.
     let warp = if rows * 32 >= BUSY { usize::MAX } else { 2048 };
-    // By the shape alone, not the strides: how a row is divided fixes the order of additions.
+    // Depends only on the shape, not on strides: the partition of a row determines the order of additions.
     let share = Share::new(rows, n, rows > 1 && out_step > 1, v * STRIPS, warp);
     let whole = |k: usize, step: isize, aligned: usize| {
         step == 1 && aligned >= v * size && space.strides[k].iter().all(|s| s % v as isize == 0)

@@ -6,15 +6,15 @@ use crate::launch::Arg;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 
-/// Lists up to this length are sorted by comparisons, in shared memory.
+/// Maximum length of lists that are sorted by comparisons, in shared memory.
 const SHORT: usize = 2048;
-/// The same of rows: from here on digits are faster, while a block has room for a row (`MIDDLE`, half of it of 64 bits).
+/// Minimum length of rows for radix sort instead, as long as a row fits a block (`MIDDLE`, or half of it for 64 bits).
 const SHORT_ROW: usize = 512;
 const MIDDLE: usize = 4096;
-/// Values of a digit.
+/// Number of values of a digit.
 const RADIX: usize = 256;
 
-/// The unsigned type of an element's key, its bytes, and how many bits of it count.
+/// The unsigned type of an element's key, its bytes, and its number of significant bits.
 fn key_of(dtype: DType) -> (&'static str, usize, usize) {
     match dtype {
         DType::F64 | DType::I64 => ("u64", 8, 64),
@@ -29,7 +29,7 @@ fn sortable(c: &Call, n: usize) -> Result<()> {
     if n < 1 << 31 {
         return Ok(());
     }
-    Err(Error::argument(c.name(), format!("{n} elements: at most 2^31 can be brought in order at once on a GPU")))
+    Err(Error::argument(c.name(), format!("{n} elements: a GPU sorts at most 2^31 at once")))
 }
 
 pub fn argsort(c: &mut Call) -> Result<()> {
@@ -98,10 +98,10 @@ struct Keys {
     n: usize,
 }
 
-/// Sorts `keys[0]`; the other buffers are of the same sizes. Says which of the buffers of keys and positions hold the
-/// result. With `positions` (the elements after the axis) only the output is written, as i64.
+/// Sorts `keys[0]`; the other buffers have the same sizes. Returns which buffers of keys and positions hold the result.
+/// With `positions` (the elements after the axis), only the output is written, as i64.
 fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: Option<usize>) -> Result<usize> {
-    // Pairs of a thread: few where the tiles would not keep all multiprocessors busy.
+    // Pairs per thread: few if larger tiles would leave multiprocessors idle.
     let items = match k.bytes {
         _ if k.rows * k.n <= 1 << 18 => 4,
         8 => 8,
@@ -164,13 +164,13 @@ fn radix(c: &mut Call, k: Keys, keys: [usize; 2], order: [usize; 2], positions: 
     Ok(at)
 }
 
-/// A sorted list of keys, and where each was before: offsets in the workspace.
+/// A sorted list of keys and the original position of each, as offsets in the workspace.
 pub struct Sorted {
     pub keys: usize,
     pub order: usize,
 }
 
-/// The key type of numbers up to `largest`, and its bytes.
+/// The key type for numbers up to `largest`, and its bytes.
 pub fn key_for(largest: usize) -> (&'static str, usize) {
     if largest < u32::MAX as usize { ("u32", 4) } else { ("u64", 8) }
 }

@@ -1,8 +1,8 @@
-//! Compiles kernels whose CUDA source a recipe supplies (`pl.kernel { source = … }`).
+//! Wraps CUDA source from a recipe (`pl.kernel { source = … }`) in a kernel, and translates its compile errors.
 //!
-//! The recipe's `__global__` function becomes a device function, and a generated kernel calls it. So run-time numbers, which lie in
-//! device memory, are passed by value, templates deduce their types, and the compiler checks the arguments. Each source is compiled
-//! alone; errors name the recipe's lines.
+//! The recipe's `__global__` function becomes a device function, and a generated kernel calls it. This passes run-time
+//! numbers, which are in device memory, by value; lets templates deduce their types; and lets the compiler check the
+//! arguments. Each source is compiled separately, and errors name the recipe's lines.
 
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::DType;
@@ -11,11 +11,11 @@ use perilune_core::ops::source::{self, Body};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
 
-/// What a text of this kind begins with; the key of its body follows.
+/// The prefix of such a text; the key of its body follows.
 pub const OWN: &str = "// source ";
-/// What stands where the function's name goes: the word alone might occur in the recipe's text.
+/// The placeholder for the function's name. The word alone might occur in the recipe's text.
 pub const ENTRY: &str = "/*entry*/KERNEL";
-/// The most that an x, y and z extent of a grid may be.
+/// Maximum x, y and z extents of a grid.
 const GRID: [i64; 3] = [i32::MAX as i64, 65_535, 65_535];
 
 pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
@@ -54,7 +54,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
         given.push(format!("y{k}"));
         args.push(match l.outputs.get(k).filter(|v| **v != ValueId::NONE) {
             Some(v) => Arg::Value(*v, 0),
-            // Nobody reads it; the kernel writes it all the same.
+            // The output is not read, but the kernel still writes it.
             None => {
                 let at = work.scratch_bytes;
                 work.scratch_bytes = at + (m.shape.numel() * m.dtype.size()).next_multiple_of(256);
@@ -83,7 +83,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
 
 fn text(body: &Body, key: source::Key, params: &[String], given: &[String], threads: i64) -> String {
     let Body { name, text, .. } = body;
-    // Perilune's types, unless the recipe includes NVIDIA's.
+    // Defines Perilune's types, unless the recipe includes NVIDIA's.
     let types = params.iter().any(|p| p.contains("bf16*") || p.contains("f16*"));
     let base = if types { "#include \"device/base.cuh\"\n" } else { "" };
     let bounds = bounds(text, name).map_or_else(|| threads.to_string(), str::to_string);
@@ -101,7 +101,7 @@ fn text(body: &Body, key: source::Key, params: &[String], given: &[String], thre
     )
 }
 
-/// What the function's `__launch_bounds__` says.
+/// Returns the argument of the function's `__launch_bounds__`.
 fn bounds<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     let called = |at: &usize| text[at + name.len()..].trim_start().starts_with('(');
     let at = text.match_indices(name).map(|m| m.0).find(called)?;
@@ -127,7 +127,7 @@ fn element(dtype: DType, text: &str) -> &'static str {
     }
 }
 
-/// NVRTC's log about a text of this kind, in the recipe's terms.
+/// Translates NVRTC's log about such a text into the recipe's terms.
 pub fn refused(text: &str, log: &str) -> Error {
     let key = text.strip_prefix(OWN).and_then(|t| t.lines().next()).unwrap_or_default();
     let half = |at: usize| key.get(at..at + 16).and_then(|h| u64::from_str_radix(h, 16).ok()).map(|n| n as i64);

@@ -6,15 +6,15 @@ use crate::launch::Arg;
 #[derive(Clone, Debug)]
 pub struct Strided {
     pub dims: Vec<usize>,
-    /// One list for each operand, as long as `dims`.
+    /// One list per operand, as long as `dims`.
     pub strides: Vec<Vec<isize>>,
 }
 
-/// What `Narrow` can count: quotients by multiplication are right below this.
+/// Limit of the `Narrow` index type: division by multiplication is exact below it.
 const NARROW: usize = 1 << 31;
 
 impl Strided {
-    /// Merges neighbouring dims where all operands allow it and drops dims of size 1. At least one dim is left.
+    /// Merges adjacent dims where all operands allow it and drops dims of size 1. At least one dim is left.
     pub fn new(dims: &[usize], operands: &[&[isize]]) -> Strided {
         let mut out = Strided { dims: Vec::new(), strides: vec![Vec::new(); operands.len()] };
         if dims.contains(&0) {
@@ -52,7 +52,7 @@ impl Strided {
         self.dims.len() - 1
     }
 
-    /// Whether every group of `v` neighbouring elements of operand `k` is contiguous and aligned.
+    /// Whether every group of `v` adjacent elements of operand `k` is contiguous and aligned.
     pub fn packs(&self, k: usize, v: usize) -> bool {
         let (s, last) = (&self.strides[k], self.last());
         self.dims[last].is_multiple_of(v)
@@ -60,13 +60,13 @@ impl Strided {
             && s[..last].iter().all(|s| s % v as isize == 0)
     }
 
-    /// Whether operand `k` does not move along the last dim, in groups of `v`.
+    /// Whether operand `k` is constant along the last dim, in groups of `v`.
     pub fn still(&self, k: usize, v: usize) -> bool {
         self.dims[self.last()].is_multiple_of(v) && self.strides[k][self.last()] == 0
     }
 
-    /// `v` elements of the last dim taken as one. Operands in `wide` are counted in groups from now on; the others move by
-    /// `v` steps for each group.
+    /// Groups `v` elements of the last dim. Operands in `wide` are then addressed in groups; the others advance by `v`
+    /// steps per group.
     #[must_use]
     pub fn grouped(mut self, v: usize, wide: &[usize]) -> Strided {
         let last = self.last();
@@ -81,7 +81,7 @@ impl Strided {
         self
     }
 
-    /// Whether counts and offsets fit 32 bits.
+    /// Whether counts and offsets fit in 32 bits.
     pub fn narrow(&self) -> bool {
         let reach = |s: &Vec<isize>| -> usize {
             s.iter().zip(&self.dims).map(|(s, d)| s.unsigned_abs().saturating_mul(d.saturating_sub(1))).sum()
@@ -95,7 +95,7 @@ impl Strided {
         format!("library::{name}<{}, {}>", self.dims.len(), self.strides.len())
     }
 
-    /// The structure passed by value.
+    /// Encodes the structure passed by value.
     pub fn arg(&self, narrow: bool) -> Arg {
         let mut out = Vec::new();
         if narrow {

@@ -1,23 +1,23 @@
 //! Classifies how a kernel reads a layout, and turns layouts into index arithmetic.
 //!
-//! A layout is split at the row boundary into *lead* dims, whose part of the index is constant within a row, and *tail* dims, indexed by
-//! the column. A layout that cannot be split there is indexed by the flat position. In a pure map all dims are tail. The emitted text
-//! depends on the number of dims and on which strides are 0 or 1, never on sizes.
+//! A layout is split at the row boundary into *lead* dims, whose part of the index is constant within a row, and *tail*
+//! dims, indexed by the column. A layout that cannot be split there is indexed by the flat position. In a pure map, all
+//! dims are tail dims. The emitted text depends on the number of dims and on which strides are 0 or 1, never on sizes.
 
 use perilune_core::Layout;
 
-/// How a kernel reads a load.
+/// How a load is read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Access {
     /// One number for all elements.
     Invariant,
     /// One number for each row.
     RowWise,
-    /// Aligned vectors of neighbouring elements.
+    /// Aligned vectors of adjacent elements.
     Vector,
-    /// Vectors whose elements are a constant distance apart.
+    /// Vectors whose elements have a constant stride.
     Run,
-    /// Each element on its own.
+    /// Each element separately.
     Each,
 }
 
@@ -27,12 +27,12 @@ pub struct Reading {
     pub offset: isize,
     /// (size, stride) of dims over rows.
     pub lead: Vec<(usize, isize)>,
-    /// Of dims over columns, or over all positions if `flat`.
+    /// Dims over columns, or over all positions if `flat`.
     pub tail: Vec<(usize, isize)>,
     pub flat: bool,
 }
 
-/// The largest position of a space or buffer for 32-bit index arithmetic, with room for a stride of the grid.
+/// Maximum position of a space or buffer for 32-bit index arithmetic, with room for a stride of the grid.
 const NARROW: usize = (1 << 31) - (1 << 24);
 
 pub fn is_wide(numel: usize, layouts: impl Iterator<Item = Layout>) -> bool {
@@ -42,8 +42,8 @@ pub fn is_wide(numel: usize, layouts: impl Iterator<Item = Layout>) -> bool {
 
 type Dims = Vec<(usize, isize)>;
 
-/// Cuts the dims of a collapsed layout so that the last ones hold exactly `cols` elements, if no dim straddles the border
-/// unevenly.
+/// Splits the dims of a collapsed layout so that the last ones hold exactly `cols` elements, if no dim straddles that
+/// boundary unevenly.
 fn split(layout: &Layout, cols: usize) -> Option<(Dims, Dims)> {
     let (mut lead, mut tail) = (Vec::new(), Vec::new());
     let mut left = cols;
@@ -67,7 +67,7 @@ fn split(layout: &Layout, cols: usize) -> Option<(Dims, Dims)> {
     (left == 1).then_some((lead, tail))
 }
 
-/// How vectors of `v` read a layout over a space. `cols`: the row length where rows are processed one by one.
+/// How vectors of `v` elements read a layout over a space. `cols`: the row length if rows are processed separately.
 pub fn full(layout: &Layout, cols: Option<usize>, v: usize) -> Reading {
     let layout = layout.collapse();
     let dims: Dims = layout.shape.dims().iter().copied().zip(layout.strides().iter().copied()).collect();
@@ -98,7 +98,7 @@ pub fn full(layout: &Layout, cols: Option<usize>, v: usize) -> Reading {
     out
 }
 
-/// How a layout with one element for each row is read.
+/// How a layout with one element per row is read.
 pub fn row(layout: &Layout) -> Reading {
     let layout = layout.collapse();
     let lead: Dims = layout.shape.dims().iter().copied().zip(layout.strides().iter().copied()).collect();

@@ -1,4 +1,4 @@
-//! Analyses a region's instructions: dependences on reductions, aliasing of stores and loads, and which values are needed.
+//! Analyses a region's instructions: their dependences on reductions, aliasing of stores and loads, and liveness.
 
 use perilune_plan::ir::{Code, Level, Program, Region, Storage, ValueId};
 use std::collections::BTreeSet;
@@ -8,9 +8,9 @@ use std::collections::BTreeSet;
 pub struct RegionAnalysis<'a> {
     pub program: &'a Program,
     pub region: &'a Region,
-    /// How many row reductions an instruction depends on in sequence. Pass d computes a reduction of depth d + 1.
+    /// How many row reductions an instruction depends on in sequence. Pass d computes the reductions of depth d + 1.
     pub depth: Vec<usize>,
-    /// Which stores alias a load of the region. They must wait until no pass loads it again.
+    /// Which stores alias a load of the region. They must wait until no later pass loads it.
     pub over_load: Vec<bool>,
     /// Instructions needed in addition to those that are stored.
     pub roots: BTreeSet<usize>,
@@ -39,8 +39,8 @@ impl<'a> RegionAnalysis<'a> {
         self.region.writes().any(|w| overlap(self.program, v, w))
     }
 
-    /// The instructions that `roots` need, without looking behind those where `stop` holds, in order. Roots that stop are
-    /// left out; other instructions that stop are in.
+    /// The instructions that `roots` depend on, in order, without the dependences of those where `stop` holds. Roots
+    /// that stop are excluded; other instructions that stop are included.
     pub fn closure(&self, roots: impl IntoIterator<Item = usize>, stop: impl Fn(usize) -> bool) -> BTreeSet<usize> {
         let mut found = BTreeSet::new();
         let mut queue: Vec<usize> = roots.into_iter().collect();
@@ -65,7 +65,7 @@ impl<'a> RegionAnalysis<'a> {
         operands(self.code(i)).first().map_or(0, |a| *a as usize)
     }
 
-    /// The instructions that some store needs, or the caller.
+    /// The instructions that a store or the caller needs.
     pub fn needed(&self) -> BTreeSet<usize> {
         let stores = self.region.stores.iter().map(|s| s.0 as usize);
         self.closure(stores.chain(self.roots.iter().copied()), |_| false)
@@ -75,7 +75,7 @@ impl<'a> RegionAnalysis<'a> {
         self.needed().into_iter().any(|i| self.level(i) == level)
     }
 
-    /// The last pass over the elements: that of the deepest reduction, or of a store that must come after it.
+    /// The last pass over the elements: that of the deepest reduction, or of a store that must follow it.
     pub fn last_pass(&self) -> usize {
         let needed = self.needed();
         let feeds = needed.iter().filter(|i| self.is_reduction(**i)).map(|i| self.depth[self.operand(*i)]);
@@ -87,7 +87,7 @@ impl<'a> RegionAnalysis<'a> {
         matches!(self.code(i), Code::ReduceRow(..) | Code::ReduceCol(..))
     }
 
-    /// Positions in `region.stores` of those with one element for each of the space.
+    /// Positions in `region.stores` of the stores with one element for each element of the space.
     pub fn full_stores(&self) -> impl Iterator<Item = usize> + '_ {
         self.stores(Level::Full)
     }
@@ -96,7 +96,8 @@ impl<'a> RegionAnalysis<'a> {
         (0..self.region.stores.len()).filter(move |k| self.level(self.region.stores[*k].0 as usize) == level)
     }
 
-    /// Elements from row to row of store `k`'s value, if these are more than a row of the space has (see `Region::pitch`).
+    /// The row stride in elements of store `k`'s value, if it exceeds the row length of the space (see
+    /// `Region::pitch`).
     pub fn pitch(&self, k: usize) -> Option<usize> {
         let (reg, v) = self.region.stores[k];
         let full = self.level(reg as usize) == Level::Full;

@@ -1,4 +1,4 @@
-//! Shares planning without a device and compilation with NVRTC among the tests of generated kernels.
+//! Plans without a device and compiles with NVRTC, for the tests of generated kernels.
 
 pub mod nvrtc;
 
@@ -11,7 +11,7 @@ use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::{Backend, Null, Options, Request, Tracer};
 use std::collections::{BTreeMap, HashMap};
 
-/// A recording, with what it assigns.
+/// A recording and its assignments.
 #[derive(Default)]
 pub struct Sketch {
     pub g: Graph,
@@ -25,7 +25,7 @@ impl Sketch {
         self.g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], self.leaves)
     }
 
-    /// A state, by a number of its own.
+    /// A State with a unique payload.
     pub fn state(&mut self, dtype: DType, dims: &[usize]) -> (u64, NodeId) {
         self.leaves += 1;
         (self.leaves, self.g.leaf(&create::STATE, Shape::of(dims), dtype, &[], self.leaves))
@@ -35,7 +35,7 @@ impl Sketch {
         self.state_writes.push((state, x));
     }
 
-    /// A call as Lua makes it: positional arguments, then options; the rest takes its default.
+    /// Calls an op as Lua does: positional arguments, then options; the others have their defaults.
     pub fn call_all(&mut self, name: &str, positional: &[Value], options: &[(&str, Value)]) -> Vec<NodeId> {
         let op = ops::by_name(name).unwrap_or_else(|| panic!("no op {name}"));
         let params = ops::parse_signature(op.sig).unwrap();
@@ -100,7 +100,7 @@ pub fn works(p: &Program) -> Vec<Work> {
     works_on(p, &Props::H200)
 }
 
-/// The same for another GPU.
+/// As `works`, for another GPU.
 pub fn works_on(p: &Program, props: &Props) -> Vec<Work> {
     let lists = p.kernels.iter().filter(|k| !matches!(k, Kernel::Library(_))).map(Kernel::regions);
     lists.map(|r| emit::regions(p, r, props).unwrap()).collect()
@@ -121,7 +121,8 @@ impl Functions {
         }
     }
 
-    /// Compiles all of them, some at a time, and checks that no register spills. Without NVRTC, says so.
+    /// Compiles all functions in parallel and checks that no register spills. Without NVRTC, prints that the test is
+    /// skipped.
     pub fn compile(&self, arch: &str) -> Vec<nvrtc::CudaExecutable> {
         let Some(nvrtc) = nvrtc::Nvrtc::open() else {
             return Vec::new();

@@ -14,24 +14,24 @@ type Program = *mut c_void;
 
 pub struct Nvrtc(Library);
 
-/// What ptxas says of a function.
+/// ptxas's report about a function.
 #[derive(Clone, Debug)]
 pub struct CudaExecutable {
     pub name: String,
     pub registers: usize,
-    /// Bytes of registers stored to memory for want of room.
+    /// Bytes of registers spilled to memory.
     pub spilled: usize,
     /// Bytes of local memory of any kind.
     pub stack: usize,
 }
 
 impl Nvrtc {
-    /// From `PERILUNE_NVRTC` (a file), or wherever the system's loader finds it; else says that a test is skipped, which is an
-    /// error where `PERILUNE_TEST_NVRTC` is set, as CI does.
+    /// Loads `PERILUNE_NVRTC` (a file), or the library on the loader's path. Otherwise prints that a test is skipped,
+    /// which is an error if `PERILUNE_TEST_NVRTC` is set, as in CI.
     pub fn open() -> Option<Nvrtc> {
         let named = std::env::var("PERILUNE_NVRTC").ok();
         let names = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"].map(String::from);
-        // SAFETY: loading NVRTC runs its initialisers, which have no demands on the caller.
+        // SAFETY: loading NVRTC runs its initialisers, which have no preconditions.
         let found = named.into_iter().chain(names).find_map(|n| unsafe { Library::new(n) }.ok()).map(Nvrtc);
         if found.is_none() {
             skip::no_nvrtc();
@@ -53,7 +53,8 @@ impl Nvrtc {
         read_log(&log)
     }
 
-    /// Compiles texts of one function each as one program; panics if that fails, or if any function spills or has a stack.
+    /// Compiles texts of one function each as one program; panics if that fails, or if a function spills or has a
+    /// stack.
     pub fn spill_free(&self, texts: &[String], arch: &str) {
         let source: String = texts.iter().enumerate().map(|(k, t)| t.replace("KERNEL", &format!("f__{k}"))).collect();
         let (log, _) = self.compile(&source, arch, &[]).unwrap_or_else(|log| panic!("{arch}: {log}\n--- {source}"));
@@ -67,7 +68,7 @@ impl Nvrtc {
         assert!(bad.is_empty(), "{arch}: {}", bad.join("\n"));
     }
 
-    /// Compiles to machine code: what NVRTC and ptxas say, and the code; or what they say as an error.
+    /// Compiles to machine code; returns the log of NVRTC and ptxas and the code, or the log as an error.
     pub fn compile(&self, source: &str, arch: &str, options: &[&str]) -> Result<(String, Vec<u8>), String> {
         let text = |s: &str| CString::new(s).unwrap();
         let source = text(source);
@@ -90,8 +91,8 @@ impl Nvrtc {
         type Size = unsafe extern "C" fn(Program, *mut usize) -> c_int;
         type Read = unsafe extern "C" fn(Program, *mut c_char) -> c_int;
         type Destroy = unsafe extern "C" fn(*mut Program) -> c_int;
-        // SAFETY: the signatures are those of nvrtc.h; strings end in NUL and outlive the calls; buffers have the size
-        // that NVRTC asked for.
+        // SAFETY: the signatures are those of nvrtc.h; strings end in NUL and outlive the calls; buffers have the sizes
+        // that NVRTC reported.
         unsafe {
             let create: Symbol<Create> = self.0.get(b"nvrtcCreateProgram").unwrap();
             let compile: Symbol<Compile> = self.0.get(b"nvrtcCompileProgram").unwrap();
@@ -119,7 +120,7 @@ impl Nvrtc {
     }
 }
 
-/// What `ptxas -v` says of each function.
+/// Parses the report of `ptxas -v` about each function.
 pub fn read_log(log: &str) -> Vec<CudaExecutable> {
     let mut out: Vec<CudaExecutable> = Vec::new();
     let number = |line: &str, before: &str| -> usize {
@@ -142,7 +143,7 @@ pub fn read_log(log: &str) -> Vec<CudaExecutable> {
     out
 }
 
-/// Does `work` on all items, as many at a time as there are cores.
+/// Runs `work` on all items, one per core at a time.
 pub fn each<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     let cores = std::thread::available_parallelism().map_or(1, |n| n.get());

@@ -1,4 +1,5 @@
-//! Lists large calls without data: kernels/lab/library_lab.py makes the inputs by the label, compares with torch and times both.
+//! Lists large calls without data: kernels/lab/library_lab.py generates the inputs from the label, compares with torch
+//! and times both.
 
 use super::{Call, Case, Lie};
 use perilune_core::DType::{self, BF16, F16, F32, I32, I64};
@@ -65,10 +66,10 @@ pub fn cases() -> Vec<Call> {
     let two = new("1").empty(BF16, &square).empty(BF16, &square);
     out.push(two.finish("cat", &[1], &[4096, 8192], BF16));
     let padded = [4096, 4224];
-    out.push(new("64").empty(F32, &square).finish("place", &[1, 64, 1, 4224, 0], &padded, F32));
-    out.push(new("3").empty(F32, &[64, 256, 256]).finish("place", &[2, 3, 1, 262, 0], &[64, 256, 262], F32));
+    out.push(new("64").empty(F32, &square).finish("strided_pad", &[1, 64, 1, 4224, 0], &padded, F32));
+    out.push(new("3").empty(F32, &[64, 256, 256]).finish("strided_pad", &[2, 3, 1, 262, 0], &[64, 256, 262], F32));
     let windows = new("3 1").empty(F32, &[2048, 56, 58, 3]);
-    out.push(windows.finish("unwindow", &[1, 3, 1, 1, 58], &[2048, 58, 58], F32));
+    out.push(windows.finish("col2im", &[1, 3, 1, 1, 58], &[2048, 58, 58], F32));
     for dtype in [I32, I64, F32] {
         let side = [1024, 1024];
         let case = new(&format!("{dtype}")).empty(dtype, &side).empty(dtype, &side);
@@ -77,7 +78,7 @@ pub fn cases() -> Vec<Call> {
     out
 }
 
-/// Large calls, some with more elements than 32 bits count: only compiled.
+/// Large calls, some with more elements than 32 bits can count: only compiled.
 pub fn huge() -> Vec<Call> {
     let (dims, half) = ([3usize, 1 << 30], [3usize, 1 << 29]);
     let case = || new("huge").empty(BF16, &dims);
@@ -88,7 +89,7 @@ pub fn huge() -> Vec<Call> {
         groups(F16, &rows).finish("grouped_sums", &[], &w, F16),
         case().finish("cumsum", &[1], &dims, BF16),
         case().finish("argreduce", &[1, 1], &[3, 1], I64),
-        case().finish("place", &[0, 1, 2, 9, 0], &[9, 1 << 30], BF16),
+        case().finish("strided_pad", &[0, 1, 2, 9, 0], &[9, 1 << 30], BF16),
         case().empty(BF16, &half).finish("cat", &[1], &[3, 3 << 29], BF16),
         case().empty(I64, &[7]).finish("index_select", &[0], &[7, 1 << 30], BF16),
         case().empty(I64, &dims).finish("gather", &[1], &dims, BF16),

@@ -5,9 +5,10 @@
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 
 use super::Call;
+use perilune_core::Interrupt;
 use perilune_cpu::Cpu;
 use perilune_cuda::launch::{Arg, Props, Word};
-use perilune_plan::Backend;
+use perilune_plan::{Backend, RunContext};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -26,7 +27,7 @@ impl<'a> Dump<'a> {
     }
 
     pub fn write(&mut self, c: &Call) {
-        // Who compiles them knows sm_90, but not what sm_90a has beside it.
+        // The lab compiles for sm_90, without the features of sm_90a.
         let props = Props { arch: (8, 0), ..Props::H200 };
         let (work, name) = (c.work_on(&props), format!("c{:05}", self.cases));
         self.cases += 1;
@@ -83,12 +84,12 @@ impl<'a> Dump<'a> {
         file("case", text.as_bytes());
     }
 
-    /// The CPU's result, if indices are good.
+    /// The CPU's result, if the indices are valid.
     fn want(&self, c: &Call, size: usize) -> Option<Vec<u8>> {
         let program = self.cpu.compile(c.program.clone()).expect("compiles");
         let inputs: Vec<_> = c.inputs.iter().map(|t| self.cpu.upload(&t.bytes).expect("memory")).collect();
         let output = self.cpu.alloc(size).expect("memory");
-        program.run(&inputs, &[], std::slice::from_ref(&output), None).ok()?;
+        program.run(&inputs, &[], std::slice::from_ref(&output), RunContext::new(&Interrupt::default())).ok()?;
         Some(self.cpu.download(&output, size).expect("bytes").to_vec())
     }
 }

@@ -12,7 +12,7 @@ use perilune_cuda::launch::{Props, Work};
 use perilune_plan::ir::*;
 use std::sync::Arc;
 
-/// A small generator for test data.
+/// A small random number generator for test data.
 pub struct Rng(pub u64);
 
 impl Rng {
@@ -50,13 +50,13 @@ pub struct Case {
     pub rng: Rng,
 }
 
-/// How an operand lies.
+/// The memory layout of an operand.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Lie {
     Dense,
-    /// Dims in reverse order in memory, from element 3 on.
+    /// Dims in reverse order in memory, starting at element 3.
     Turned,
-    /// The last dim backwards.
+    /// The last dim reversed.
     Backwards,
     Constant,
 }
@@ -126,7 +126,7 @@ impl Case {
         self
     }
 
-    /// An operand of indices below `below`; with `hot`, most are one number.
+    /// An operand of indices below `below`; with `hot`, most are the same number.
     pub fn indices(mut self, below: usize, dims: &[usize], lie: Lie, hot: bool) -> Case {
         let n = dims.iter().product::<usize>() + 3;
         let values: Vec<i64> = (0..n)
@@ -136,7 +136,7 @@ impl Case {
         self
     }
 
-    /// An operand of these integers, every other one of a longer list.
+    /// An operand of these integers, as every second element of a longer list.
     pub fn integers(mut self, values: &[i64]) -> Case {
         let spread: Vec<i64> = values.iter().flat_map(|v| [*v, -99]).collect();
         let mut layout = Layout::contiguous(Shape::of(&[values.len()]));
@@ -218,9 +218,9 @@ impl Call {
     }
 }
 
-/// Some ops have no Lua face and are found as statics only.
+/// Some ops have no Lua name and are only found as statics.
 fn named(name: &str) -> &'static Op {
-    let inner = [&movement::PLACE, &movement::UNWINDOW, &reduce::ARGREDUCE];
+    let inner = [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE];
     by_name(name).or_else(|| inner.into_iter().find(|op| op.name == name)).expect("op")
 }
 
@@ -241,7 +241,7 @@ pub fn cases() -> Vec<Call> {
         }
     }
     bad_indices(&mut out);
-    // Long enough for tiles of full size.
+    // Long enough for full-size tiles.
     for dtype in [DType::F32, DType::F64] {
         let case = Case::new(format!("{dtype} tiles")).random(dtype, &[2, 140001], Lie::Dense, true);
         out.push(case.finish("argsort", &[1, 0], &[2, 140001], DType::I64));
@@ -260,7 +260,7 @@ fn moving(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
             to[axis] = total;
             let attrs = [axis as i64, low as i64, step as i64, total as i64, fill];
             let case = label(&format!("{dims:?} {axis} {low} {step} {more}"));
-            out.push(case.random(dtype, dims, lie, false).finish("place", &attrs, &to, dtype));
+            out.push(case.random(dtype, dims, lie, false).finish("strided_pad", &attrs, &to, dtype));
         }
         let mut to = dims.to_vec();
         let mut case = label(&format!("{dims:?} {axis}"));
@@ -273,7 +273,12 @@ fn moving(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         }
         out.push(case.finish("cat", &[axis as i64], &to, dtype));
     }
-    out.push(label("empty").random(dtype, &[0], Lie::Dense, false).finish("place", &[0, 2, 1, 5, fill], &[5], dtype));
+    out.push(label("empty").random(dtype, &[0], Lie::Dense, false).finish(
+        "strided_pad",
+        &[0, 2, 1, 5, fill],
+        &[5],
+        dtype,
+    ));
 }
 
 fn indexing(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
@@ -361,7 +366,7 @@ fn arithmetic(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         let n = (total - (dilation * (size - 1) + 1)) / step + 1;
         let attrs = [1, size as i64, step as i64, dilation as i64, total as i64];
         let case = label(&format!("{size} {step} {dilation}")).random(dtype, &[outer, n, inner, size], lie, false);
-        out.push(case.finish("unwindow", &attrs, &[outer, total, inner], dtype));
+        out.push(case.finish("col2im", &attrs, &[outer, total, inner], dtype));
     }
     for dims in [&[7usize, 5][..], &[3, 70, 6], &[2, 0], &[2, 3000], &[1, 20000], &[1500, 3], &[1], &[3, 300]] {
         for axis in 0..dims.len() {
@@ -378,7 +383,7 @@ fn arithmetic(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         let case = label(&format!("{batch:?} {m} {n} {k}")).random(dtype, &dims(m, k), lie, false);
         out.push(case.random(dtype, &dims(k, n), Lie::Dense, false).finish("matmul", &[], &dims(m, n), dtype));
     }
-    // Others are decomposed.
+    // Other dtypes are decomposed.
     for (m, n, k) in [(3, 4, 5), (70, 65, 33), (4, 4, 0)].into_iter().filter(|_| dtype.is_float() && dtype.size() == 2)
     {
         let case = label(&format!("{m} {n} {k}")).random(dtype, &[m, k], lie, false);

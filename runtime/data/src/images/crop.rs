@@ -1,28 +1,28 @@
-//! Which part of an image a sample shows: torchvision's RandomResizedCrop for training, its Resize and CenterCrop for
+//! Computes the crop of a sample: torchvision's RandomResizedCrop for training, its Resize and CenterCrop for
 //! evaluation.
 //!
 //! A random crop is a function of (seed, number of the sample in the stream, size of the image): Philox gives each try four
-//! words. So nothing is kept that a checkpoint would have to save, and any thread may do any sample.
+//! words. So a checkpoint stores no state of it, and any thread may process any sample.
 
 use super::resize::{Side, Span};
 use crate::error::{Error, Result};
 use crate::sample_order::Stream;
 use perilune_core::philox::philox4x32;
 
-/// How an image becomes `pixels` by `pixels`.
+/// The method by which an image becomes `pixels` by `pixels`.
 #[derive(Clone, Copy, PartialEq, Debug)]
 pub enum Crop {
-    /// A part of `scale` of the area and a `ratio` of width to height, both from a range, scaled to fit.
+    /// A random part with a `scale` of the area and a `ratio` of width to height from these ranges, scaled to fit.
     Random { seed: u64, scale: (f64, f64), ratio: (f64, f64) },
-    /// The shorter side scaled to `resize`, and the middle of that.
+    /// The shorter side scaled to `resize`, then the center.
     Center { resize: usize },
 }
 
-/// Tries for a random crop that lies within the image, before the middle is taken.
+/// The number of attempts at a random crop within the image, before the center is used.
 const TRIES: u32 = 10;
 
 impl Crop {
-    /// Whether the numbers make sense for images of `pixels` by `pixels`.
+    /// Checks the options for images of `pixels` by `pixels`.
     pub fn check(&self, pixels: usize) -> Result<()> {
         if pixels == 0 || pixels > 1 << 14 {
             return Err(Error::argument("pixels", format!("are {pixels}; they must be from 1 to {}", 1 << 14)));
@@ -44,7 +44,7 @@ impl Crop {
         }
     }
 
-    /// How the two sides of an image are scaled, width first, for sample `sample` of the stream.
+    /// Returns the scaling of both sides of an image, width first, for sample `sample` of the stream.
     pub fn sides(&self, width: usize, height: usize, pixels: usize, sample: u64) -> (Side, Side) {
         match *self {
             Crop::Random { seed, scale, ratio } => {
@@ -68,7 +68,7 @@ impl Crop {
     }
 }
 
-/// Where the middle `len` of `size` starts; a half goes to the even number, as Python's round does.
+/// Returns the start of the middle `len` of `size`; halves round to even, as in Python.
 fn middle(size: usize, len: usize) -> usize {
     let (half, odd) = ((size - len) / 2, (size - len) % 2);
     half + odd * (half % 2)
@@ -76,7 +76,7 @@ fn middle(size: usize, len: usize) -> usize {
 
 fn random(width: usize, height: usize, seed: u64, sample: u64, scale: (f64, f64), ratio: (f64, f64)) -> (Span, Span) {
     let (w, h) = (width as f64, height as f64);
-    // libm's, not the machine's: a crop must not depend on which C library there is.
+    // From the libm crate, so that a crop does not depend on the C library.
     let (low, high) = (libm::log(ratio.0), libm::log(ratio.1));
     for attempt in 0..TRIES {
         let counter = [sample as u32, (sample >> 32) as u32, Stream::Crop as u32 | attempt << 8, 0];
@@ -92,7 +92,7 @@ fn random(width: usize, height: usize, seed: u64, sample: u64, scale: (f64, f64)
             return (across, Span { start: start(words[2], height - cut_h), len: cut_h });
         }
     }
-    // The middle, cut to the nearest ratio that is allowed.
+    // The center, cropped to the nearest allowed ratio.
     let (mut cut_w, mut cut_h) = (width, height);
     if w / h < ratio.0 {
         cut_h = ((w / ratio.0).round_ties_even() as usize).clamp(1, height);

@@ -1,9 +1,9 @@
 //! Lists the images of a folder: `FOLDER/CLASS/**/*.{jpg,jpeg,png}`.
 //!
-//! Classes are sorted by name, which gives their ids from 0; files as torchvision's ImageFolder sorts them, folder by folder.
-//! So the list does not depend on the file system. Hidden files and folders (a name that begins with a dot) are left out, as
-//! are files beside the class folders and files of other kinds. But an image of a format that is not read here is an error:
-//! leaving it out in silence would train on less than the folder holds.
+//! Classes are sorted by name, which defines their ids from 0. Files have the order of torchvision's ImageFolder, folder by folder.
+//! So the list does not depend on the file system. Hidden files and folders (a name that begins with a dot) are skipped, as
+//! are files outside the class folders and files of other kinds. But an image of an unsupported format is an error:
+//! skipping it silently would train on a part of the folder.
 
 use crate::error::{Error, Result, quote};
 use perilune_core::error::did_you_mean;
@@ -12,21 +12,21 @@ use std::path::{Path, PathBuf};
 const READ: [&str; 3] = ["jpg", "jpeg", "png"];
 const NOT_READ: [&str; 13] =
     ["jpe", "jfif", "webp", "bmp", "gif", "tif", "tiff", "ppm", "pgm", "jp2", "heic", "heif", "avif"];
-/// Folders in folders: a link to a folder above it would go on for ever.
+/// The maximum depth of folders, since a link to a parent folder would never end.
 const MAX_DEPTH: usize = 32;
 
-/// The images of a folder, as they were when it was opened.
+/// The images of a folder at the time it was opened.
 #[derive(Debug)]
 pub struct Folder {
     root: PathBuf,
     classes: Vec<String>,
-    /// Class, and path within its folder.
+    /// The class, and the path within its folder.
     files: Vec<(u32, Box<Path>)>,
 }
 
 impl Folder {
-    /// Lists `root`. With `classes`, these are the classes and their ids: others in the folder are an error, missing ones are
-    /// not, so that a few images for validation need not show them all.
+    /// Lists `root`. `classes` fixes the classes and their ids: others in the folder are an error, missing ones are
+    /// not, so that a small validation folder need not contain all classes.
     pub fn open(root: &Path, classes: Option<&[String]>) -> Result<Folder> {
         let meta = std::fs::metadata(root).map_err(|e| Error::io(root, "open", e))?;
         if !meta.is_dir() {
@@ -77,13 +77,13 @@ impl Folder {
             let error = Error::malformed(&self.root, format!("class {}", quote(name)), "holds no .jpg, .jpeg or .png");
             return Err(error.hint("put its images there, or remove the folder"));
         }
-        // By folder and then by name, as os.walk and sorted give them; a path's own order puts folders among the files.
+        // By folder and then by name, like os.walk and sorted; the order of paths would mix folders and files.
         found.sort();
         self.files.extend(found.into_iter().map(|(dir, name)| (class, Path::new(&dir).join(name).into_boxed_path())));
         Ok(())
     }
 
-    /// The number of images.
+    /// Returns the number of images.
     pub fn len(&self) -> usize {
         self.files.len()
     }
@@ -92,17 +92,17 @@ impl Folder {
         self.files.is_empty()
     }
 
-    /// Names of the classes; a class's id is its place.
+    /// Returns the names of the classes, in the order of their ids.
     pub fn classes(&self) -> &[String] {
         &self.classes
     }
 
-    /// The class of image `i`.
+    /// Returns the class of image `i`.
     pub fn class(&self, i: usize) -> u32 {
         self.files[i].0
     }
 
-    /// The file of image `i`.
+    /// Returns the file of image `i`.
     pub fn path(&self, i: usize) -> PathBuf {
         let (class, path) = &self.files[i];
         self.root.join(&self.classes[*class as usize]).join(path)
@@ -117,7 +117,7 @@ struct Entry {
     hidden: bool,
 }
 
-/// What a folder holds, links followed.
+/// Lists a folder, following links.
 fn entries(dir: &Path) -> Result<impl Iterator<Item = Entry>> {
     let failed = |e| Error::io(dir, "list", e);
     let mut out = Vec::new();
@@ -127,7 +127,7 @@ fn entries(dir: &Path) -> Result<impl Iterator<Item = Entry>> {
         let name = entry.file_name();
         let hidden = name.as_encoded_bytes().first() == Some(&b'.');
         let is_dir = match kind.is_symlink() && !hidden {
-            // A link that leads nowhere counts as a file, and is an error once it is read.
+            // A dangling link counts as a file, and is an error when it is read.
             true => std::fs::metadata(entry.path()).is_ok_and(|m| m.is_dir()),
             false => kind.is_dir(),
         };
@@ -140,7 +140,7 @@ fn has_extension(name: &Path, list: &[&str]) -> bool {
     name.extension().and_then(|e| e.to_str()).is_some_and(|e| list.iter().any(|known| e.eq_ignore_ascii_case(known)))
 }
 
-/// Adds (folder within the class, name) of every image below `base/dir`.
+/// Appends (folder within the class, name) of every image below `base/dir`.
 fn walk(base: &Path, dir: &Path, depth: usize, out: &mut Vec<(std::ffi::OsString, std::ffi::OsString)>) -> Result<()> {
     let full = base.join(dir);
     if depth > MAX_DEPTH {

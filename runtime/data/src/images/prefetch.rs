@@ -1,9 +1,9 @@
 //! Decodes batches of images on several threads before they are requested.
 //!
-//! A batch is a job: a buffer with a place for each image, and a task an image in the queue of a pool of threads, first in,
-//! first out. A [`Reader`] keeps the jobs it was told to expect; `batch` takes the one for the same items, or makes a new one, and waits.
-//! So what comes out depends on the items alone, whatever was expected and however many threads there are. An error belongs to
-//! its batch: it is told when that is asked for, and of several the first image's.
+//! A batch is a job: a buffer for all its images, and one task per image in the queue of a thread pool, first in,
+//! first out. A [`Reader`] keeps the jobs of expected batches; `batch` takes the job of the same items, or makes a new one, and waits.
+//! So the result depends on the items alone, not on expectations or the number of threads. An error belongs to
+//! its batch: `batch` returns it, the first image's if there are several.
 
 use super::crop::Crop;
 use super::folder::Folder;
@@ -18,19 +18,19 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Batches kept that nobody has asked for yet.
+/// The maximum number of expected batches.
 const EXPECTED: usize = 2;
-/// More threads than this is a slip.
+/// The maximum number of threads, which detects typing errors.
 const MAX_THREADS: usize = 1024;
 
-/// An image of a batch: which one, and its number in the stream of samples, which its crop is drawn from.
+/// An image of a batch: its index, and its number in the stream of samples, which determines its crop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Item {
     pub image: usize,
     pub sample: u64,
 }
 
-/// What is made of each image.
+/// The processing of each image.
 #[derive(Clone, Copy, PartialEq, Debug)]
 struct Form {
     pixels: usize,
@@ -42,12 +42,12 @@ impl Form {
         3 * self.pixels * self.pixels
     }
 
-    /// One image as (3, P, P).
+    /// Decodes one image to (3, P, P).
     fn make(&self, folder: &Folder, item: Item) -> Result<Vec<u8>> {
         thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
         let path = folder.path(item.image);
         let mut out = vec![0; self.nbytes()];
-        // A decoder that panics on a hostile file must not take the run with it; the scratch is cleared before each use.
+        // A decoder that panics on a hostile file must not end the run; the scratch is cleared before each use.
         let made = catch_unwind(AssertUnwindSafe(|| {
             SCRATCH.with_borrow_mut(|scratch| {
                 let (width, height) = read::read(&path, scratch)?;
@@ -64,23 +64,23 @@ impl Form {
     }
 }
 
-/// A batch in the making.
+/// A batch in progress.
 struct Job {
     items: Vec<Item>,
     state: Mutex<State>,
     done: Condvar,
-    /// Nobody will ask for it any more.
+    /// Whether the batch is no longer needed.
     dropped: AtomicBool,
 }
 
 struct State {
     pixels: Vec<u8>,
     left: usize,
-    /// The first of the images that failed, by its place in the batch.
+    /// The first image that failed, by its position in the batch.
     failed: Option<(usize, Error)>,
 }
 
-/// A task that panics while it holds the lock has already been caught; what it left is complete.
+/// A panic of a task that holds the lock has already been caught, and the state is complete.
 fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -94,16 +94,16 @@ pub struct Reader {
 }
 
 impl Reader {
-    /// Batches of images of `pixels` by `pixels`, made on `threads` threads: as many as there are processors for `None`.
+    /// Creates a reader of batches of `pixels` by `pixels` on `threads` threads, by default one per processor.
     pub fn new(folder: Arc<Folder>, pixels: usize, crop: Crop, threads: Option<usize>) -> Result<Reader> {
         crop.check(pixels)?;
         Ok(Reader { folder, form: Form { pixels, crop }, pool: pool(threads)?, expected: VecDeque::new() })
     }
 
-    /// x (N, 3, P, P) u8 and y (N) i64. Panics if an item is beyond the folder.
+    /// Returns x (N, 3, P, P) u8 and y (N) i64. Panics if an item is beyond the folder.
     pub fn batch(&mut self, items: &[Item]) -> Result<(HostTensor, HostTensor)> {
         if let Some(at) = self.expected.iter().position(|job| job.items == items) {
-            // Those before it were expected earlier and have been passed over.
+            // Drop the batches that were expected earlier and skipped.
             self.expected.drain(..at).for_each(|job| job.dropped.store(true, Ordering::Relaxed));
         }
         let job = match self.expected.pop_front_if(|job| job.items == items) {
@@ -124,7 +124,7 @@ impl Reader {
         Ok((x, HostTensor::from_i64(Shape::of(&[items.len()]), &classes)))
     }
 
-    /// Begins with a batch that will be asked for, if there is room for it: if not, asking for it says so.
+    /// Starts to make an expected batch, if memory allows; otherwise `batch` reports the error.
     pub fn expect(&mut self, items: &[Item]) {
         if self.expected.iter().any(|job| job.items == items) {
             return;
@@ -170,7 +170,7 @@ impl Reader {
     }
 }
 
-/// Zeros for a batch.
+/// Allocates zeros for a batch.
 fn room(count: usize, form: Form) -> Result<Vec<u8>> {
     let nbytes = count.checked_mul(form.nbytes());
     let mut out = Vec::new();
@@ -192,7 +192,7 @@ impl Drop for Reader {
     }
 }
 
-/// A pool of so many threads; loaders that run at the same time share one.
+/// Returns a pool of that many threads; concurrent loaders share it.
 fn pool(threads: Option<usize>) -> Result<Arc<ThreadPool>> {
     static POOLS: Mutex<Vec<(usize, Weak<ThreadPool>)>> = Mutex::new(Vec::new());
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));

@@ -1,10 +1,10 @@
 //! Decodes one image file to 8-bit RGB: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK) and PNG of every kind.
 //!
-//! What a file is its first bytes say, not its name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha channel is
-//! dropped, of 16 bits the high 8 are kept, CMYK is taken to be inverted as Adobe writes it; PIL's `convert("RGB")` does the
-//! same, but for grey of 16 bits, which it cuts off at 255. As in torchvision, EXIF's orientation and colour profiles are
-//! ignored. Files are strangers': sizes are checked before pixels are allocated, and a file that is cut off or does not decode
-//! is an error, never half an image.
+//! The format is detected by the first bytes, not by the name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha channel is
+//! dropped, 16 bits keep their high 8, CMYK is assumed to be inverted as Adobe writes it; PIL's `convert("RGB")` does the
+//! same, except for 16-bit grey, which it clamps at 255. As in torchvision, EXIF orientation and colour profiles are
+//! ignored. Files are untrusted: sizes are checked before pixels are allocated, and a truncated or undecodable file
+//! is an error, never a part of an image.
 
 use crate::error::{Error, Result};
 use crate::{file, image};
@@ -15,15 +15,15 @@ use zune_core::colorspace::ColorSpace;
 use zune_core::options::DecoderOptions;
 use zune_jpeg::JpegDecoder;
 
-/// The most pixels of an image: as many as 11,585 by 11,585.
+/// The maximum number of pixels of an image, about 11,585 by 11,585.
 pub const MAX_PIXELS: u64 = 1 << 27;
 /// The largest file read.
 pub const MAX_FILE: u64 = 1 << 29;
 
-/// What to do about a file that cannot be read.
+/// The hint for a file that cannot be read.
 const CURE: &str = "copy or convert the file anew, or move it out of the folder";
 
-/// Buffers that one thread uses again and again.
+/// Buffers that a thread reuses.
 #[derive(Default)]
 pub struct Scratch {
     file: Vec<u8>,
@@ -31,14 +31,14 @@ pub struct Scratch {
     pub rows: Vec<u8>,
 }
 
-/// Reads a file into `scratch.rgb`; width and height.
+/// Reads a file into `scratch.rgb` and returns width and height.
 pub fn read(path: &Path, scratch: &mut Scratch) -> Result<(usize, usize)> {
     let (file, len) = file::open(path)?;
     if len > MAX_FILE {
         return Err(Error::too_large(path, "the file, in bytes,", len, MAX_FILE).hint(CURE));
     }
     scratch.file.clear();
-    // One byte more than there should be, so that a file which grows meanwhile is noticed and not read for ever.
+    // One byte more than expected, so that a growing file is detected instead of read without end.
     let read = file.take(len + 1).read_to_end(&mut scratch.file).map_err(|e| Error::io(path, "read", e))?;
     if read as u64 != len {
         return Err(
@@ -57,7 +57,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(us
     }
 }
 
-/// The error for what is neither JPEG nor PNG.
+/// Makes the error for a file that is neither JPEG nor PNG.
 fn stranger(path: &Path, bytes: &[u8]) -> Error {
     let kind = match bytes {
         [] => "it is empty",
@@ -109,7 +109,7 @@ fn jpeg(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(usize, usize)> 
         let rule = "its channels are neither grey, RGB, YCbCr nor CMYK";
         return Err(Error::unsupported(path, "JPEG", rule).hint(CURE));
     }
-    // Odd headers are borne with, as in libjpeg; in the pixels an error is an error and no grey patch.
+    // Unusual headers are tolerated, as in libjpeg; an error in the pixels is an error, not a grey patch.
     decoder.set_options(decoder.options().set_strict_mode(true));
     rgb.clear();
     rgb.resize(3 * width * height, 0);
@@ -117,12 +117,12 @@ fn jpeg(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(usize, usize)> 
     Ok((width, height))
 }
 
-/// Whether the end of the image is there. Decoders fill up with grey what is missing behind the last whole row.
+/// Returns whether the end of the image is present. Decoders would fill missing rows with grey.
 fn is_whole(bytes: &[u8]) -> bool {
     let mut at = 2;
     loop {
-        // To the next marker: 0xff and a byte that is neither stuffing (0), fill (0xff) nor a restart (0xd0 to 0xd7). Between
-        // segments that skips bytes which should not be there, behind SOS it skips the scan.
+        // Skip to the next marker: 0xff and a byte that is neither stuffing (0), fill (0xff) nor a restart (0xd0 to 0xd7). Between
+        // segments this skips stray bytes, after SOS it skips the scan.
         while let Some(found) = bytes.get(at..).and_then(|rest| rest.iter().position(|b| *b == 0xff)) {
             at += found;
             if !matches!(bytes.get(at + 1), Some(0 | 1 | 0xff | 0xd0..=0xd8)) {

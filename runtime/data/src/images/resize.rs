@@ -1,13 +1,13 @@
 //! Scales images bilinearly with antialias, to the bits of PIL's `Image.resize(…, BILINEAR)`, which torchvision uses for PIL images.
 //!
 //! A triangle filter that widens as the image shrinks, one pass along rows and one along columns, with a rounding to u8 between
-//! them; weights are whole numbers of 2^-22 (Pillow, src/libImaging/Resample.c). Only the part of the result that is wanted is
-//! computed, and only the rows that it needs.
+//! them; weights are whole multiples of 2^-22 (Pillow, src/libImaging/Resample.c). Only the requested part of the result is
+//! computed, from the rows that it needs.
 
-/// Bits behind the point of a weight: 255 times a sum of weights near 1 fits an i32.
+/// Fractional bits of a weight: 255 times a sum of weights near 1 fits an i32.
 const BITS: u32 = 22;
 
-/// Pixels as they were read: RGB, row by row.
+/// Decoded pixels: RGB, row by row.
 #[derive(Clone, Copy, Debug)]
 pub struct Picture<'a> {
     pub width: usize,
@@ -15,14 +15,14 @@ pub struct Picture<'a> {
     pub rgb: &'a [u8],
 }
 
-/// A stretch of pixels along one side, half-open.
+/// A range of pixels along one side, half-open.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Span {
     pub start: usize,
     pub len: usize,
 }
 
-/// How one side is scaled: `source` pixels become `size`, of which `wanted` are computed.
+/// The scaling of one side: `source` pixels become `size`, of which `wanted` are computed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Side {
     pub source: Span,
@@ -30,16 +30,16 @@ pub struct Side {
     pub wanted: Span,
 }
 
-/// The weights of one side: for each pixel wanted, where its sources start and what each counts.
+/// The weights of one side: for each requested pixel, the start of its sources and their weights.
 struct Weights {
     starts: Vec<usize>,
-    /// Ends of each pixel's share of `values`.
+    /// The end of each pixel's range in `values`.
     ends: Vec<usize>,
     values: Vec<i32>,
 }
 
 impl Weights {
-    /// Nothing outside of `side.source` is looked at: a crop is cut out first and scaled then.
+    /// Reads only pixels in `side.source`: a crop is cut out before it is scaled.
     fn of(side: &Side) -> Weights {
         let scale = side.source.len as f64 / side.size as f64;
         let support = scale.max(1.0);
@@ -47,7 +47,7 @@ impl Weights {
         let mut shares = Vec::new();
         for x in side.wanted.start..side.wanted.start + side.wanted.len {
             let center = (x as f64 + 0.5) * scale;
-            // Casts saturate at 0, as PIL's test for it does.
+            // Casts saturate at 0, like PIL's explicit test.
             let start = (center - support + 0.5) as usize;
             let end = ((center + support + 0.5) as usize).min(side.source.len);
             shares.clear();
@@ -63,13 +63,13 @@ impl Weights {
         out
     }
 
-    /// The first source and the weights of pixel `i` of those wanted.
+    /// Returns the first source and the weights of the requested pixel `i`.
     fn at(&self, i: usize) -> (usize, &[i32]) {
         let from = if i == 0 { 0 } else { self.ends[i - 1] };
         (self.starts[i], &self.values[from..self.ends[i]])
     }
 
-    /// The sources that any pixel needs.
+    /// Returns the range of sources of all pixels.
     fn sources(&self) -> Span {
         let (last, weights) = self.at(self.starts.len() - 1);
         Span { start: self.starts[0], len: last + weights.len() - self.starts[0] }
@@ -82,14 +82,14 @@ fn round(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// Scales and writes channel by channel: `out` is (3, H, W) of what is wanted. `rows` is scratch.
+/// Scales and writes channel by channel: `out` is (3, H, W) of the requested part. `rows` is scratch.
 pub fn resize(picture: Picture, across: &Side, down: &Side, rows: &mut Vec<u8>, out: &mut [u8]) {
     let (w, h) = (across.wanted.len, down.wanted.len);
     assert!(out.len() == 3 * w * h && w * h > 0, "this is a bug: {} bytes for {w} x {h} pixels", out.len());
     let (columns, lines) = (Weights::of(across), Weights::of(down));
     let needed = lines.sources();
 
-    // Along rows; a row of the result has its channels one behind the other, which the next pass runs through in one go.
+    // Along rows. A row of the result stores its channels consecutively, so the next pass is a single loop.
     rows.clear();
     rows.resize(needed.len * 3 * w, 0);
     for (y, row) in rows.chunks_exact_mut(3 * w).enumerate() {

@@ -1,4 +1,4 @@
-//! Against Pillow (tests/golden/images/make.py), orders and errors.
+//! Compares images with Pillow's (tests/golden/images/make.py), and tests order and errors.
 
 use super::crop::Crop;
 use super::folder::Folder;
@@ -35,13 +35,13 @@ fn files_decode_as_in_pillow() {
         let (width, height) = read(&golden().join("folder").join(&name), &mut scratch).expect(&name);
         assert_eq!(want.shape.dims(), &[height, width, 3], "{name}");
         let far = want.bytes.iter().zip(&scratch.rgb).map(|(a, b)| a.abs_diff(*b)).max().unwrap_or(0);
-        // JPEG leaves a decoder's cosine transform and colours some freedom; PNG leaves none.
+        // JPEG decoders may differ in the cosine transform and colour conversion; PNG decoders may not.
         let jpeg = std::fs::read(golden().join("folder").join(&name)).expect("read")[0] == 0xff;
         assert!(far <= if jpeg { 4 } else { 0 }, "{name} is {far} levels off");
     }
 }
 
-/// What a JPEG decodes to must not depend on the processor's vector instructions.
+/// Decoded JPEGs must not depend on the processor's vector instructions.
 #[test]
 fn vector_code_gives_the_bits_of_plain_code() {
     use zune_core::{bytestream::ZCursor, colorspace::ColorSpace, options::DecoderOptions};
@@ -65,7 +65,7 @@ fn numbers(text: &str) -> Vec<usize> {
     text.split('-').filter_map(|part| part.parse().ok()).collect()
 }
 
-/// (3, H, W) as (H, W, 3).
+/// Converts (3, H, W) to (H, W, 3).
 fn last(planes: &[u8], pixels: usize) -> Vec<u8> {
     let at = |i: usize, c: usize| planes[c * pixels * pixels + i];
     (0..pixels * pixels).flat_map(|i| [at(i, 0), at(i, 1), at(i, 2)]).collect()
@@ -214,7 +214,7 @@ fn a_batch_out_of_turn_is_the_same() -> Result<()> {
         (k * 7..k * 7 + 7).map(|s| Item { image: (s * 5) as usize % 19, sample: s }).collect()
     };
     for k in [1, 2, 3, 4] {
-        reader.expect(&items(k)); // the first two are passed over for the last
+        reader.expect(&items(k)); // the first two are dropped for the last
     }
     for k in [5, 4, 0, 3] {
         assert!(reader.batch(&items(k))? == all[k as usize], "batch {k}");
@@ -239,7 +239,7 @@ impl Made {
         Folder::open(self.0.path(), None)
     }
 
-    /// What reading its first image says.
+    /// Returns the error of reading its first image.
     fn fault(&self) -> String {
         let mut reader = Reader::new(Arc::new(self.open().expect("open")), 8, RANDOM, Some(1)).expect("reader");
         reader.batch(&[Item { image: 0, sample: 0 }]).map_err(|e| e.to_string()).expect_err("a broken file")
@@ -330,7 +330,7 @@ fn broken_files_are_named_with_rule_and_cure() {
     assert!(gone.contains("x.jpg: cannot open"), "{gone}");
 }
 
-/// An error waits for its batch, and of several it is the first image's, whichever thread is quicker.
+/// An error is returned with its batch; of several errors the first image's, independent of timing.
 #[test]
 fn errors_belong_to_their_batch() -> Result<()> {
     let jpeg = file("boat/plain.jpg");
@@ -348,7 +348,7 @@ fn errors_belong_to_their_batch() -> Result<()> {
     Ok(())
 }
 
-/// A JPEG whose frame header claims other sides.
+/// Makes a JPEG whose frame header claims other sides.
 fn claimed(width: u16, height: u16) -> Vec<u8> {
     let mut jpeg = file("boat/plain.jpg");
     let at = jpeg.windows(2).position(|w| w == [0xff, 0xc0]).expect("a frame header");
@@ -367,7 +367,7 @@ fn bombs_are_refused() {
     }
 }
 
-/// One byte changed or the end cut off: an error or an image, but no panic, no endless loop and no size that is not the file's.
+/// A changed byte or a truncated end gives an error or an image, but no panic, no endless loop and no size other than the file's.
 #[test]
 fn damaged_files_end_well() {
     let (path, mut rgb) = (Path::new("t.jpg"), Vec::new());

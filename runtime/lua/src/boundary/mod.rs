@@ -9,7 +9,7 @@ mod string_lib;
 pub use panics::{Guarded, Methods, caught};
 
 use mlua::{Function, Lua, Table};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 
 /// Replaces the library functions whose time or memory nothing bounds.
 pub fn install(lua: &Lua) -> mlua::Result<()> {
@@ -31,7 +31,7 @@ pub fn install(lua: &Lua) -> mlua::Result<()> {
     Ok(())
 }
 
-/// Entries of a list between looks at the interrupt flag.
+/// Entries of a list between looks at the interrupt.
 const LOOK_EVERY: u64 = 1 << 12;
 
 /// The values of `f` for `first` .. `first + count - 1`: bounded by the memory limit, interruptible.
@@ -47,9 +47,14 @@ pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i
     Ok(out)
 }
 
+/// Returns the interrupt of the run.
+pub fn interrupt(lua: &Lua) -> mlua::Result<Interrupt> {
+    Ok(crate::functions::host(lua)?.interrupt.clone())
+}
+
 /// An error at the recipe's line if an interrupt was requested.
 pub fn look(lua: &Lua) -> mlua::Result<()> {
-    interrupt::check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
+    interrupt(lua)?.check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
 }
 
 /// Bytes of a text that `load` compiles: Lua's parser is not interruptible.

@@ -3,12 +3,12 @@
 //! The original backtracks for hours on a pattern such as `.-.-.-.-x` and looks at no flag. This port has the same grammar,
 //! captures, limits and messages; a test of `string_lib.rs` compares the two on random patterns. Names follow the C source.
 
-use perilune_core::{Error, interrupt};
+use perilune_core::{Error, Interrupt};
 
 /// Nested matches before "pattern too complex".
 const MAX_DEPTH: u32 = 200;
 const MAX_CAPTURES: usize = 32;
-/// Steps between looks at the interrupt flag: below a millisecond.
+/// Steps between looks at the interrupt: below a millisecond.
 const LOOK_EVERY: usize = 1 << 14;
 
 const ESC: u8 = b'%';
@@ -49,12 +49,13 @@ pub struct Matcher<'a> {
     level: usize,
     captures: [(usize, Extent); MAX_CAPTURES],
     depth: u32,
-    /// Work that is left before the next look at the interrupt flag.
+    /// Work that is left before the next look at the interrupt.
     left: usize,
+    interrupt: &'a Interrupt,
 }
 
 impl<'a> Matcher<'a> {
-    pub fn new(src: &'a [u8], pat: &'a [u8]) -> Matcher<'a> {
+    pub fn new(src: &'a [u8], pat: &'a [u8], interrupt: &'a Interrupt) -> Matcher<'a> {
         Matcher {
             src,
             pat,
@@ -62,6 +63,7 @@ impl<'a> Matcher<'a> {
             captures: [(0, Extent::Unfinished); MAX_CAPTURES],
             depth: MAX_DEPTH,
             left: LOOK_EVERY,
+            interrupt,
         }
     }
 
@@ -103,7 +105,7 @@ impl<'a> Matcher<'a> {
             Some(left) => self.left = left,
             None => {
                 self.left = LOOK_EVERY;
-                interrupt::check().map_err(Problem::Interrupted)?;
+                self.interrupt.check().map_err(Problem::Interrupted)?;
             }
         }
         Ok(())

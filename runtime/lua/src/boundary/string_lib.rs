@@ -1,9 +1,9 @@
 //! Binds `string.find`, `match`, `gmatch` and `gsub` on the interruptible matcher of `pattern.rs`.
 
-use super::memory_limit;
 use super::panics::Guarded;
 use super::pattern::{Captured, Matcher, Problem, is_plain};
 use super::recipe_line;
+use super::{interrupt, memory_limit};
 use crate::args::show;
 use crate::errors::Cause;
 use mlua::{Lua, LuaString, MultiValue, Table, Value};
@@ -74,7 +74,8 @@ fn find(lua: &Lua, (s, p, init, plain): (LuaString, LuaString, Option<i64>, bool
         }));
     }
     let (pattern, anchor) = anchored(&pattern);
-    let mut m = Matcher::new(&src, pattern);
+    let interrupt = interrupt(lua)?;
+    let mut m = Matcher::new(&src, pattern, &interrupt);
     for at in from..=src.len() {
         if let Some(end) = m.match_at(at).map_err(|e| raise(lua, "find", e))? {
             let mut out = MultiValue::from_vec(vec![Value::Integer(at as i64 + 1), Value::Integer(end as i64)]);
@@ -93,7 +94,8 @@ fn match_(lua: &Lua, (s, p, init): (LuaString, LuaString, Option<i64>)) -> mlua:
     let (src, pattern) = (s.as_bytes(), p.as_bytes());
     let Some(from) = start(init, src.len()) else { return Ok(nothing()) };
     let (pattern, anchor) = anchored(&pattern);
-    let mut m = Matcher::new(&src, pattern);
+    let interrupt = interrupt(lua)?;
+    let mut m = Matcher::new(&src, pattern, &interrupt);
     for at in from..=src.len() {
         if let Some(end) = m.match_at(at).map_err(|e| raise(lua, "match", e))? {
             let mut out = MultiValue::new();
@@ -113,7 +115,8 @@ fn gmatch(lua: &Lua, (s, p, init): (LuaString, LuaString, Option<i64>)) -> mlua:
     let (at, last) = (Cell::new(start(init, len).unwrap_or(len + 1)), Cell::new(None));
     Guarded(lua).create_function(move |lua, ()| {
         let (src, pattern) = (s.as_bytes(), p.as_bytes());
-        let mut m = Matcher::new(&src, &pattern);
+        let interrupt = interrupt(lua)?;
+        let mut m = Matcher::new(&src, &pattern, &interrupt);
         for from in at.get()..=src.len() {
             if let Some(end) = m.match_at(from).map_err(|e| raise(lua, "gmatch", e))?
                 && Some(end) != last.get()
@@ -174,7 +177,8 @@ fn gsub(lua: &Lua, (s, p, repl, max): (LuaString, LuaString, Value, Option<i64>)
     let max = max.unwrap_or(i64::MAX);
     let (pattern, anchor) = anchored(&pattern);
     let fail = |e| raise(lua, "gsub", e);
-    let mut m = Matcher::new(&src, pattern);
+    let interrupt = interrupt(lua)?;
+    let mut m = Matcher::new(&src, pattern, &interrupt);
     let mut out = Output { bytes: Vec::new(), room: memory_limit::room(lua) };
     let (mut at, mut last, mut count, mut changed) = (0, None, 0, false);
     while count < max {

@@ -1,9 +1,9 @@
-//! Implements `pl.breakpoint()`: the prompt in the middle of a function, with its locals.
+//! Implements `pl.breakpoint()`: a prompt in the middle of a function, with its locals.
 //!
-//! Lua's debug library is opened for this file alone: a few of its functions lie in the registry, out of reach of Lua code.
-//! The locals and upvalues of the function that called `pl.breakpoint` are read before a line of the prompt and, where the
-//! line changed them, written back after it. The prompt's loop is native code, so the function stays at the same level of
-//! the stack all the while.
+//! Only this file opens Lua's debug library: a few of its functions are in the registry, inaccessible to Lua code.
+//! The locals and upvalues of the function that called `pl.breakpoint` are read before a line of the prompt and, if the
+//! line changed them, written back after it. The prompt's loop is native code, so the function keeps its level on
+//! the stack.
 
 use super::Console;
 use crate::errors;
@@ -17,14 +17,14 @@ use std::rc::Rc;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Ended {
     Continue,
-    /// The person wants to leave: what runs is given up.
+    /// The user leaves: the run is aborted.
     Quit,
 }
 
-/// Opens a prompt at a breakpoint; the text says where it is.
+/// Opens a prompt at a breakpoint, whose location is the text.
 pub type Pause = Rc<dyn Fn(&Console, &str) -> Ended>;
 
-/// The level of the calling function, seen from a debug function that native code calls.
+/// The stack level of the calling function, seen from a debug function that native code calls.
 const LEVEL: usize = 2;
 
 #[derive(Clone, Copy)]
@@ -33,12 +33,12 @@ enum Slot {
     Upvalue(usize),
 }
 
-/// A function that waits at a breakpoint.
+/// A function stopped at a breakpoint.
 pub struct Frame {
     debug: Table,
     function: Function,
     slots: BTreeMap<String, Slot>,
-    /// Values by name, as the prompt sees and sets them; and as they were read.
+    /// Values by name, as the prompt reads and sets them, and their original values.
     values: Table,
     read: Table,
 }
@@ -77,7 +77,7 @@ impl Frame {
         if source.starts_with(INTERNAL) || what == "C" {
             return Err(mlua::Error::runtime("breakpoint: call it from a recipe's function"));
         }
-        // `function recipe.loss(…)` is called through a local of the training loop: its definition names it better.
+        // `function recipe.loss(…)` is called through a local of the training loop, so use the name in its definition.
         let first: i64 = info.raw_get::<Option<i64>>("linedefined")?.unwrap_or(0);
         let name = defined_as(file, first).or(name).filter(|_| what != "main");
         let name = name.map(|n| format!("{n} ")).unwrap_or_default();
@@ -86,7 +86,7 @@ impl Frame {
         Ok((frame, format!("{name}({file}:{line})")))
     }
 
-    /// Reads the locals and upvalues as they are now.
+    /// Reads the current locals and upvalues.
     pub fn fetch(&mut self) -> mlua::Result<()> {
         self.slots.clear();
         let keep = |frame: &mut Frame, name: String, value: Value, slot: Slot| -> mlua::Result<()> {
@@ -107,7 +107,7 @@ impl Frame {
         let getlocal: Function = self.debug.raw_get("getlocal")?;
         for i in 1.. {
             match getlocal.call::<(Option<String>, Value)>((LEVEL, i))? {
-                // A later one of the same name hides the earlier.
+                // A later local shadows an earlier one of the same name.
                 (Some(name), value) => keep(self, name, value, Slot::Local(i))?,
                 _ => break,
             }
@@ -115,7 +115,7 @@ impl Frame {
         Ok(())
     }
 
-    /// Writes back what differs from what was read.
+    /// Writes changed values back.
     pub fn store(&self) -> mlua::Result<()> {
         for (name, slot) in &self.slots {
             let (now, before): (Value, Value) =
@@ -149,14 +149,14 @@ impl Frame {
         self.slots.keys().cloned().collect()
     }
 
-    /// Values are let go: what the line dropped can be collected.
+    /// Drops the values, so that those that the line released can be collected.
     pub fn clear(&self) -> mlua::Result<()> {
         self.values.clear()?;
         self.read.clear()
     }
 }
 
-/// The name in the line that begins a function: `loss` of `function recipe.loss(model, batch)`.
+/// Returns the name in the first line of a function: `loss` for `function recipe.loss(model, batch)`.
 fn defined_as(file: &str, line: i64) -> Option<String> {
     let text = std::fs::read_to_string(file).ok()?;
     let line = text.lines().nth(usize::try_from(line).ok()?.checked_sub(1)?)?;
@@ -165,7 +165,7 @@ fn defined_as(file: &str, line: i64) -> Option<String> {
     (!last.is_empty()).then(|| last.to_string())
 }
 
-/// Lua's raw equality, which knows no metamethods.
+/// Lua's raw equality, without metamethods.
 fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Integer(x), Value::Integer(y)) => x == y,

@@ -1,12 +1,12 @@
-//! Parses the shape of typed lines: which readings a line has, whether it is unfinished, and which locals must persist.
+//! Parses the structure of typed lines: their possible readings, whether they are unfinished, and which locals must persist.
 //!
-//! A line is read as an expression first (`return LINE`), then as statements whose last part, behind a `;` or a line's
-//! end, is an expression, then as statements. Each line is a chunk of its own, so a `local` of its top level would be gone
-//! with it; such locals are read as plain assignments, and the prompt says so.
+//! A line is parsed as an expression first (`return LINE`), then as statements whose last part, after a `;` or a line
+//! end, is an expression, then as statements. Each line is a separate chunk, so a `local` of its top level would be lost
+//! with it. Such locals become plain assignments, and the prompt reports this.
 
 use super::lexer::{Kind, Token, tokens};
 
-/// The readings of a line, in the order in which they are tried. Positions of words and lines stay as typed.
+/// The readings of a line, in the order in which they are tried. Positions of words and lines are preserved.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Readings {
     pub texts: Vec<String>,
@@ -24,11 +24,11 @@ pub fn readings(text: &str) -> Readings {
     Readings { texts, locals }
 }
 
-/// How deep in blocks and brackets each token lies; a token that opens counts as outside.
+/// Computes the nesting depth of each token in blocks and brackets; an opening token counts as outside.
 fn depths(text: &str, list: &[Token]) -> Vec<i32> {
     let mut depth = 0;
     let mut out = Vec::with_capacity(list.len());
-    // `while … do` and `for … do` open once.
+    // `while … do` and `for … do` open one block.
     let mut heads = 0;
     for t in list {
         let word = &text[t.start..t.end];
@@ -53,7 +53,7 @@ fn depths(text: &str, list: &[Token]) -> Vec<i32> {
     out
 }
 
-/// Where the last statement begins, behind a `;` or at the start of a line, if there is one behind the first.
+/// Returns the start of the last statement, after a `;` or at the start of a line, if there is more than one.
 fn last_part(text: &str) -> Option<usize> {
     let list: Vec<Token> = tokens(text).into_iter().filter(|t| t.kind != Kind::Comment).collect();
     let depth = depths(text, &list);
@@ -64,18 +64,18 @@ fn last_part(text: &str) -> Option<usize> {
     (1..end).rev().find_map(|k| {
         let behind = &text[list[k - 1].start..list[k - 1].end] == ";";
         let word = &text[list[k].start..list[k].end];
-        // `end` closes a block, and is no expression.
+        // `end` closes a block, and is not an expression.
         if list[k].kind == Kind::Keyword && !["not", "nil", "true", "false", "function"].contains(&word) {
             return None;
         }
-        // A bracket or a string on the next line belongs to the call before it.
+        // A bracket or a string on the next line continues the call before it.
         let begins = matches!(list[k].kind, Kind::Name | Kind::Keyword | Kind::Number);
         let new_line = begins && text[list[k - 1].end..list[k].start].contains('\n');
         (depth[k] == 0 && (behind || new_line)).then_some(list[k].start)
     })
 }
 
-/// `local x = 1` of the top level as `x = 1`, with the names. `local x <const> = 1` stays what it is.
+/// Converts a top-level `local x = 1` to `x = 1`, and returns the names. `local x <const> = 1` is unchanged.
 fn keep_locals(text: &str) -> (String, Vec<String>) {
     let list: Vec<Token> = tokens(text).into_iter().filter(|t| t.kind != Kind::Comment).collect();
     let depth = depths(text, &list);
@@ -102,7 +102,7 @@ fn keep_locals(text: &str) -> (String, Vec<String>) {
             at += 1;
         }
         if found.is_empty() || word(at) == "<" || word(at - 1) == "," {
-            out.push_str("local"); // an attribute, or no Lua: as typed
+            out.push_str("local"); // an attribute, or not Lua: unchanged
             continue;
         }
         names.extend(found);

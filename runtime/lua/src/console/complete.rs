@@ -1,8 +1,8 @@
 //! Completes names in scope, fields and methods of a path, options of a known function, file names in strings.
 //!
-//! Nothing of a line is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune`
-//! module loads when they are first read. Of what a table makes anew at each read (`run.batch`) its `__names` say the fields.
-//! What a call returns is taken for a tensor, which it mostly is.
+//! No part of a line is run: paths are followed by raw reads, through `__index` tables, and by the fields that the `perilune`
+//! module loads on first read. For a field that a table makes again at each read (`run.batch`), its `__names` lists the fields.
+//! The result of a call is assumed to be a tensor.
 
 use super::Console;
 use super::lexer::{Kind, Token, tokens};
@@ -13,12 +13,12 @@ use mlua::{Function, Lua, Table, Value};
 use perilune_core::ops::{self, Ty};
 use std::collections::BTreeSet;
 
-/// Words that may stand from byte `start` of the line on.
+/// Candidates for the text from byte `start` of the line.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Completion {
     pub start: usize,
     pub words: Vec<String>,
-    /// The string at hand is a file's name: the prompt knows files.
+    /// Whether the text is a file name, which the prompt completes.
     pub file: bool,
 }
 
@@ -26,7 +26,7 @@ const TENSOR_FIELDS: [&str; 5] = ["device", "dtype", "grad", "shape", "trainable
 const TENSOR_METHODS: [&str; 11] =
     ["assign", "backward", "dim", "free", "is_evaluated", "is_state", "item", "numel", "size", "tolist", "eq"];
 
-/// `a.b:c`, and nothing else.
+/// Parses `a.b:c`, and nothing else.
 pub fn is_path(text: &str) -> bool {
     let list = tokens(text);
     !list.is_empty()
@@ -37,7 +37,7 @@ pub fn is_path(text: &str) -> bool {
         && list.len() % 2 == 1
 }
 
-/// A field of a table: its own, of its `__index` table, or one that it loads.
+/// Returns a field of a table: its own, of its `__index` table, or one that it loads.
 pub fn member(lua: &Lua, t: &Table, name: &str) -> Option<Value> {
     let mut at = t.clone();
     for _ in 0..8 {
@@ -53,7 +53,7 @@ pub fn member(lua: &Lua, t: &Table, name: &str) -> Option<Value> {
     None
 }
 
-/// Names of a table's fields, with those of its `__index` tables.
+/// Returns the names of a table's fields, including those of its `__index` tables.
 pub fn members(lua: &Lua, t: &Table) -> Vec<String> {
     let mut out = BTreeSet::new();
     let mut at = Some(t.clone());
@@ -62,7 +62,7 @@ pub fn members(lua: &Lua, t: &Table) -> Vec<String> {
         let names =
             table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy()));
         out.extend(names.filter(|n| !n.starts_with("__")));
-        // Fields that are made when they are read.
+        // Fields that are computed when they are read.
         let made = table.metatable().and_then(|m| m.raw_get::<Option<Vec<String>>>("__made").ok().flatten());
         out.extend(made.unwrap_or_default());
         if is_module(lua, &table) {
@@ -73,13 +73,13 @@ pub fn members(lua: &Lua, t: &Table) -> Vec<String> {
     out.into_iter().collect()
 }
 
-/// Whether it is the `perilune` module itself, which loads parts of it at their first use.
+/// Returns whether the table is the `perilune` module, which loads its parts on first use.
 fn is_module(lua: &Lua, t: &Table) -> bool {
     let find = || lua.named_registry_value::<Table>("perilune.loaded").ok()?.raw_get::<Table>("perilune").ok();
     find().is_some_and(|pl| pl == *t)
 }
 
-/// Where reads go that a table does not answer: its `__index`, or what it names as `__methods`.
+/// Returns the table for missing fields: its `__index`, or its `__methods`.
 fn behind(t: &Table) -> Option<Table> {
     let meta = t.metatable()?;
     ["__index", "__methods"].iter().find_map(|key| match meta.raw_get::<Value>(*key) {
@@ -98,7 +98,7 @@ fn tensor_words(only_methods: bool) -> Vec<String> {
 }
 
 impl Console {
-    /// The value that a path names, without running anything.
+    /// Returns the value of a path without running anything.
     pub(super) fn resolve(&self, path: &str) -> Option<Value> {
         let list = tokens(path);
         let mut parts = list.iter().filter(|t| t.kind != Kind::Symbol).map(|t| (t.kind, &path[t.start..t.end]));
@@ -115,7 +115,7 @@ impl Console {
         Some(at)
     }
 
-    /// A name of the prompt: a local at a breakpoint, a global.
+    /// Returns the value of a name at the prompt: a local at a breakpoint, or a global.
     fn named(&self, name: &str) -> Option<Value> {
         if let Some(frame) = &self.frame
             && frame.borrow_mut().fetch().is_ok()
@@ -129,12 +129,12 @@ impl Console {
         tables.iter().find_map(|t| t.raw_get::<Value>(name).ok().filter(|v| !v.is_nil()))
     }
 
-    /// The fields of what the last name of a path makes when it is read.
+    /// Returns the fields of a value that is computed when the last name of a path is read.
     fn made(&self, path: &str) -> Option<Vec<String>> {
         let (owner, name) = path.rsplit_once('.')?;
         let Value::Table(owner) = self.resolve(owner)? else { return None };
         let names: Function = owner.metatable()?.raw_get::<Table>("__names").ok()?.raw_get(name).ok()?;
-        // Random numbers may be drawn for it, and the line that is being written must not draw others for that.
+        // Reading it may draw random numbers, which must not change those of the line being typed.
         let rng = self.host.engine.borrow().recorder.graph.rng;
         let found = names.call::<Vec<String>>(owner).ok();
         self.host.engine.borrow_mut().recorder.graph.rng = rng;
@@ -144,13 +144,13 @@ impl Console {
         })
     }
 
-    /// The function behind a tensor's method: that of the module.
+    /// Returns the module function of a tensor's method.
     fn method(&self, name: &str) -> Option<Value> {
         let pl: Table = self.base.raw_get("pl").ok()?;
         pl.raw_get::<Value>(name).ok().filter(|v| !v.is_nil())
     }
 
-    /// What may stand at byte `pos` of a line.
+    /// Returns the completions at byte `pos` of a line.
     pub fn complete(&self, line: &str, pos: usize) -> Completion {
         let text = &line[..pos];
         let list = tokens(text);
@@ -164,7 +164,7 @@ impl Console {
                 _ => {}
             }
         }
-        // The word that is being written, perhaps empty, and what stands before it.
+        // The word being typed, perhaps empty, and the text before it.
         let (start, before) = match list.split_last() {
             Some((last, before)) if last.end == text.len() && matches!(last.kind, Kind::Name | Kind::Keyword) => {
                 (last.start, before)
@@ -177,7 +177,7 @@ impl Console {
             Some("{" | ",") if !self.options(text, before).is_empty() => {
                 self.options(text, before).into_iter().map(|name| format!("{name} = ")).collect()
             }
-            // Nothing to offer in an empty place.
+            // Offer nothing for an empty word.
             _ if typed.is_empty() => Vec::new(),
             _ => self.names(),
         };
@@ -196,7 +196,7 @@ impl Console {
         out.into_iter().collect()
     }
 
-    /// Fields or methods behind the `.` or `:` that follows `before`.
+    /// Returns fields or methods for the `.` or `:` that follows `before`.
     fn after(&self, text: &str, before: &[Token], methods: bool) -> Vec<String> {
         let Some(path) = path_before(text, before) else {
             // A call or an index, as in `x:softmax(-1):`.
@@ -216,7 +216,7 @@ impl Console {
                 let string: Option<Table> = self.lua.globals().raw_get("string").ok();
                 string.map(|t| members(&self.lua, &t)).unwrap_or_default()
             }
-            // An element of what is no table.
+            // An element of a value that is not a table.
             None if path.ends_with(']') => tensor_words(methods),
             None => match (self.made(&path), path.rsplit_once('.')) {
                 (Some(_), _) if methods => Vec::new(),
@@ -232,7 +232,7 @@ impl Console {
         }
     }
 
-    /// The function whose call is open around the end of `before`, and whether the innermost open bracket is a table in it.
+    /// Returns the function whose call is open at the end of `before`, and whether the innermost open bracket is a table in it.
     fn call(&self, text: &str, before: &[Token]) -> Option<(String, Option<Function>, bool)> {
         let word = |t: &Token| &text[t.start..t.end];
         let mut depth = 0;
@@ -251,7 +251,7 @@ impl Console {
                 "(" if t.kind == Kind::Symbol => {
                     let path = match path_before(text, &before[..k]) {
                         Some(path) => path,
-                        // The name behind `):`, as in `x:sum():softmax(`.
+                        // The name after `):`, as in `x:sum():softmax(`.
                         None => before[..k].last().filter(|t| t.kind == Kind::Name).map(|t| word(t).to_string())?,
                     };
                     return Some(self.function(path, table));
@@ -271,10 +271,10 @@ impl Console {
         (path, found, table)
     }
 
-    /// Option names, if an options table of a known function is open and a name may stand there.
+    /// Returns option names, if an options table of a known function is open and a name is expected.
     fn options(&self, text: &str, before: &[Token]) -> Vec<String> {
         let Some((path, found, true)) = self.call(text, before) else { return Vec::new() };
-        // A table in the first place is a shape or a list, unless the options are all there is.
+        // A table as first argument is a shape or a list, unless the function takes only options.
         let open = before.iter().rposition(|t| &text[t.start..t.end] == "{").unwrap_or(0);
         let first = open > 0 && &text[before[open - 1].start..before[open - 1].end] == "(";
         let last = path.rsplit(['.', ':']).next().unwrap_or_default();
@@ -292,7 +292,7 @@ impl Console {
         }
     }
 
-    /// In an open string: the words of an option or argument that takes some, else files.
+    /// Completes an open string: words of an option or argument with fixed words, else file names.
     fn in_string(&self, text: &str, list: &[Token]) -> Completion {
         let Some((open, before)) = list.split_last() else { return Completion::default() };
         let start = open.start + 1;
@@ -325,7 +325,7 @@ impl Console {
     }
 }
 
-/// The path that ends where `before` ends: `run.model[1].weight`.
+/// Returns the path at the end of `before`: `run.model[1].weight`.
 fn path_before(text: &str, before: &[Token]) -> Option<String> {
     let word = |t: &Token| &text[t.start..t.end];
     let mut k = before.len();
@@ -346,6 +346,6 @@ fn path_before(text: &str, before: &[Token]) -> Option<String> {
             _ => break,
         }
     }
-    // `f().x` is no path.
+    // `f().x` is not a path.
     Some(before[k..].iter().map(word).collect())
 }

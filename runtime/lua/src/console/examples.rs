@@ -1,7 +1,7 @@
-//! A line to try for each public function of the library that is no op; those of ops are made from the inputs that they are
-//! tested with. Files that are read lie in `data/`, those that are written in `out/`.
+//! Defines an example for each public function of the library that is not an op; those of ops are made from their test
+//! inputs. Input files are in `data/`, output files in `out/`.
 
-/// By the name behind `pl.`. `model` and `run` are what the prompt or a recipe has.
+/// Examples by the name after `pl.`. `model` and `run` are those of the prompt or a recipe.
 const EXAMPLES: &[(&str, &str)] = &[
     ("autocast", "pl.autocast(\"bf16\", function() return pl.randn({2, 3}):matmul(pl.randn({3, 2})) end).dtype"),
     ("breakpoint", "if loss:item() > 10 then pl.breakpoint() end"),
@@ -149,7 +149,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("Run.step", "run:step(50)"),
 ];
 
-/// The line for a function of the library.
+/// Returns the example of a function of the library.
 pub fn library(name: &str) -> Option<&'static str> {
     EXAMPLES.iter().find(|e| e.0 == name).map(|e| e.1)
 }

@@ -1,5 +1,5 @@
-//! `?x` and `help(x)`: signature, doc and an example. Ops have theirs in the registry; functions of the standard library and of
-//! the person's own files have comments above them; the module's other functions have the text that editors get.
+//! Implements `?x` and `help(x)`: signature, doc and an example. Those of ops are in the registry; functions of the standard library and of
+//! the user's files are documented by the comments above them; the module's other functions by the editor stubs.
 
 use super::Console;
 use super::lexer::{Kind, tokens};
@@ -12,7 +12,7 @@ use perilune_core::ops::{self, Op};
 use std::fmt::Write;
 
 impl Console {
-    /// What there is to say about a name, a path (`run.model`), a method (`x:softmax`) or any other expression's value.
+    /// Returns the help for a name, a path (`run.model`), a method (`x:softmax`) or the value of any other expression.
     pub fn describe(&self, text: &str) -> String {
         let text = text.trim().trim_end_matches('?').trim();
         let found = if super::complete::is_path(text) { self.resolve(text) } else { None };
@@ -20,7 +20,7 @@ impl Console {
     }
 }
 
-/// `help(x)`: x is a name in quotes, a function, a tensor, a module or any table.
+/// `help(x)`, where x is a name in quotes, a function, a tensor, a module or any table.
 pub fn help(lua: &Lua, what: Value) -> mlua::Result<String> {
     Ok(match &what {
         Value::Nil => {
@@ -82,14 +82,14 @@ fn describe(lua: &Lua, text: &str, found: Option<Value>) -> String {
     }
 }
 
-/// The name of a function of the `perilune` module.
+/// Returns the name of a function of the `perilune` module.
 fn native_name(lua: &Lua, f: &Function) -> Option<String> {
     let loaded: Table = lua.named_registry_value("perilune.loaded").ok()?;
     let pl: Table = loaded.raw_get("perilune").ok()?;
     pl.pairs::<String, Value>().flatten().find(|(_, v)| matches!(v, Value::Function(g) if g == f)).map(|(name, _)| name)
 }
 
-/// `nn.Linear` of a function of the library.
+/// Returns the qualified name of a library function, such as `nn.Linear`.
 fn library_name(lua: &Lua, f: &Function) -> Option<String> {
     let loaded: Table = lua.named_registry_value("perilune.loaded").ok()?;
     let pl: Table = loaded.raw_get("perilune").ok()?;
@@ -100,7 +100,7 @@ fn library_name(lua: &Lua, f: &Function) -> Option<String> {
             .map(|(name, _)| name)
     };
     for module in crate::loader::FIELDS {
-        // One that has not been read yet has given nobody a function.
+        // A part that has not been loaded cannot contain the function.
         if let Ok(Value::Table(t)) = pl.raw_get::<Value>(module)
             && let Some(name) = named(t)
         {
@@ -110,10 +110,10 @@ fn library_name(lua: &Lua, f: &Function) -> Option<String> {
     named(pl)
 }
 
-/// What is said about a function, with the name that it has for the person, and a line to try.
+/// Formats the help of a function under the name known to the user, with an example.
 fn of_library(name: Option<&str>, text: String) -> String {
     let head = text.lines().next().unwrap_or_default();
-    // `Run:step(n)` is a method's own name.
+    // `Run:step(n)` already has the form of a method.
     let method = head.split_once('(').map(|h| h.0.trim().replace(':', "."));
     let Some(example) = name.into_iter().chain(method.as_deref()).find_map(super::examples::library) else {
         return text;
@@ -149,7 +149,7 @@ fn of_op(op: &'static Op) -> String {
     out
 }
 
-/// A call with one of the inputs that the op is tested with, as Lua.
+/// Formats a call with one of the op's test inputs, as Lua.
 pub fn example(op: &'static Op) -> Option<String> {
     op.samples.iter().find_map(|s| of_sample(op, s))
 }
@@ -173,7 +173,7 @@ fn of_sample(op: &'static Op, text: &str) -> Option<String> {
             named.push(format!("{} = {value}", sig.params.get(at)?.name));
         }
     }
-    // A named argument in the place of a positional one cannot be said so.
+    // A named argument cannot replace a positional one in Lua.
     if named.iter().any(|n| sig.params[..sig.positional].iter().any(|p| n.starts_with(&format!("{} =", p.name)))) {
         return None;
     }
@@ -183,7 +183,7 @@ fn of_sample(op: &'static Op, text: &str) -> Option<String> {
     Some(format!("pl.{}({})", op.name, positional.join(", ")))
 }
 
-/// The parts of a sample, at its outermost commas.
+/// Splits a sample at its outermost commas.
 fn split(text: &str) -> Vec<&str> {
     let (mut out, mut depth, mut start, mut quoted) = (Vec::new(), 0, 0, false);
     for (k, c) in text.char_indices() {
@@ -241,7 +241,7 @@ fn of_argument(text: &str) -> Option<String> {
     }
 }
 
-/// What stands above a function of the module in the text for editors: its comment, then its signature.
+/// Returns the documentation of a module function in the editor stubs: its comment, then its signature.
 fn of_stub(name: &str) -> Option<String> {
     let text = reference::STUBS_HEAD;
     let at = [format!("function pl.{name}("), format!("function Tensor:{name}(")]
@@ -251,7 +251,7 @@ fn of_stub(name: &str) -> Option<String> {
     Some(with_comment(&lines, at, lines[at].trim_end_matches(" end")))
 }
 
-/// A Lua function's signature line and the comment above it, from its file.
+/// Returns a Lua function's signature line and the comment above it, from its file.
 fn function(f: &Function) -> Option<String> {
     let info = f.info();
     let name = info.source.as_deref()?.strip_prefix('@')?.to_string();
@@ -268,7 +268,7 @@ fn function(f: &Function) -> Option<String> {
     Some(format!("{}\n  {name}:{line}", with_comment(&lines, at, lines[at].trim())))
 }
 
-/// `Linear(in_dim, out_dim, opts)`, then the comment that ends right above line `at`.
+/// Returns `Linear(in_dim, out_dim, opts)`, then the comment directly above line `at`.
 fn with_comment(lines: &[&str], at: usize, signature: &str) -> String {
     let signature = signature.trim_start_matches("local ").trim_start_matches("function ");
     let signature = match signature.find(')') {
@@ -301,7 +301,7 @@ fn with_comment(lines: &[&str], at: usize, signature: &str) -> String {
     out
 }
 
-/// A table says what is in it: its functions with their first lines.
+/// Describes a table by its functions with the first lines of their docs.
 fn of_table(lua: &Lua, text: &str, t: &Table) -> String {
     let speaks = t.metatable().is_some_and(|m| m.raw_get::<Value>("__tostring").is_ok_and(|v| !v.is_nil()));
     let mut out =
@@ -334,8 +334,8 @@ fn of_table(lua: &Lua, text: &str, t: &Table) -> String {
     if out.is_empty() { format!("{text}: an empty table") } else { out }
 }
 
-/// The options a function takes in its last table, from the comment above it: `opts {bias?: boolean}` or a class of fields.
-/// With `first`, only if it takes nothing before them. `name` is what the module calls it.
+/// Returns the options of a function's trailing table from the comment above it: `opts {bias?: boolean}` or a class of fields.
+/// With `first`, only if the options are its first argument. `name` is its name in the module.
 pub fn options_of(f: &Function, name: &str, first: bool) -> Vec<String> {
     let Some(text) = function(f).or_else(|| of_stub(name)) else { return Vec::new() };
     if first && !text.lines().next().is_some_and(|head| head.contains("(o")) {
@@ -359,7 +359,7 @@ pub fn options_of(f: &Function, name: &str, first: bool) -> Vec<String> {
     class_fields(class).into_iter().map(|f| f.0).collect()
 }
 
-/// The fields of a class of the library, each with its type and what is said about it; those of the class it extends first.
+/// Returns the fields of a class of the library with types and docs; those of its parent class first.
 fn class_fields(class: &str) -> Vec<(String, String)> {
     let mut out = Vec::new();
     for (_, _, text) in crate::loader::stdlib_files() {
@@ -382,7 +382,7 @@ fn class_fields(class: &str) -> Vec<(String, String)> {
     out
 }
 
-/// The names in `{a?: number, b?: {c: string}}`.
+/// Returns the names in `{a?: number, b?: {c: string}}`.
 fn fields(ty: &str) -> Vec<String> {
     let (mut out, mut depth) = (Vec::new(), 0);
     let list = tokens(ty);

@@ -1,13 +1,15 @@
-//! Interrupts Lua code on Ctrl-C: a hook that reads the flag of [`perilune_core::interrupt`].
+//! Interrupts Lua code on Ctrl-C: a hook that checks the [`Interrupt`] of the runtime.
 //!
-//! The hook costs nothing to speak of at every 10,000th instruction, and comes sooner where instructions are slow. Once the grace is over it is called at every
-//! instruction, so that `while true do pcall(f) end` meets an error outside of its pcall too.
+//! The hook costs nothing to speak of at every 10,000th instruction, and comes sooner where instructions are slow. Once the
+//! grace is over it is called at every instruction, so that `while true do pcall(f) end` meets an error outside of its pcall
+//! too.
 
 use crate::boundary::Guarded;
 use crate::boundary::recipe_line::{own, raised};
 use crate::errors::Cause;
+use crate::functions::host;
 use mlua::{Function, HookTriggers, Lua, Table, VmState};
-use perilune_core::interrupt;
+use perilune_core::Interrupt;
 use std::cell::Cell;
 use std::time::{Duration, Instant};
 
@@ -24,19 +26,19 @@ thread_local! {
     static OVERDUE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
-/// Lets Lua code be interrupted from now on. Each coroutine takes the rate over from its maker and changes its own.
+/// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-    arm(lua, OFTEN) // which becomes less often where instructions are quick
+    arm(lua, OFTEN, host(lua)?.interrupt.clone()) // which becomes less often where instructions are quick
 }
 
-fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
+fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
     let last = Cell::new(Instant::now());
     lua.set_global_hook(HookTriggers::new().every_nth_instruction(every), move |lua, _| {
-        let (asked, overdue) = (interrupt::asked(), interrupt::overdue());
+        let (requested, overdue) = (interrupt.is_requested(), interrupt.is_overdue());
         let now = Instant::now();
         let took = now.duration_since(last.replace(now));
-        let wanted = match (asked, overdue) {
+        let wanted = match (requested, overdue) {
             (false, _) if took > SLOW => (every / 10).max(1),
             (false, _) if took < SLOW / 10 => every.saturating_mul(10).min(RARELY),
             (false, _) => every,
@@ -44,7 +46,7 @@ fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
             (true, true) => 1,
         };
         if wanted != every {
-            arm(lua, wanted)?;
+            arm(lua, wanted, interrupt.clone())?;
         }
         if !overdue {
             OVERDUE.set(None);
@@ -56,20 +58,18 @@ fn arm(lua: &Lua, every: u32) -> mlua::Result<()> {
                 return Ok(VmState::Continue);
             }
         }
-        match interrupt::check() {
+        match interrupt.check() {
             Ok(()) => Ok(VmState::Continue),
             Err(e) => Err(raised(lua, e.message, None, Cause::Interrupted)),
         }
     })
 }
 
-/// `native.undisturbed(fn)`: nobody who asks for the end is heard before `fn` has ended.
+/// `native.undisturbed(fn)`: a pending request is set aside until `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
-    let undisturbed = Guarded(lua).create_function(|_, f: Function| {
-        let asked = interrupt::pause();
-        let out = f.call::<()>(());
-        interrupt::resume(asked);
-        out
+    let undisturbed = Guarded(lua).create_function(|lua, f: Function| {
+        let _restoring = host(lua)?.interrupt.set_aside();
+        f.call::<()>(())
     })?;
     native.set("undisturbed", undisturbed)
 }

@@ -1,13 +1,13 @@
-//! Lua's words with their places, for colours, completion and the shape of a line. It never fails: what is not finished
-//! (a string, a comment) is a token that says so.
+//! Splits Lua text into tokens with positions, for colours, completion and the structure of a line. It never fails: an unfinished
+//! string or comment is a token that is marked as open.
 
-/// What a token is.
+/// The kind of a token.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     Name,
     Keyword,
     Number,
-    /// Of quotes or long brackets; `open` strings reach the end of the text.
+    /// A string in quotes or long brackets; an `open` one extends to the end of the text.
     String {
         open: bool,
     },
@@ -28,7 +28,7 @@ pub const KEYWORDS: [&str; 22] = [
     "not", "or", "repeat", "return", "then", "true", "until", "while",
 ];
 
-/// The tokens of a text, in order, without white space.
+/// Returns the tokens of a text, in order, without white space.
 pub fn tokens(text: &str) -> Vec<Token> {
     let b = text.as_bytes();
     let mut out = Vec::new();
@@ -78,12 +78,12 @@ pub fn tokens(text: &str) -> Vec<Token> {
     out
 }
 
-/// A letter of a name; beyond ASCII too, so that a word stays one token.
+/// Returns whether a character may be part of a name; all of Unicode, so that a word stays one token.
 fn is_name(c: u8) -> bool {
     c.is_ascii_alphanumeric() || c == b'_' || c >= 0x80
 }
 
-/// The end of `[==[ … ]==]` that begins at `at`, and whether it is missing.
+/// Returns the end of `[==[ … ]==]` that begins at `at`, and whether its closing bracket is missing.
 fn long_bracket(b: &[u8], at: usize) -> Option<(usize, bool)> {
     if b.get(at) != Some(&b'[') {
         return None;
@@ -100,7 +100,7 @@ fn long_bracket(b: &[u8], at: usize) -> Option<(usize, bool)> {
     }
 }
 
-/// The end of a quoted string; a line that ends inside it leaves it open.
+/// Returns the end of a quoted string; a line end leaves it open.
 fn quoted(b: &[u8], mut at: usize, quote: u8) -> (usize, bool) {
     while at < b.len() {
         match b[at] {

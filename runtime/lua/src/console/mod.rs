@@ -1,8 +1,8 @@
-//! Evaluates the lines of a prompt on a runtime. It knows nothing of terminals.
+//! Evaluates the lines of a prompt on a runtime, without a terminal.
 //!
-//! Lines run in an environment of their own over the globals: they may make globals freely, recipes and files that are
-//! required may not, and do not see theirs. Each line is a chunk of its own; `chunk.rs` says how it is read. Between two
-//! lines garbage is collected and the engine lets go of what nothing can reach, so an error holds no tensor.
+//! Lines run in a separate environment over the globals: they may define globals, whereas recipes and files that are
+//! required may not, and do not see those of the prompt. Each line is a chunk; `chunk.rs` parses it. Between two
+//! lines garbage is collected and the engine releases unreachable values, so an error keeps no tensor alive.
 
 mod breakpoint;
 mod chunk;
@@ -29,47 +29,47 @@ use crate::runtime::{Failed, Place, Runtime};
 use crate::tensor::Tensor;
 use breakpoint::Frame;
 use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
+use perilune_core::HostTensor;
 use perilune_core::error::did_you_mean;
-use perilune_core::{HostTensor, interrupt as flag};
 use std::cell::{Cell, RefCell};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
-/// What a line gave.
+/// The result of a line.
 #[derive(Clone, Debug, Default)]
 pub struct Answer {
     /// Its results, as text.
     pub shown: Vec<String>,
-    /// Names that were declared `local` and live on.
+    /// Names that were declared `local` and became globals.
     pub locals: Vec<String>,
 }
 
-/// A clone sees the same values, for an editor that completes words.
+/// A clone shares the values, for an editor that completes words.
 #[derive(Clone)]
 pub struct Console {
     lua: Lua,
     host: Rc<Host>,
-    /// What lines run in.
+    /// The environment of lines.
     env: Table,
-    /// Where the prompt's own globals live: `env`, or at a breakpoint the table behind it.
+    /// The table of the prompt's globals: `env`, or at a breakpoint the table behind it.
     base: Table,
-    /// At a breakpoint, the function that waits.
+    /// At a breakpoint, the stopped function.
     frame: Option<Rc<RefCell<Frame>>>,
-    /// Names that were declared and may be nil.
+    /// Declared names, which may be nil.
     declared: Table,
-    /// What the lines' chunk is called in messages: `prompt`, or `stdin`.
+    /// The chunk name of lines in messages: `prompt`, or `stdin`.
     name: String,
-    /// Every line so far, for messages about functions that were made in one.
+    /// Every line so far, for messages about functions defined in them.
     lines: RefCell<Vec<String>>,
-    /// Lines of input before the next one.
+    /// The number of input lines before the next one.
     at: Cell<usize>,
 }
 
-/// Source lines that are remembered.
+/// The number of source lines kept.
 const REMEMBERED: usize = 10_000;
 
 impl Console {
-    /// A prompt over a runtime. `name` is what messages call its lines.
+    /// Creates a prompt over a runtime. `name` is the chunk name of its lines in messages.
     pub fn new(runtime: &Runtime, name: &str) -> Result<Console, Failed> {
         Console::over(runtime.lua(), name).map_err(Failed::from)
     }
@@ -84,7 +84,7 @@ impl Console {
         Ok(Console { lua, host, env, base, frame: None, declared, name, lines: RefCell::default(), at: Cell::new(0) })
     }
 
-    /// A prompt in the middle of a function: its locals come first, then what the prompt around it has.
+    /// Creates a prompt in the middle of a function: its locals shadow the names of the outer prompt.
     fn paused(lua: &Lua, frame: Frame) -> mlua::Result<Console> {
         let (host, declared) = (host_of(lua)?, lua.create_table()?);
         let known = host.scratch.borrow().clone();
@@ -135,7 +135,7 @@ impl Console {
         Ok(Console { lua, host, env, base, frame: Some(frame), declared, name: "breakpoint".into(), lines, at })
     }
 
-    /// The names of the locals at a breakpoint.
+    /// Returns the names of the locals at a breakpoint.
     pub fn locals(&self) -> Vec<String> {
         let Some(frame) = &self.frame else { return Vec::new() };
         let mut frame = frame.borrow_mut();
@@ -146,12 +146,12 @@ impl Console {
         &self.host
     }
 
-    /// Gives the prompt a training run, as `run`.
+    /// Sets the global `run` to a training run.
     pub fn set_run(&self, run: &Run) -> Result<(), Failed> {
         Ok(self.base.raw_set("run", &run.table)?)
     }
 
-    /// Whether more must follow for the text to be a chunk.
+    /// Returns whether the text is an unfinished chunk.
     pub fn is_unfinished(&self, text: &str) -> bool {
         let mut open = false;
         for reading in chunk::readings(text).texts {
@@ -164,7 +164,7 @@ impl Console {
         open
     }
 
-    /// Runs a line or several and shows what they give. The first result is `_` from then on.
+    /// Runs one or several lines and formats their results. The first result becomes `_`.
     pub fn eval(&self, text: &str) -> Result<Answer, Failed> {
         let outcome = self.guarded(text, true, |console| {
             let (values, locals) = console.run_line(text)?;
@@ -178,7 +178,7 @@ impl Console {
         outcome
     }
 
-    /// Runs a file in the prompt's environment: what it makes global is there afterwards.
+    /// Runs a file in the prompt's environment, which keeps its globals.
     pub fn load(&self, path: &Path) -> Result<Answer, Failed> {
         let text =
             std::fs::read_to_string(path).map_err(|e| Failed::Usage(format!("cannot read {}: {e}", path.display())))?;
@@ -197,7 +197,7 @@ impl Console {
         outcome
     }
 
-    /// Calls a function of the standard library's `perilune.prompt` with what an expression gives; its text.
+    /// Calls a function of the standard library's `perilune.prompt` with the values of an expression, and returns its text.
     pub fn command(&self, function: &str, expression: &str) -> Result<String, Failed> {
         let outcome = self.guarded(expression, false, |console| {
             let values = match expression.trim() {
@@ -216,7 +216,7 @@ impl Console {
         outcome
     }
 
-    /// What an expression gives as numbers: tensors, and lists of numbers, read back.
+    /// Evaluates an expression to numbers: downloads tensors, and converts lists of numbers.
     pub fn numbers(&self, expression: &str) -> Result<Vec<HostTensor>, Failed> {
         let outcome = self.guarded(expression, false, |console| {
             let (values, _) = console.run_line(expression)?;
@@ -239,12 +239,12 @@ impl Console {
         outcome
     }
 
-    /// Runs a line and evaluates its tensors; nothing is shown.
+    /// Runs a line and evaluates its tensors without formatting them.
     pub fn time(&self, text: &str) -> Result<(), Failed> {
         let outcome = self.guarded(text, false, |console| {
             let (values, _) = console.run_line(text)?;
             for v in &values {
-                // Reading back waits for a device that works on.
+                // A download waits for a device that works asynchronously.
                 if let Some(u) = v.as_userdata()
                     && let Ok(t) = u.borrow::<Tensor>()
                 {
@@ -260,13 +260,13 @@ impl Console {
         outcome
     }
 
-    /// Forgets files of the person's own that were required, so that they are read anew.
+    /// Unloads the user's required files, so that they are read again.
     pub fn forget_required(&self) -> Result<(), Failed> {
         crate::loader::forget_own(&self.lua)?;
         Ok(())
     }
 
-    /// Results as text. Tensors are evaluated together: one plan, and one wait for the device.
+    /// Formats results. Tensors are evaluated together by one plan, with one wait for the device.
     fn show(&self, values: &MultiValue) -> mlua::Result<Vec<String>> {
         let nodes: MultiValue = values.iter().filter(|v| v.is_userdata()).cloned().collect();
         let refs = crate::functions::tensors_of(&nodes);
@@ -303,8 +303,8 @@ impl Console {
         Err(failed.unwrap_or_else(|| LuaError::runtime("an empty line")))
     }
 
-    /// Runs `f` for a line of the prompt; an error is taken apart at once, so that nothing of Lua's is kept in it.
-    /// What a command evaluates is not counted: its whole line is passed by afterwards.
+    /// Runs `f` for a line of the prompt. An error is converted immediately, so that it keeps no Lua value alive.
+    /// Lines evaluated by a command are not counted: its whole line is skipped afterwards.
     fn guarded<T>(&self, text: &str, counts: bool, f: impl FnOnce(&Console) -> mlua::Result<T>) -> Result<T, Failed> {
         let fetched = self.frame.as_ref().map_or(Ok(()), |frame| frame.borrow_mut().fetch());
         let room = || memory_limit::make_room(&self.lua);
@@ -320,14 +320,14 @@ impl Console {
             }
             failed
         });
-        flag::clear();
+        self.host.interrupt.clear();
         if counts {
             self.pass(text);
         }
         outcome
     }
 
-    /// An error in a line of the prompt shows that line, whatever files there are.
+    /// Adds the source line to an error in a line of the prompt, even if a file has the same name.
     fn point(&self, error: &mut RecipeError, text: &str) {
         if error.file.as_deref() != Some(self.name.as_str()) {
             return;
@@ -341,7 +341,7 @@ impl Console {
         error.source = source;
     }
 
-    /// Lines of input that went elsewhere: commands, blank ones. Keeps numbers of lines as the person counts them.
+    /// Counts input lines that are not evaluated (commands, blank lines), so that line numbers equal those of the input.
     pub fn pass(&self, text: &str) {
         self.at.set(self.at.get() + text.lines().count().max(1));
         let mut lines = self.lines.borrow_mut();
@@ -350,12 +350,12 @@ impl Console {
         }
     }
 
-    /// Collects what the line left behind, in Lua and in the engine.
+    /// Collects the garbage of the line, in Lua and in the engine.
     fn tidy(&self) {
-        // Objects with finalisers go in a first pass and what they held in a second.
+        // The first pass frees objects with finalisers, the second what these referenced.
         let _ = self.host.collect(&self.lua).and_then(|()| self.host.collect(&self.lua));
         if self.frame.is_some() {
-            return; // the function that waits may be in the middle of a recording, as a custom backward is
+            return; // the stopped function may be in the middle of a recording, such as a custom backward
         }
         let mut engine = self.host.engine.borrow_mut();
         engine.tidy();
@@ -368,14 +368,14 @@ impl Console {
         self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default()
     }
 
-    /// Files that a path typed at the prompt may mean, best first.
+    /// Returns the candidate files for a path typed at the prompt, best first.
     pub fn find(&self, path: &str) -> PathBuf {
         let (here, beside) = (PathBuf::from(path), self.place().at(path));
         if here.exists() || !beside.exists() { here } else { beside }
     }
 }
 
-/// A table for the prompt's globals, over those of recipes.
+/// Makes the table of the prompt's globals, over those of recipes.
 fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     let (env, meta) = (lua.create_table()?, lua.create_table()?);
     meta.raw_set("__index", Guarded(lua).create_function(undefined(declared))?)?;
@@ -383,7 +383,7 @@ fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     env.set_metatable(Some(meta))?;
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
     env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
-    // What a person types may use files of the directory they are in; what a recipe requires lies beside it.
+    // Lines of the prompt may require files of the current directory; recipes only files of their folder.
     env.raw_set(
         "require",
         Guarded(lua).create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?,
@@ -392,7 +392,7 @@ fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     Ok(env)
 }
 
-/// What reading a name that the prompt's environment does not have gives: a global, nil if it was declared, else an error.
+/// Resolves a name that the prompt's environment lacks: a global, nil if it was declared, else an error.
 fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<Value> {
     move |lua, (env, key)| {
         let globals = lua.globals();

@@ -3,14 +3,14 @@
 use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};
 
-/// Entries of a table that are shown, and levels of tables in tables.
+/// The maximum number of shown entries of a table, and of nested tables.
 const ENTRIES: usize = 24;
 const LEVELS: usize = 3;
 /// Named entries that are sorted and counted.
 const COUNTED: usize = 10_000;
 /// Bytes of a string that are shown.
 const TEXT: usize = 64 << 10;
-/// A table is shown on one line if it fits.
+/// The maximum width of a table shown on one line.
 const WIDTH: usize = 100;
 
 /// A result of a line.
@@ -31,12 +31,12 @@ pub fn tostring(lua: &Lua, v: &Value) -> mlua::Result<String> {
     Ok(f.call::<mlua::LuaString>(v)?.to_string_lossy())
 }
 
-/// Whether a table says itself what it is.
+/// Returns whether a table has its own `__tostring`.
 fn speaks(t: &Table) -> bool {
     t.metatable().is_some_and(|m| m.raw_get::<Value>("__tostring").is_ok_and(|f| !f.is_nil()))
 }
 
-/// `function (digits.lua:23)`.
+/// Formats a function: `function (digits.lua:23)`.
 pub fn function(f: &Function) -> String {
     let info = f.info();
     match (info.source.as_deref().and_then(|s| s.strip_prefix(['@', '='])), info.line_defined) {
@@ -45,7 +45,7 @@ pub fn function(f: &Function) -> String {
     }
 }
 
-/// Shape and dtype; nothing is evaluated.
+/// Formats shape and dtype without evaluating.
 pub fn head(t: &Tensor) -> String {
     let state = if matches!(t.what, Ref::State(_)) { " state" } else { "" };
     match t.meta() {

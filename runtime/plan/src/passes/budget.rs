@@ -1,12 +1,14 @@
-//! Fits a step into a memory budget: chooses which parts of the forward pass the backward pass recomputes.
+//! Fits a step into a memory budget by activation recomputation: chooses which parts of the forward pass the backward
+//! pass recomputes.
 //!
-//! The cheapest cut comes first: the recorded forward pass (of each micro-batch) is cut after every product, so that norms,
-//! activations and other ops between products are recomputed, but no product, since the next segment reads its value. If that
-//! is not enough, the pass is cut into K segments of about equal size where the least memory crosses the cut: between the
-//! blocks of a network, if it has blocks. In both cases as many segments as the budget needs become spans of
-//! [`crate::passes::remat`], the least work per byte first, earlier ones before later ones. K grows from 2 until the plan
-//! fits: few long segments keep the least between segments, many short ones need the least inside one. The memory of a choice
-//! is not estimated: the step is planned with it. The result is a function of the traced step and the budget.
+//! The cheapest cut is tried first. It cuts the recorded forward pass (of each micro-batch) after every product. Norms,
+//! activations and other ops between products are then recomputed, but no product, since the next segment reads its
+//! value. If that does not suffice, the pass is cut into K segments of about equal size where the fewest bytes cross
+//! the cut; in a network of blocks, these are the block boundaries. In both cases as many segments as the budget
+//! requires become spans of [`crate::passes::remat`]: those with the least work per byte first, earlier ones before
+//! later ones. K grows from 2 until the plan fits: few long segments keep the least between segments, many short ones
+//! need the least inside one. The memory of a choice is not estimated; the step is planned with it. The result is a
+//! function of the traced step and the budget.
 
 use crate::ir::Program;
 use crate::show::products;
@@ -15,14 +17,14 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::Class;
 
-/// How many segments are tried, in this order.
+/// Numbers of segments that are tried, in order.
 const SEGMENTS: [usize; 11] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
-/// How many finer cuts are tried after the first that fits: they may need less work.
+/// Number of finer cuts that are tried after the first one that fits, since they may need less work.
 const FINER: usize = 2;
 
 type Span = (NodeId, NodeId);
 
-/// Why there is no plan, and the plan that needs the least memory where that is still too much.
+/// The error, and the plan that needs the least memory if even that exceeds the budget.
 pub(crate) struct OverBudget {
     pub error: Error,
     pub least: Option<Box<Program>>,
@@ -34,14 +36,14 @@ impl From<Error> for OverBudget {
     }
 }
 
-/// Bytes that a step needs while it runs: its inputs, its outputs and its temporaries.
+/// Bytes that a step needs while it runs: inputs, outputs and temporaries.
 pub fn needs(p: &Program) -> usize {
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
     inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
 }
 
-/// Plans the step with the least recomputation found that keeps it within `limit`. `with` plans it with more spans. If none
-/// fits, the error comes with the plan that needs the least.
+/// Finds the plan with the least recomputation that stays within `limit`. `with` plans the step with additional spans.
+/// If none fits, the error includes the plan that needs the least memory.
 pub(crate) fn fit(
     g: &Graph,
     order: &[NodeId],
@@ -63,7 +65,7 @@ pub(crate) fn fit(
             }
             break;
         }
-        // The sort is stable: of equal ones, the earlier first.
+        // The sort is stable: of equal segments, the earlier comes first.
         parts.sort_by(|a, b| a.last.cmp(&b.last).then((a.work / a.bytes).total_cmp(&(b.work / b.bytes))));
         let spans = |m: usize| -> Vec<Span> { parts[..m].iter().map(|p| p.span).collect() };
         let work = |m: usize| -> f64 { parts[..m].iter().map(|p| p.work).sum() };
@@ -111,10 +113,10 @@ pub(crate) fn fit(
 /// The nodes that one forward pass recorded.
 struct Forward {
     ids: Vec<NodeId>,
-    /// For each: the bytes and the work of it.
+    /// For each node, its bytes and its work.
     bytes: Vec<f64>,
     work: Vec<f64>,
-    /// The bytes made before it that it or a later one reads.
+    /// For each node, the bytes produced before it that it or a later node reads.
     crossing: Vec<f64>,
 }
 
@@ -122,7 +124,7 @@ struct Segment {
     span: Span,
     bytes: f64,
     work: f64,
-    /// The backward pass begins with it: to compute it again saves the least.
+    /// Whether the backward pass begins with this segment; recomputing it saves the least.
     last: bool,
 }
 
@@ -132,7 +134,7 @@ fn forward_passes(g: &Graph, order: &[NodeId]) -> Vec<Forward> {
     let mut from = 0;
     while from < order.len() {
         let to = (from..order.len()).find(|at| backward(*at)).unwrap_or(order.len());
-        // What no backward pass follows is never computed again.
+        // Segments that no backward pass follows are never recomputed.
         if to > from + 1 && to < order.len() {
             out.push(Forward::new(g, &order[from..to]));
         }
@@ -145,7 +147,7 @@ impl Forward {
     fn new(g: &Graph, order: &[NodeId]) -> Forward {
         let place = |id: NodeId| order.binary_search(&id).ok();
         let n = order.len();
-        // Views are read for what they look at.
+        // Reading a view reads its base.
         let mut base: Vec<usize> = (0..n).collect();
         let mut last: Vec<usize> = (0..n).collect();
         let (mut bytes, mut work) = (vec![0.0; n], vec![0.0; n]);
@@ -183,7 +185,7 @@ impl Forward {
         Forward { ids: order.to_vec(), bytes, work, crossing }
     }
 
-    /// Segments that end with a product, or with the pass. What they cost is the work before the product.
+    /// Segments that end with a product or with the pass. Their cost is the work before the product.
     fn cut_behind_products(&self, g: &Graph) -> Vec<Segment> {
         let n = self.ids.len();
         let marked = |at: usize| g.remat.spans.iter().any(|s| s.0 < self.ids[at] && self.ids[at] < s.1);
@@ -208,7 +210,8 @@ impl Forward {
         out
     }
 
-    /// At most `k` segments: each cut is the one that the least crosses within half a segment of where it should be.
+    /// At most `k` segments. Each cut is placed where the fewest bytes cross, within half a segment of its even
+    /// position.
     fn cut(&self, g: &Graph, k: usize) -> Vec<Segment> {
         let n = self.ids.len();
         let mut upto = vec![0.0; n + 1];
@@ -242,7 +245,7 @@ impl Forward {
     }
 }
 
-/// About how much a node costs to compute again.
+/// Approximate cost of recomputing a node.
 fn flops(g: &Graph, id: NodeId) -> f64 {
     products(g, id).unwrap_or_else(|| 4.0 * g.shape(id).numel() as f64)
 }

@@ -5,7 +5,7 @@ use perilune_core::graph::NodeId;
 use perilune_core::ops::{Class, create};
 use smallvec::SmallVec;
 
-/// Sets `control_deps`. A view passes the dependencies of its input on. Runs after views are resolved.
+/// Sets `control_deps`. A view inherits the dependencies of its input. Runs after views are resolved.
 pub fn apply(mut step: Lowered) -> Lowered {
     let g = &step.graph;
     if !g.nodes().iter().any(|n| n.op == &create::OPTIMIZATION_BARRIER) {

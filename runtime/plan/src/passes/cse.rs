@@ -1,7 +1,7 @@
-//! Merges equal nodes and drops nodes that do nothing (common subexpression elimination).
+//! Merges equal nodes (common subexpression elimination) and drops nodes without effect.
 //!
-//! A backward pass through a decomposition computes again what the forward pass computed; here the two become one node.
-//! Nodes that no result depends on are dropped.
+//! A backward pass through a decomposition recomputes values of the forward pass; this pass merges the two nodes. Nodes
+//! that no result depends on are dropped.
 
 use crate::lowered::{Join, Lowered};
 use crate::passes::rewriter::Rewriter;
@@ -18,21 +18,21 @@ struct Identity {
     op: usize,
     inputs: SmallVec<[NodeId; 4]>,
     attrs: SmallVec<[i64; 6]>,
-    /// Leaves and run-time numbers differ by their number only.
+    /// Leaves and run-time numbers differ only in this number.
     number: Option<u64>,
     shape: Shape,
     dtype: DType,
     tf32: bool,
 }
 
-/// Keeps the first of equal nodes, with the way it is stored.
+/// Keeps the first of equal nodes and its storage layout.
 pub fn apply(from: &Lowered) -> Lowered {
     let reached = from.reachable();
     let mut to = Rewriter::new(from);
     let mut seen: FxHashMap<Identity, NodeId> = FxHashMap::default();
     for id in from.graph.ids() {
         if !reached[id.index()] {
-            // Never looked up; any id will do.
+            // Never looked up, so any id works.
             to.map.push(NodeId(0));
             continue;
         }
@@ -70,12 +70,12 @@ pub fn apply(from: &Lowered) -> Lowered {
     to.finish(from)
 }
 
-/// The input that a node equals, if it does nothing.
+/// Returns the input that a node equals, if the node has no effect.
 fn trivial(out: &Lowered, node: &Node, inputs: &[NodeId]) -> Option<NodeId> {
     let same = |x: NodeId| out.graph.shape(x) == node.shape && out.graph.dtype(x) == node.dtype;
     match node.op.class {
         Class::View(_) if node.op == &movement::DETACH || node.op == &create::CUSTOM => Some(inputs[0]),
-        // A reshape or an expansion to the same shape; a permutation or a flip may keep the shape and still reorder.
+        // A reshape or an expansion to the same shape. A permutation or a flip may keep the shape and still reorder.
         Class::View(_) if inputs.len() == 1 && same(inputs[0]) && node.attrs.len() == node.shape.rank() => {
             (node.op == &movement::RESHAPE || node.op == &movement::EXPAND).then_some(inputs[0])
         }

@@ -9,10 +9,10 @@ use perilune_core::ops::Class;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-/// How often fused ops may decompose into fused ops: a bound in case an op decomposes into itself.
+/// Maximum nesting of decompositions, in case an op decomposes into itself.
 const MAX_DEPTH: usize = 8;
 
-/// Expands until only fused ops with a kernel are left.
+/// Expands ops until only fused ops with a kernel are left.
 pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.has_kernel(n);
     for _ in 0..MAX_DEPTH {

@@ -11,7 +11,7 @@ pub fn apply(mut step: Lowered, guarded: &[bool], inputs: &[u32]) -> Result<Lowe
     let Some(ok) = step.ok.take() else { return Ok(step) };
     let mut leaves: FxHashMap<u32, NodeId> = FxHashMap::default();
     for (leaf, input) in &step.inputs {
-        // The first leaf of each input, so that the order of the map has no effect.
+        // Uses the first leaf of each input, so that the map's iteration order has no effect.
         leaves.entry(*input).and_modify(|first| *first = (*first).min(*leaf)).or_insert(*leaf);
     }
     for (i, input) in inputs.iter().enumerate().filter(|(i, _)| guarded[*i]) {

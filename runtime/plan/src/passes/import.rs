@@ -7,7 +7,7 @@ use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{Generator, create};
 use perilune_core::source_loc::SourceLoc;
 
-/// The first form of the step: node k is node k of the trace.
+/// Creates the first form of the step, in which node k is node k of the trace.
 pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     let trace = &tracer.trace;
     let position = |id: NodeId| NodeId(tracer.position(id) as u32);

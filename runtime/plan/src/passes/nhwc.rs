@@ -1,9 +1,9 @@
-//! Stores images channels last, as (N, H, W, C), on a device whose convolutions need that.
+//! Converts images to the channels-last layout (NHWC) for devices whose convolutions need it.
 //!
-//! A graph-to-graph pass before views are resolved. It starts at ops whose kernels store channels last (convolutions). A map
-//! over such an image is rewritten over the permuted shape, so that it is a map over contiguous memory again, and a sum over
-//! all but the channels becomes a sum of columns. Other inputs of a convolution are permuted where they are computed. Every
-//! other reader of a permuted node reads a permuted view of it, so the pass cannot change a result.
+//! A graph-to-graph pass before views are resolved. It starts at ops whose kernels store channels last (convolutions).
+//! A map over such an image is rewritten over the permuted shape, so that it reads contiguous memory again. A sum over
+//! all dims but the channels becomes a sum of columns. Other inputs of a convolution are permuted where they are
+//! computed. Every other reader of a permuted node reads a permuted view of it, so the pass cannot change a result.
 
 use crate::backend::Backend;
 use crate::lowered::Lowered;
@@ -17,12 +17,12 @@ use smallvec::{SmallVec, smallvec};
 const TO_LAST: [usize; 4] = [0, 2, 3, 1];
 const FROM_LAST: [usize; 4] = [0, 3, 1, 2];
 
-/// (N, C, H, W) over a buffer (N, H, W, C).
+/// Layout of (N, C, H, W) over a buffer (N, H, W, C).
 pub fn last(shape: Shape) -> Layout {
     Layout::contiguous(Layout::contiguous(shape).permute(&TO_LAST).shape).permute(&FROM_LAST)
 }
 
-/// Whether an op needs its images channels last: a convolution for which the backend has a kernel.
+/// Whether an op requires channels-last images: a convolution for which the backend has a kernel.
 fn starts(node: &Node, backend: &dyn Backend) -> bool {
     conv::OVER_IMAGES.contains(&node.op) && can_store_nhwc(node, backend)
 }
@@ -34,7 +34,7 @@ fn can_store_nhwc(node: &Node, backend: &dyn Backend) -> bool {
         && backend.can_store_layout(node, 0, &last(node.shape))
 }
 
-/// Runs the pass. Every fused op of `from` has a kernel.
+/// Runs the pass. The backend has a kernel for every fused op of `from`.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let g = &from.graph;
     if !g.nodes().iter().any(|n| starts(n, backend)) {
@@ -55,7 +55,7 @@ fn is_image(shape: Shape) -> bool {
     shape.rank() == 4 && shape.numel() > 0
 }
 
-/// A view that keeps its input as it is (an optimization barrier, a detach), or a slice of the batch.
+/// Whether a node is a view that keeps its input as it is (an optimization barrier, a detach) or slices the batch.
 fn hands_on(node: &Node) -> bool {
     let of_batch = node.op == &movement::SLICE && node.attrs[0] == 0;
     is_image(node.shape) && (node.attrs.is_empty() || of_batch)
@@ -65,7 +65,8 @@ fn is_map(node: &Node) -> bool {
     matches!(node.op.class, Class::Map(_) | Class::Cast) && is_image(node.shape)
 }
 
-/// Maps to be permuted although none of their inputs is: those that a convolution reads, and those whose reader is permuted.
+/// Marks maps to be permuted although none of their inputs is: those that a convolution reads, and those whose reader
+/// is permuted.
 fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
     let mut out = vec![false; g.len()];
     for id in g.ids().rev() {
@@ -78,7 +79,7 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
             out[x.index()] |= is_image(g.shape(*x)) && (!passes || g.shape(*x) == node.shape);
         }
     }
-    // First what will be permuted, then the inputs of such maps of equal shape that are not.
+    // First mark what will be permuted, then the unpermuted inputs of equal shape.
     let mut turned = vec![false; g.len()];
     for id in g.ids() {
         let node = g.node(id);
@@ -104,12 +105,12 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
 struct Turned<'a> {
     from: &'a Lowered,
     to: Rewriter,
-    /// For each old node that is stored channels last: the node (N, H, W, C).
+    /// For each old node that is stored channels last, the node of shape (N, H, W, C).
     turned: Vec<Option<NodeId>>,
 }
 
 impl Turned<'_> {
-    /// The node that replaces `id`, and its permuted form.
+    /// Returns the node that replaces `id`, and its permuted form.
     fn visit(&mut self, id: NodeId, wanted: bool, backend: &dyn Backend) -> Result<(NodeId, Option<NodeId>)> {
         let g = &self.from.graph;
         let node = g.node(id);
@@ -157,7 +158,7 @@ impl Turned<'_> {
         Ok((g.permute(turned, &FROM_LAST)?, Some(turned)))
     }
 
-    /// An input of a permuted map.
+    /// Returns an input of a permuted map.
     fn operand(&mut self, x: NodeId) -> Result<NodeId> {
         if let Some(turned) = self.turned[x.index()] {
             return Ok(turned);
@@ -176,7 +177,7 @@ impl Turned<'_> {
         g.permute(new, &TO_LAST)
     }
 
-    /// A reduction of a permuted image whose result is contiguous: the image and the axes there.
+    /// Matches a reduction of a permuted image whose result is contiguous; returns the image and its axes.
     fn columns(&self, node: &Node) -> Option<(NodeId, [i64; 2])> {
         let g = &self.from.graph;
         let x = node.inputs[0];
@@ -190,7 +191,7 @@ impl Turned<'_> {
             };
             return Some((turned, axes));
         }
-        // Over height and width, then over the batch: all rows at once.
+        // Sums over height and width, then over the batch, become one sum over all rows.
         let inner = g.node(x);
         if inner.op != node.op || node.attrs[..] != [0, 1] || inner.attrs[..] != [2, 4] || node.op == &reduce::PROD {
             return None;

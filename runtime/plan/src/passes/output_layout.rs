@@ -1,10 +1,10 @@
-//! Chooses how the outputs of library ops and of fused ops with a kernel are stored: copies behind a kernel that can store
-//! through strides become views.
+//! Chooses the layouts in which library ops and fused ops store their outputs, so that copies after a kernel that
+//! supports strided stores become views.
 //!
-//! Attention produces (..., heads, rows, width), and its readers nearly always need the heads of a row beside each other.
+//! Attention produces (..., heads, rows, width), and its readers nearly always need the heads of a row to be adjacent.
 //! An output whose readers all swap heads and rows is stored in that order, and the swap becomes a view. Outputs of one
-//! kernel that are only concatenated (the gradients of queries, keys and values from one projection) are stored as slices
-//! of the joined buffer. Images are stored as `nhwc` decided.
+//! kernel that are only concatenated (the gradients of queries, keys and values from one projection) are stored as
+//! slices of the joined buffer. Images keep the layout that `nhwc` chose.
 //!
 //! The choice cannot change a result, since every reader uses the chosen layout.
 
@@ -16,7 +16,7 @@ use perilune_core::ops::{Class, create, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::SmallVec;
 
-/// Sets `stores`; the graph stays as it is. The readers that count are those before equal nodes merge.
+/// Sets `stores` and leaves the graph unchanged. Readers are counted before equal nodes are merged.
 pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Lowered {
     let readers = Readers::new(&step, backend);
     let mut stores = Stores::default();
@@ -64,7 +64,7 @@ impl<'a> Readers<'a> {
         Readers { from, backend, reached, users, ends }
     }
 
-    /// The layout of node `id`, an op or an output of one, over a buffer of its own, if it is not contiguous.
+    /// The layout of node `id`, an op or an output of one, over its own buffer, if it is not contiguous.
     fn layout(&self, id: NodeId) -> Option<Layout> {
         let g = &self.from.graph;
         let (main, output) = output_of(g, id);
@@ -78,7 +78,8 @@ impl<'a> Readers<'a> {
         self.backend.can_store_layout(g.node(main), output, &swapped).then_some(swapped)
     }
 
-    /// Whether all readers of a node swap its heads and rows, apart from fused ops, which read through any strides.
+    /// Whether all readers of a node swap its heads and rows. Fused ops are not counted, since they read through any
+    /// strides.
     fn is_swapped(&self, id: NodeId) -> bool {
         let g = &self.from.graph;
         let users =
@@ -87,8 +88,8 @@ impl<'a> Readers<'a> {
         !self.ends[id.index()] && users().any(is_swap) && users().all(takes)
     }
 
-    /// How the inputs of concatenation `cat` are stored as slices of one buffer: if they are outputs of one fused op that
-    /// nothing else reads, and its kernel can store them there.
+    /// How the inputs of concatenation `cat` are stored as slices of one buffer. This requires that they are outputs of
+    /// one fused op, that nothing else reads them, and that its kernel can store them there.
     fn join(&self, cat: NodeId) -> Option<Join> {
         let g = &self.from.graph;
         let node = g.node(cat);
@@ -116,13 +117,13 @@ impl<'a> Readers<'a> {
     }
 }
 
-/// The op behind a node, and which of its outputs the node is.
+/// The op of a node, and the index of its output that the node is.
 fn output_of(g: &Graph, id: NodeId) -> (NodeId, usize) {
     let node = g.node(id);
     if node.op == &create::TUPLE_GET { (node.inputs[0], node.attrs[0] as usize) } else { (id, 0) }
 }
 
-/// Whether a node swaps dims -3 and -2 and leaves the rest.
+/// Whether a node swaps dims -3 and -2 and leaves the others.
 fn is_swap(node: &Node) -> bool {
     let r = node.shape.rank();
     node.op == &movement::PERMUTE
@@ -139,7 +140,7 @@ fn is_swap(node: &Node) -> bool {
         })
 }
 
-/// (..., H, T, D) over a buffer (..., T, H, D).
+/// Layout of (..., H, T, D) over a buffer (..., T, H, D).
 fn heads_inside(shape: Shape) -> Layout {
     let r = shape.rank();
     let mut axes: SmallVec<[usize; 8]> = (0..r).collect();

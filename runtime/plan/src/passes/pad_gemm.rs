@@ -1,11 +1,11 @@
-//! Pads the operands of large products so that every row is a multiple of 16 bytes.
+//! Pads the operands of large GEMMs so that every row is a multiple of 16 bytes.
 //!
-//! Tensor cores read 16 bytes at a time. Where a row of an operand or of the result is no multiple of that, or the summed dim
-//! is none, a library uses kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257) 4.9
-//! ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). So such a product runs over
-//! operands padded with zeros, and its result is a view of the padded one. Operands are copied, and `cse` merges equal copies;
-//! an operand that a fused kernel computes (the gradient of a loss) is stored padded by that kernel, if the backend can
-//! (`fuse`). A graph-to-graph pass before views are resolved.
+//! Tensor cores read 16 bytes at a time. If a row of an operand or of the result, or the summed dim, is not a multiple
+//! of that, libraries use kernels that are several times slower (cuBLASLt on an H200, bf16: (8192, 768) x (768, 50257)
+//! 4.9 ms, 1.1 with 50264 columns; (8192, 50257) x (50257, 768) 4.8 and 0.8). Such a product therefore runs over
+//! operands padded with zeros, and its result is a view of the padded one. Operands are copied, and `cse` merges equal
+//! copies; an operand that a fused kernel computes (the gradient of a loss) is stored padded by that kernel, if the
+//! backend can (`fuse`). This is a graph-to-graph pass before views are resolved.
 
 use crate::backend::Backend;
 use crate::lowered::Lowered;
@@ -17,18 +17,18 @@ use perilune_core::ops::Class;
 use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
 use perilune_core::ops::movement;
 
-/// Smaller products are not worth an additional kernel.
+/// Minimum operations of a product that make an additional kernel worthwhile.
 const LEAST_FLOPS: f64 = 1e9;
-/// FLOP of the product for each byte that is copied. At 600 TFLOP/s and a third of it, over memory that is read and written at
-/// 3 TB/s, padding begins to pay at about 200.
+/// Minimum FLOP of the product per copied byte. At 600 TFLOP/s and a third of that, over memory that is read and
+/// written at 3 TB/s, padding begins to pay at about 200.
 const FLOPS_A_BYTE: f64 = 300.0;
 
-/// Bytes of a memory line: rows aligned to it are written faster (`docs/adr/030-pad-gemm.md`).
+/// Bytes of a memory line. Writes to rows aligned to it are faster (`docs/adr/030-pad-gemm.md`).
 pub const LINE: usize = 128;
-/// A dim may grow by its size divided by this for whole lines, or halves or quarters of them.
+/// A dim may grow by at most its size divided by this, to reach whole, half or quarter lines.
 const SLACK: usize = 32;
 
-/// The padded size of a dim of elements of `size` bytes, if it is no multiple of `row` bytes.
+/// The padded size of a dim of elements of `size` bytes, if it is not a multiple of `row` bytes.
 fn up(d: usize, size: usize, row: usize) -> usize {
     if (d * size).is_multiple_of(row) {
         return d;
@@ -47,7 +47,7 @@ struct Grown {
     k: usize,
 }
 
-/// Runs the pass. Every fused op of `from` has a kernel.
+/// Runs the pass. The backend has a kernel for every fused op of `from`.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let Some(row) = backend.row_bytes() else { return Ok(from) };
     let fills = backend.fills_rows();
@@ -70,7 +70,7 @@ pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     Ok(to.finish(&from))
 }
 
-/// The padded dims of a product, if they differ and padding pays. `fills`: regions can store padded rows.
+/// The padded dims of a product, if they differ and padding is profitable. `fills`: regions can store padded rows.
 fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     let linear = node.op == &LINEAR;
     if !linear && node.op != &MATMUL {
@@ -87,7 +87,7 @@ fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     if !low || (dims.m, dims.n, dims.k) == (m, n, k) {
         return None;
     }
-    // Of what lies in memory as rows x cols. More rows are a copy in any case.
+    // Elements of an operand, stored as rows x cols, that are copied if its rows or cols grow. More rows always need a copy.
     let copied = |x: NodeId, (rows, cols): (bool, bool)| match rows || (cols && !(fills && is_computed(g, x))) {
         true => g.shape(x).numel(),
         false => 0,
@@ -101,7 +101,7 @@ fn grown(g: &Graph, node: &Node, row: usize, fills: bool) -> Option<Grown> {
     (flops >= LEAST_FLOPS && flops >= FLOPS_A_BYTE * copied).then_some(dims)
 }
 
-/// Whether a region computes `x`, or what `x` is the transpose of.
+/// Whether a region computes `x`, or the node that `x` is a transpose of.
 fn is_computed(g: &Graph, x: NodeId) -> bool {
     let mut x = if matmul::is_transpose(g, x) { g.node(x).inputs[0] } else { x };
     while g.node(x).op == &movement::RESHAPE {
@@ -110,14 +110,14 @@ fn is_computed(g: &Graph, x: NodeId) -> bool {
     matches!(g.node(x).op.class, Class::Map(_) | Class::Cast)
 }
 
-/// Appends the product over padded operands and the slice of it that is the result.
+/// Appends the product over padded operands and the slice that is the result.
 fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<NodeId> {
     let r = node.shape.rank();
     let a = grow(g, inputs[0], [to.m, to.k])?;
     let tf32 = std::mem::replace(&mut g.modes.tf32, node.tf32);
     let y = if node.op == &LINEAR {
         let w = grow(g, inputs[1], [to.n, to.k])?;
-        let bias = movement::place(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
+        let bias = movement::strided_pad(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
         g.push(&LINEAR, &[a, w, bias], &[])
     } else {
         let b = grow(g, inputs[1], [to.k, to.n])?;
@@ -128,7 +128,7 @@ fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<
     g.slice(y, r - 1, 0, node.shape.dims()[r - 1], 1)
 }
 
-/// `x` with its last two dims padded with zeros. A transpose is padded as it is stored.
+/// `x` with its last two dims padded with zeros. A transpose is padded in its storage order.
 fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
     if matmul::is_transpose(g, x) {
         let stored = g.node(x).inputs[0];
@@ -136,8 +136,8 @@ fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
         return g.t(grown);
     }
     let r = g.shape(x).rank();
-    let x = movement::place(g, x, r - 1, 0, 1, cols, 0.0)?;
-    movement::place(g, x, r - 2, 0, 1, rows, 0.0)
+    let x = movement::strided_pad(g, x, r - 1, 0, 1, cols, 0.0)?;
+    movement::strided_pad(g, x, r - 2, 0, 1, rows, 0.0)
 }
 
 #[cfg(test)]

@@ -1,12 +1,12 @@
-//! Rematerializes activations: what the forward pass computed inside a span is computed again where the backward pass reads
-//! it, so that it is not kept in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
+//! Rematerializes activations: recomputes what the forward pass computed inside a span where the backward pass reads
+//! it, instead of keeping it in between (Chen et al., Training Deep Nets with Sublinear Memory Cost, 2016).
 //!
-//! A graph-to-graph pass over the imported step, before decomposition. Every value keeps its bits: a copy is the same op over
-//! the same values, random numbers included. The copies read everything from outside the span through an optimization
-//! barrier that waits for the gradient from which the span's backward starts, so they run late. Reading through barriers,
-//! they equal no node of the forward pass, so `cse` does not merge them back.
+//! This is a graph-to-graph pass over the imported step, before decomposition. Every value keeps its bits: a copy is
+//! the same op over the same values, including random numbers. The copies read everything from outside the span through
+//! an optimization barrier that waits for the gradient from which the span's backward starts, so they run late. Because
+//! they read through barriers, they equal no node of the forward pass, so `cse` does not merge them back.
 //!
-//! A value that is used outside of its span (by later forward nodes, metrics, State writes) is kept: it is read, not copied.
+//! A value that is used outside its span (by later forward nodes, metrics, State writes) is kept and read, not copied.
 //! Spans nest: an inner span's backward starts from the outer one's copies. Leaves and generators are never copied.
 
 use crate::lowered::Lowered;
@@ -19,16 +19,17 @@ use smallvec::smallvec;
 /// What to recompute: ranges of recorded nodes, properly nested.
 #[derive(Clone, Default, Debug)]
 pub struct Spans {
-    /// From .. to, outer before inner.
+    /// From .. to; outer spans before inner ones.
     list: Vec<(u32, u32)>,
-    /// For each, the span around it.
+    /// For each span, the span that encloses it.
     parent: Vec<Option<u32>>,
-    /// For each node, 1 + the innermost span that contains it.
+    /// For each node, 1 + the innermost span that contains it, or 0.
     inside: Vec<u32>,
 }
 
 impl Spans {
-    /// The spans that the recording marks, and `more`; a span of `more` may hold others but not cut them.
+    /// Combines the spans that the recording marks with `more`. A span of `more` may contain other spans but not cut
+    /// them.
     pub fn new(g: &Graph, more: &[(NodeId, NodeId)]) -> Spans {
         let all = g.remat.spans.iter().chain(more).map(|s| (s.0.0, s.1.0)).filter(|s| s.0 < s.1);
         let mut list: Vec<(u32, u32)> = all.collect();
@@ -52,7 +53,8 @@ impl Spans {
         self.inside.get(id.index()).and_then(|s| s.checked_sub(1))
     }
 
-    /// The innermost span whose backward a node belongs to; not one that contains the node itself (a gradient inside a span).
+    /// The innermost span whose backward a node belongs to, but not one that contains the node itself (a gradient
+    /// inside a span).
     fn owner(&self, g: &Graph, id: NodeId) -> Option<u32> {
         let mut at = g.remat.back_of(id)?;
         loop {
@@ -63,7 +65,7 @@ impl Spans {
         }
     }
 
-    /// A span and those around it, innermost first.
+    /// A span and its enclosing spans, innermost first.
     fn chain(&self, s: Option<u32>) -> impl Iterator<Item = u32> + '_ {
         std::iter::successors(s, |s| self.parent[*s as usize])
     }
@@ -76,7 +78,7 @@ pub fn words(g: &Graph, spans: &Spans, order: &[NodeId], position: &[u32], key: 
     for (from, to) in &spans.list {
         key.extend([rank(NodeId(*from)), rank(NodeId(*to))]);
     }
-    // A node that is not needed itself still has a place between two that are.
+    // A node that is not needed itself still has a position between two that are.
     let place = |id: NodeId| match position[id.index()] {
         0 => 2 * rank(id),
         p => 2 * u64::from(p) - 1,
@@ -95,7 +97,7 @@ pub fn words(g: &Graph, spans: &Spans, order: &[NodeId], position: &[u32], key: 
     }
 }
 
-/// One span's copies in one backward pass.
+/// The copies of one span in one backward pass.
 #[derive(Default)]
 struct Copies {
     /// Traced position -> the node to read instead.
@@ -109,7 +111,7 @@ struct Pass<'a> {
     g: &'a Graph,
     order: &'a [NodeId],
     spans: &'a Spans,
-    /// (span, position): inside the span, but used outside of it and of its backward.
+    /// (span, position) of values computed inside the span but used outside it and its backward.
     kept: FxHashSet<(u32, usize)>,
     copies: FxHashMap<(u32, u32), Copies>,
     to: Rewriter,
@@ -141,7 +143,7 @@ pub fn apply(from: Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> Lower
     p.to.finish(from)
 }
 
-/// Which nodes of spans are used outside of them.
+/// Finds the nodes of spans that are used outside them.
 fn kept(from: &Lowered, g: &Graph, order: &[NodeId], spans: &Spans) -> FxHashSet<(u32, usize)> {
     let mut kept = FxHashSet::default();
     for x in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
@@ -175,7 +177,8 @@ impl Pass<'_> {
         list.iter().map(|x| self.stand_in(x.index(), span, pass, part)).collect()
     }
 
-    /// The node to read for the node at `at` in the backward of `span`. A `TupleGet` reads its op itself, through no barrier.
+    /// The node to read instead of the node at `at` in the backward of `span`. A `TupleGet` reads its op itself,
+    /// without a barrier.
     fn stand_in(&mut self, at: usize, span: u32, pass: u32, part: bool) -> NodeId {
         let class = self.node(at).op.class;
         let end = self.spans.list[span as usize].1;
@@ -212,7 +215,7 @@ impl Pass<'_> {
         hold
     }
 
-    /// Copies the nodes of `span`, if that has not been done for this pass. Copies that nothing reads are dropped later.
+    /// Copies the nodes of `span` unless this pass already has. Copies that nothing reads are dropped later.
     fn enter(&mut self, span: u32, pass: u32) {
         if self.copies.contains_key(&(span, pass)) {
             return;
@@ -227,7 +230,7 @@ impl Pass<'_> {
         });
         self.copies.insert((span, pass), Copies { map: FxHashMap::default(), start });
         if start.is_none() {
-            // No gradient to wait for: copies would run at once and save nothing.
+            // There is no gradient to wait for; copies would run at once and save nothing.
             return;
         }
         let (from, to) = self.spans.list[span as usize];

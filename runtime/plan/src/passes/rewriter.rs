@@ -1,10 +1,10 @@
-//! Copies a lowered step to a new graph node by node, with ids renamed.
+//! Copies a lowered step to a new graph node by node and renumbers its ids.
 
 use crate::lowered::Lowered;
 use perilune_core::graph::{Node, NodeId};
 use smallvec::SmallVec;
 
-/// The new step and the names that the old nodes have there.
+/// The new step, and the new ids of the old nodes.
 pub(crate) struct Rewriter {
     pub out: Lowered,
     /// For each old node visited so far: the new node that replaces it.
@@ -16,7 +16,7 @@ impl Rewriter {
         Rewriter { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
     }
 
-    /// The inputs of an old node by their new names.
+    /// The inputs of an old node, by their new ids.
     pub fn inputs(&self, node: &Node) -> SmallVec<[NodeId; 4]> {
         node.inputs.iter().map(|x| self.map[x.index()]).collect()
     }
@@ -41,7 +41,7 @@ impl Rewriter {
         new
     }
 
-    /// The new step, once all old nodes have been visited.
+    /// Returns the new step, once all old nodes have been visited.
     pub fn finish(mut self, from: &Lowered) -> Lowered {
         self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
         self.out.state_writes = from.state_writes.iter().map(|c| self.map[c.index()]).collect();

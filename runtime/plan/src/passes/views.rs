@@ -1,7 +1,7 @@
 //! Resolves every view to a layout over the node whose elements it reads.
 //!
 //! A copy is inserted where strides cannot express a reshape, and where a library op, a root or a State write needs its
-//! elements in memory of their own. Reductions over one element become views, and reductions over none constants.
+//! elements in separate memory. Reductions over one element become views, and reductions over zero elements constants.
 
 use crate::lowered::{Join, Lowered};
 use crate::passes::rewriter::Rewriter;
@@ -10,10 +10,10 @@ use perilune_core::ops::{Class, Generator, create, elementwise, matmul, movement
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 
-/// The pass. Every later pass keeps the graph as it is.
+/// Runs the pass. Later passes do not change the graph.
 pub fn apply(from: &Lowered) -> Lowered {
     let mut to = Rewriter::new(from);
-    // The nodes that another node is a view of, so far.
+    // Whether another node is a view of each node, so far.
     let mut viewed: Vec<bool> = Vec::new();
     for id in from.graph.ids() {
         to.out.graph.modes.loc = from.graph.loc_of(id);
@@ -28,7 +28,7 @@ pub fn apply(from: &Lowered) -> Lowered {
         viewed[new.index()] |= to.out.graph.node(new).op == &create::JOINED;
         to.map.push(new);
     }
-    // What is added below counts to the line that the recording ended with.
+    // Nodes added below are attributed to the line that the recording ended with.
     to.out.graph.modes.loc = from.graph.modes.loc;
     let mut out = to.finish(from);
     for k in 0..out.roots.len() {
@@ -68,7 +68,7 @@ fn resolve(from: &Lowered, to: &mut Rewriter, id: NodeId, viewed: &[bool]) -> No
             }
             let store = |(k, x): (usize, &NodeId)| match node.op {
                 op if op == &source::KERNEL => dense(&mut to.out, *x, ALIGNED),
-                // A bias: libraries read it one element after the other.
+                // Libraries read a bias as contiguous elements.
                 op if op == &matmul::LINEAR && k == 2 => dense(&mut to.out, *x, 1),
                 _ => in_memory(&mut to.out, *x),
             };
@@ -95,8 +95,8 @@ fn stored_layout(from: &Lowered, id: NodeId) -> Layout {
     layout.copied().unwrap_or_else(|| Layout::contiguous(from.graph.shape(id)))
 }
 
-/// Appends the joined buffer of a concatenation and makes its inputs slices of it. None if an input occurs twice or has
-/// been read where it was stored before.
+/// Appends the joined buffer of a concatenation and makes its inputs slices of it. Returns `None` if an input occurs
+/// twice or has already been read at its old location.
 fn joined(to: &mut Rewriter, node: &Node, join: &Join, viewed: &[bool]) -> Option<NodeId> {
     let out = &mut to.out;
     let slices: SmallVec<[(NodeId, Layout); 3]> =
@@ -114,7 +114,7 @@ fn joined(to: &mut Rewriter, node: &Node, join: &Join, viewed: &[bool]) -> Optio
     Some(id)
 }
 
-/// Gives every node added since the last call a layout of its own elements.
+/// Gives every node added since the last call a contiguous layout over its own elements.
 fn own(out: &mut Lowered) {
     for i in out.views.len()..out.graph.len() {
         let id = NodeId(i as u32);
@@ -122,7 +122,7 @@ fn own(out: &mut Lowered) {
     }
 }
 
-/// How many elements a reduction combines into one.
+/// The number of elements that a reduction combines into one.
 fn reduced(node: &Node, out: &Lowered, x: NodeId) -> usize {
     out.graph.shape(x).dims()[node.attrs[0] as usize..node.attrs[1] as usize].iter().product()
 }
@@ -148,7 +148,7 @@ fn view(out: &mut Lowered, node: &Node, x: NodeId) -> NodeId {
     id
 }
 
-/// Appends a view of `x` with `shape`: of equal numel, or `x` is a scalar that is repeated.
+/// Appends a view of `x` with `shape`. Either the numel is equal, or `x` is a scalar that is repeated.
 fn view_as(out: &mut Lowered, x: NodeId, shape: Shape) -> NodeId {
     own(out);
     let (base, l) = out.views[x.index()];
@@ -203,10 +203,10 @@ fn in_memory(out: &mut Lowered, x: NodeId) -> NodeId {
     }
 }
 
-/// Bytes that the operands of a kernel from source are aligned to.
+/// Alignment in bytes of the operands of a source kernel.
 const ALIGNED: usize = 16;
 
-/// `x`, or a copy if its elements are not contiguous in memory from a multiple of `align` bytes on.
+/// Returns `x`, or a copy if its elements are not contiguous in memory, aligned to `align` bytes.
 fn dense(out: &mut Lowered, x: NodeId, align: usize) -> NodeId {
     own(out);
     let (base, l) = out.views[x.index()];
@@ -214,8 +214,8 @@ fn dense(out: &mut Lowered, x: NodeId, align: usize) -> NodeId {
     if l.is_contiguous() && aligned && out.graph.generator(base).is_none() { x } else { copy(out, x) }
 }
 
-/// The node that owns the elements of `x` if these are all of a buffer in order; else a copy. A State write also needs a
-/// buffer that is no input's.
+/// The node that owns the elements of `x`, if these are a whole buffer in order; otherwise a copy. A State write also
+/// needs a buffer that is not an input's.
 fn whole(out: &mut Lowered, x: NodeId, state_write: bool) -> NodeId {
     let (base, l) = out.views[x.index()];
     let all = l.is_contiguous() && l.numel() == out.graph.shape(base).numel();

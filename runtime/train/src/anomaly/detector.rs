@@ -1,14 +1,14 @@
 //! Detects anomalies in a run's loss and gradient norm: values that are not finite, and spikes.
 //!
-//! The numbers are read by the host anyway, one step late, so detection costs the device nothing. A spike is a loss far
-//! above the recent ones: by ten standard deviations (estimated from the median and the median absolute deviation, which
-//! spikes do not move) and by four times the distance of the worst of them from the median, so that a loss with a long tail
-//! raises no alarm. With `skip` the device compares the loss itself, with a limit made of what was known two steps before;
+//! The host reads these values in any case, one step late, so detection costs the device nothing. A spike is a loss far
+//! above the recent ones: by ten standard deviations (estimated by the median and the median absolute deviation, which
+//! outliers do not move) and by four times the distance of the largest of them from the median, so that a loss with a long tail
+//! raises no alarm. With `skip` the device compares the loss with a limit computed from the losses up to two steps before;
 //! a resumed run therefore skips the same steps as an uninterrupted one.
 
 use std::collections::VecDeque;
 
-/// Losses that a limit is computed from, and how many it needs at least.
+/// The number of losses from which a limit is computed, and the minimum number.
 const WINDOW: usize = 100;
 const ENOUGH: usize = 20;
 /// This many spikes in a row are a new level of the loss.
@@ -16,7 +16,7 @@ const LEVEL: u32 = 5;
 /// A run ends after this many steps in a row without an update: the weights no longer change.
 pub const MAX_SKIPPED: u32 = 20;
 
-/// Selects what an anomaly does.
+/// The policy for an anomaly.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Policy {
     Off,
@@ -57,7 +57,7 @@ pub enum Finding {
 pub struct Limit {
     median: f64,
     sigma: f64,
-    /// A loss above it is a spike.
+    /// A loss above this is a spike.
     pub at: f64,
 }
 
@@ -113,12 +113,12 @@ impl Detector {
         let median = self.median();
         let sigma = 1.4826 * self.spread(median);
         let worst = self.sorted[self.sorted.len() - 1] - median;
-        // As the device compares: in f32.
+        // Compare in f32, as the device does.
         Some(Limit { median, sigma, at: f64::from((median + (10.0 * sigma).max(4.0 * worst)) as f32) })
     }
 
-    /// Judges the numbers of a step against the limit that it was given; steps come in order. `norm` is the gradient norm,
-    /// where it is known and no loss scaler handles it.
+    /// Compares the loss and norm of a step with the limit of that step; steps are passed in order. `norm` is the gradient norm,
+    /// if it is known and no loss scaler handles it.
     pub fn see(&mut self, step: u64, loss: f64, norm: Option<f64>, limit: Option<Limit>) -> Option<Finding> {
         if !loss.is_finite() {
             return Some(Finding::NotFinite { metric: "loss", value: loss });
@@ -126,7 +126,7 @@ impl Detector {
         if let Some(value) = norm.filter(|n| !n.is_finite()) {
             return Some(Finding::NotFinite { metric: "grad_norm", value });
         }
-        // The log stores it with the precision of f32.
+        // The log stores the loss with the precision of f32.
         let loss = f64::from(loss as f32);
         let Some(Limit { median, sigma, at }) = limit.filter(|l| loss > l.at) else {
             self.spikes = 0;
@@ -189,12 +189,12 @@ mod tests {
 
     #[test]
     fn a_spike_is_found_and_a_long_tail_is_not() {
-        // Falls, with noise of 5 %: as a language model's loss.
+        // A falling loss with 5 % noise, like that of a language model.
         let falls = |i: u64| 6.0 * (-(i as f64) / 100.0).exp() + 2.5 + 0.1 * noise(i);
         assert_eq!(watch(&mut Detector::new(), (0..300).map(falls)), [0u64; 0]);
         let spike = |i: u64| if i == 250 { 7.0 } else { falls(i) };
         assert_eq!(watch(&mut Detector::new(), (0..300).map(spike)), [251]);
-        // An exponential distribution, as a classifier's loss near its end.
+        // An exponential distribution, like a classifier's loss near its end.
         let tail = |i: u64| -0.01 * (1.0 - noise(i)).ln();
         assert_eq!(watch(&mut Detector::new(), (0..20_000).map(tail)), [0u64; 0]);
         assert_eq!(watch(&mut Detector::new(), (0..100).map(|_| 1.0)), [0u64; 0]);
@@ -204,7 +204,7 @@ mod tests {
     fn a_new_level_is_accepted() {
         let level = |i: u64| if i < 50 { 1.0 } else { 9.0 } + 0.1 * noise(i);
         let found = watch(&mut Detector::new(), (0..100).map(level));
-        // The fifth is seen when the sixth has been recorded.
+        // The fifth loss is read after the sixth step has been recorded.
         assert_eq!(found, [51, 52, 53, 54, 55, 56]);
     }
 
@@ -220,7 +220,7 @@ mod tests {
         assert_eq!(s.see(53, 1.0, Some(3.0), before), None);
     }
 
-    /// Numbers are read earlier before an evaluation; the limits must be the same.
+    /// Losses are read earlier before an evaluation; the limits must be the same.
     #[test]
     fn a_limit_does_not_depend_on_when_losses_were_read() {
         let losses: Vec<f64> = (0..200).map(|i| if (120..130).contains(&i) { 9.0 } else { noise(i) }).collect();

@@ -22,7 +22,7 @@ impl TrainingLoop<'_> {
     /// Handles a loss or gradient norm that is not finite.
     pub(crate) fn not_finite(&mut self, pending: &Pending, metric: &str, value: f64) -> Result<()> {
         self.bad += 1;
-        // Searching is slow: once in a row of bad steps, and never for a recipe's own step that goes on.
+        // The search is slow: run it once per series of bad steps, and never for a custom step that continues.
         let search = match self.on_nan {
             Policy::Stop => true,
             Policy::Skip => !self.traced && !self.run.own_step(),
@@ -41,12 +41,12 @@ impl TrainingLoop<'_> {
             }
             Policy::Skip => {
                 report.message.push_str(&format!(
-                    "; the updates of {MAX_SKIPPED} steps in a row were skipped, so nothing changes any more"
+                    "; the updates of {MAX_SKIPPED} steps in a row were skipped, so the weights no longer change"
                 ));
                 Err(report.into_error())
             }
             Policy::Warn => {
-                report.message.push_str("; the run goes on");
+                report.message.push_str("; the run continues");
                 self.warn(pending.step, report)
             }
             _ => Err(report.into_error()),
@@ -61,11 +61,11 @@ impl TrainingLoop<'_> {
         fields.insert("limit".into(), numbers::json(limit));
         let many = if z.is_finite() { format!(", {z:.0} standard deviations above it") } else { String::new() };
         let mut message = format!(
-            "the loss leaps to {} at step {step}: the median of the last steps is {}{many}{samples}",
+            "the loss rises to {} at step {step}: the median of the last steps is {}{many}{samples}",
             short(loss),
             short(median)
         );
-        let hint = "look at these samples, lower the learning rate, or set clip_norm = 1.0 in the optimizer; --on-spike says what a leap does";
+        let hint = "look at these samples, lower the learning rate, or set clip_norm = 1.0 in the optimizer; --on-spike selects the policy for spikes";
         let place = self.run.loss_place();
         match self.on_spike {
             Policy::Skip => {
@@ -91,7 +91,7 @@ impl TrainingLoop<'_> {
         self.reporter.warning_at(step, &report.message, &fields)
     }
 
-    /// Records the step again, on the States that it was kept from changing, to find the op at fault. Failing to find it is
+    /// Records the step again on its unchanged States to find the op that caused the value. Failing to find it is
     /// not an error.
     fn search(&self, pending: &Pending) -> Option<NotFinite> {
         self.aside(|run| run.diagnose(pending.step, pending.rng)).ok().flatten()
@@ -124,7 +124,7 @@ impl TrainingLoop<'_> {
             _ => String::new(),
         });
         let hint = format!(
-            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data; --on-nan skip leaves such steps out",
+            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data; --on-nan skip skips such steps",
             lr.unwrap_or_default()
         );
         let place = found.and_then(|f| f.place).or_else(|| self.run.loss_place());

@@ -40,7 +40,7 @@ impl Reloader<'_> {
         let may_wait = next.version.is_none() && next.compiled.is_none();
         let built = control.run(runtime, Work::Build, false, || self.try_load(next, old, before, may_wait))?;
         if built.as_ref().is_err_and(cancel::cancelled) {
-            // What was saved is tried, even if it is the same text.
+            // A saved file is tried even if its text is unchanged.
             self.tried.saved.clear();
         }
         built.map_err(|failure| cancel::explain(failure, "being built"))
@@ -96,7 +96,7 @@ impl Reloader<'_> {
         old.set_rng(rng);
         let mut files = how.files.clone();
         if self.replay.is_none() {
-            // A version that failed may be repaired in a file that it alone requires, or in one that it did not reach.
+            // The fix of a failed version may be in a file that only this version requires, or in one that it did not load.
             let required = self.runtime.required();
             files.truncate(if result.is_ok() { 1 } else { files.len() });
             let new = required.into_iter().filter(|f| !files.iter().any(|known| known.0 == f.0)).collect::<Files>();
@@ -156,7 +156,7 @@ impl Reloader<'_> {
 
     /// Builds the latest version before the running one that can be built, from the present States.
     pub(crate) fn step_back(&mut self, old: &Run, before: &Params) -> Option<NextVersion> {
-        // The files on the disk have been tried, and have failed.
+        // The files on the disk have already failed.
         let tried = Tried { failed: true, ..std::mem::take(&mut self.tried) };
         let mut found = None;
         while found.is_none()

@@ -1,5 +1,5 @@
-//! Watches the files of a recipe for changes. It watches their directories: editors save by renaming, and a watch on a file
-//! ends with that.
+//! Watches the files of a recipe for changes. It watches their directories, because editors save by renaming, and a watch on a file
+//! ends with a rename.
 
 use crate::cancel::Control;
 use crate::error::{Error, Result};
@@ -43,11 +43,11 @@ impl FileWatch {
         let ours = names.clone();
         let counts = move |path: &PathBuf| {
             let names = ours.lock().unwrap_or_else(PoisonError::into_inner);
-            // A directory that contains such a file counts too.
+            // A directory that contains such a file is watched too.
             names.iter().any(|name| name.starts_with(path))
         };
         let heard = move |event: notify::Result<notify::Event>| {
-            // Reads do not count; anything else does, a lost event too.
+            // All events except reads count, including lost events.
             let passed = |e: &notify::Event| e.kind.is_access() || !(e.paths.is_empty() || e.paths.iter().any(&counts));
             if !event.as_ref().is_ok_and(passed) {
                 let _ = send.send(());

@@ -1,12 +1,12 @@
 //! Applies edits of the recipe to a run that continues.
 //!
-//! A reload is a stop and a resume within the process: at a step boundary the new text makes a run of its own, whose States
+//! A reload is a stop and a resume within the process: at a step boundary the new text makes a new run, whose States
 //! take the values of the old ones by path and shape, and which continues from the same cursor and random numbers. It
 //! therefore gives the same bits as a checkpoint, an edit and a resume with `edited`. Before the new run takes over, one of
 //! its steps is recorded and not executed. If that step needs machine code that takes long to compile, the new run is
 //! dropped, the old one continues while the code is compiled in the background, and then the new one is built again.
 //!
-//! This file finds new versions, `build.rs` builds them, `trial.rs` decides which of them runs, and `file_watch.rs` hears of
+//! This file finds new versions, `build.rs` builds them, `trial.rs` decides which of them runs, and `file_watch.rs` detects
 //! saved files.
 
 mod build;
@@ -101,9 +101,9 @@ impl Candidate {
 pub struct NextVersion {
     pub run: Run,
     pub params: Vec<(String, ParamValue)>,
-    /// The params and lines that changed, for people.
+    /// The params and lines that changed, for display.
     pub changed: Vec<String>,
-    /// Which States it took.
+    /// The States that it took over.
     pub handover: StateMigration,
     pub files: Files,
     /// When the loop began to wait for it, as if it had waited without a break.

@@ -8,7 +8,7 @@
 //!   none) where they fit, and from its own earlier States otherwise. A step on trial, or with file watching any evaluation,
 //!   that does not end is cancelled once a newer version is saved or a stop is requested. Later steps are not cancellable
 //!   (`cancel.rs`).
-//! - A loss on trial is not finite: its States are corrupt, so the version before continues from the step of the edit, and
+//! - A loss on trial is not finite: the States are corrupt, so the version before continues from the step of the edit, and
 //!   the steps since are repeated. A non-finite loss after the trial is the recipe's, not the edit's.
 //!
 //! After the trial the version before has to be built again from its text. An error of a version that has none before it
@@ -18,7 +18,7 @@ use super::TRIAL;
 use crate::cancel;
 use crate::error::{Error, Result};
 use crate::events::Event;
-use crate::history::{self, Change, Files, HistoryEntry};
+use crate::history::{Change, Files, HistoryEntry};
 use crate::params;
 use crate::training_loop::TrainingLoop;
 use perilune_lua::{Memory, ParamValue, Run, Source, StateMigration, Taking};
@@ -42,9 +42,9 @@ pub(crate) struct Trial {
     reported: bool,
     /// The random number state at that step.
     rng: (u64, u32),
-    /// The losses before it were finite.
+    /// Whether the losses before it were finite.
     pub sound: bool,
-    /// A checkpoint has been taken since: the States that it dropped are gone.
+    /// Whether a checkpoint has been taken since, which discards the States that it dropped.
     checkpointed: bool,
 }
 
@@ -135,16 +135,12 @@ impl TrainingLoop<'_> {
         self.reporter.reload(&Event::Refused { step, back_to, error: &text })?;
         let kind = Change::Refused { back_to };
         let entry = HistoryEntry { step, kind, before, files, ..HistoryEntry::new(files) };
-        self.record(&HistoryEntry { error: Some(&text), ..entry })
-    }
-
-    fn record(&self, entry: &HistoryEntry<'_>) -> Result<()> {
-        self.reporter.dir.as_ref().map_or(Ok(()), |dir| history::record(&dir.path, entry))
+        self.reporter.history(&HistoryEntry { error: Some(&text), ..entry })
     }
 
     /// Records that the version before a failed edit continues.
     fn record_return(
-        &self,
+        &mut self,
         step: u64,
         from_trial: bool,
         before: &Files,
@@ -155,7 +151,7 @@ impl TrainingLoop<'_> {
         let run = Some((&*self.run, self.params.as_slice()));
         let entry = HistoryEntry { step, changed: &changed, before, states, run, ..HistoryEntry::new(files) };
         let owed = self.owed.is_some();
-        self.record(&HistoryEntry { kind: Change::Applied { from_trial, owed }, ..entry })
+        self.reporter.history(&HistoryEntry { kind: Change::Applied { from_trial, owed }, ..entry })
     }
 
     /// Reports and records a version on trial after its first step.
@@ -173,7 +169,7 @@ impl TrainingLoop<'_> {
         let run = Some((&*self.run, self.params.as_slice()));
         let entry =
             HistoryEntry { step: since, changed, before: &before, states, run, ..HistoryEntry::new(&trial.files) };
-        self.record(&entry)
+        self.reporter.history(&entry)
     }
 
     /// Ends the trial if this was its last step; the numbers of the step have been read.

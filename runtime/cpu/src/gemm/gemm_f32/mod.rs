@@ -1,14 +1,14 @@
-//! Multiplies f32 matrices with the crate's own microkernels: for the sizes of small and medium models, instead of the `gemm`
-//! crate.
+//! Multiplies f32 matrices with the crate's own microkernels. It replaces the `gemm` crate at the sizes of small and
+//! medium models.
 //!
-//! An element of the result is the sum, in order, of chunks of K (`chunk`: at most `CHUNK` steps, of equal length), each one a
-//! chain of fused multiply-adds from zero. Nothing else fixes the bits: the partition into tasks and blocks, and whether
-//! operands are packed, affect speed alone.
+//! An element of the result is the sum, in order, of chunks of K (`chunk`: at most `CHUNK` steps, of equal length),
+//! each one a chain of fused multiply-adds from zero. Nothing else fixes the bits: the partition into tasks and blocks,
+//! and whether operands are packed, affect only speed.
 //!
-//! A task is a block of rows by columns (`partition`). It packs the right operand, a panel of a chunk by the columns of a tile
-//! at a time, which stays in the L1 or L2 cache while all rows use it. The left operand is read in place, unless its rows
-//! would evict each other from the cache (`pack`). Both are prefetched, also from task to task. Consecutive tasks share
-//! rows if there are more rows than columns, else columns; threads begin at distant tasks (`worker_pool`).
+//! A task is a block of rows by columns (`partition`). It packs the right operand in panels: some steps of a chunk by
+//! the columns of a tile. A panel stays in the L1 or L2 cache while all rows use it. The left operand is read in place,
+//! unless its rows would evict each other from the cache (`pack`). Both are prefetched, also across tasks. Consecutive
+//! tasks share rows if there are more rows than columns, else columns; threads begin at distant tasks (`worker_pool`).
 
 mod pack;
 mod partition;
@@ -24,19 +24,19 @@ use partition::{Partition, ROWS, RowTiles, WHOLE, chunk};
 use perilune_core::Layout;
 use std::cell::{Cell, RefCell};
 
-/// Steps of K of a panel at most: a panel of the right operand stays in the L1 cache while all rows use it. The next panel of a
-/// chunk continues its sums.
+/// Maximum steps of K in a panel: a panel of the right operand stays in the L1 cache while all rows use it. The next
+/// panel of a chunk continues its sums.
 const PANEL_STEPS: usize = 128;
 /// Rows above which the right operand is packed even if its rows are contiguous.
 const PACK_RIGHT_ROWS: usize = 64;
 /// Elements of the left operand packed at a time.
 const PACKED: usize = 1 << 22;
-/// Steps that packed elements are prefetched ahead.
+/// How many steps ahead packed elements are prefetched.
 const PACKED_AHEAD: usize = 64;
-/// Elements of the right operand that a thread keeps packed for the next part of a task.
+/// Maximum elements of the right operand that a thread keeps packed for the next part of a task.
 const KEPT_PANELS: usize = 1 << 16;
 
-/// A matrix or a block of one: its first element and its strides.
+/// A matrix or a block of one.
 #[derive(Clone, Copy)]
 struct MatrixView {
     at: *const f32,
@@ -48,13 +48,13 @@ struct MatrixView {
 unsafe impl Sync for MatrixView {}
 
 impl MatrixView {
-    /// The block from that element on, which need not exist.
+    /// The block that starts at an element; the element need not exist.
     fn from(self, row: usize, col: usize) -> MatrixView {
         MatrixView { at: self.at.wrapping_offset(row as isize * self.rows + col as isize * self.cols), ..self }
     }
 
-    /// Prefetches of the first `len` rows and `cols` columns, spread over `runs` runs; none unless rows or columns are
-    /// contiguous.
+    /// Builds the prefetches of the first `len` rows and `cols` columns, spread over `runs` runs. There are none unless
+    /// rows or columns are contiguous.
     fn prefetches(self, (len, cols): (usize, usize), runs: usize) -> PrefetchQueue {
         let (rows, length, row) = match (self.rows, self.cols) {
             (step, 1) => (len, cols, step),
@@ -71,10 +71,10 @@ impl MatrixView {
 struct ThreadScratch {
     /// Partial sums of a chunk between two panels.
     parts: Vec<f32>,
-    /// Packed panels of the right operand: some steps of K by the columns of a tile. All panels of a block are kept if they are
-    /// small, since the next part of a task uses the same.
+    /// Packed panels of the right operand: some steps of K by the columns of a tile. All panels of a block are kept if
+    /// they are small, because the next part of a task reuses them.
     panels: Vec<CacheLine>,
-    /// First element and columns of the right operand whose panels are all packed.
+    /// First element and number of columns of the right operand, once all its panels are packed.
     packed: Option<(*const f32, usize)>,
 }
 
@@ -94,7 +94,7 @@ impl ThreadScratch {
     }
 }
 
-/// The matrices of a result: where each begins, and the distance between its rows.
+/// The matrices of a result: their start addresses and their row stride.
 struct OutputMatrices<'a> {
     at: SendPtr<f32>,
     of: BatchedMatrix<'a, f32>,
@@ -169,7 +169,7 @@ pub fn run(
 }
 
 thread_local! {
-    /// A packed left operand; at most [`PACKED`] elements, or [`ROWS`] rows.
+    /// A packed left operand: at most [`PACKED`] elements or [`ROWS`] rows.
     static SCRATCH: RefCell<Vec<f32>> = const { RefCell::new(Vec::new()) };
     static THREAD_SCRATCH: Cell<ThreadScratch> = const { Cell::new(ThreadScratch { parts: Vec::new(), panels: Vec::new(), packed: None }) };
 }
@@ -184,7 +184,7 @@ fn run_tasks(
     (out, out_step): (impl Fn(usize, usize, usize) -> *mut f32 + Sync, usize),
     packed: Option<&[f32]>,
 ) {
-    // Both operands of a block.
+    // Returns both operands of a block.
     let sides = |(k, i, j): (usize, usize, usize)| {
         let (left, right) = operands(k);
         (left.from(i, 0), right.from(0, j))
@@ -230,8 +230,8 @@ fn run_tasks(
     });
 }
 
-/// Computes `m` rows by `n` columns of a product, or the tiles from `lo` to `hi` eighths of them; rows of the result are `step`
-/// elements apart. `next`: the operands of the next block, to prefetch.
+/// Computes `m` rows by `n` columns of a product, or its tiles from `lo` to `hi` (in eighths). Rows of the result are
+/// `step` elements apart. `next` holds the operands of the next block, to prefetch.
 ///
 /// # Safety
 /// Operands and result must be valid for the block.
@@ -250,7 +250,7 @@ unsafe fn block(
     let keeps = packed.is_none() && n <= widest * t.lanes && k * n.next_multiple_of(t.lanes) <= KEPT_PANELS;
     let room = scratch.reserve(if keeps { k } else { PANEL_STEPS } * widest * t.lanes);
     let kept = keeps && scratch.packed == Some((b.at, n));
-    // Columns of the tile that begins at column `j`: about equal.
+    // Columns of the tile that begins at column `j`; all tiles are about equally wide.
     let width = |j: usize| {
         let vectors = (n - j).div_ceil(t.lanes);
         (vectors.div_ceil(vectors.div_ceil(widest)) * t.lanes).min(n - j)
@@ -282,7 +282,8 @@ unsafe fn block(
                 } else {
                     let panel = room.wrapping_add(if keeps { p * partial_row } else { 0 });
                     if !kept {
-                        // SAFETY: the caller's promise; there is room for all steps, or for those of a panel, by the widest tile.
+                        // SAFETY: the caller guarantees the operands; the buffer holds all steps, or those of a panel,
+                        // for the widest tile.
                         unsafe { pack_rows(t, right, len, cols, panel, partial_row) };
                         scratch.packed = keeps.then_some((b.at, n));
                     }
@@ -304,7 +305,7 @@ unsafe fn block(
                 for tile in first..last {
                     let (i, rows) = row_tiles.tile(tile);
                     let left = match packed {
-                        // SAFETY: as many elements as the rows, in the order of `pack_left`.
+                        // SAFETY: the packed rows have these elements, in the order of `pack_left`.
                         Some(all) => {
                             MatrixView { at: unsafe { all.add(i * k + p * rows) }, rows: 1, cols: rows as isize }
                         }
@@ -318,7 +319,7 @@ unsafe fn block(
                             line: left.cols,
                             row: RUN as isize * left.cols,
                         },
-                        // From the second panel on the rows are in a cache.
+                        // From the second panel on, the rows are in a cache.
                         _ if j > 0 => PrefetchLines { at: left.at, line: 0, row: 0 },
                         (row, 1) => PrefetchLines { at: below.at, line: row, row: RUN as isize },
                         (_, step) => {
@@ -326,8 +327,8 @@ unsafe fn block(
                         }
                     };
                     let tile: Microkernel = t.by_size[vectors - 1][rows - 1];
-                    // SAFETY: the caller's promise; the right operand has whole vectors, in the panel or because `cols` does, and
-                    // so have the partial sums.
+                    // SAFETY: the caller guarantees the operands. The right operand has whole vectors, either in the
+                    // panel or because `cols` is a multiple of them; so have the partial sums.
                     unsafe {
                         let args = TileArgs {
                             k: len,

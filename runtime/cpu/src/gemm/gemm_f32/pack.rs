@@ -1,4 +1,4 @@
-//! Packs operands of a product into contiguous panels.
+//! Packs GEMM operands into contiguous panels.
 
 use super::MatrixView;
 use super::partition::{CHUNK, Partition, ROWS, RowTiles, chunk};
@@ -8,18 +8,19 @@ use crate::library::Call;
 use crate::worker_pool::{SendPtr, TaskQueue};
 use std::mem::MaybeUninit;
 
-/// Columns from which on packing the left operand pays.
+/// Minimum columns for which packing the left operand is profitable.
 const PACK_COLS: usize = 256;
 /// Rows at a multiple of this distance share lines of the L1 cache.
 const ALIASED: usize = 1024;
 
-/// Whether packing the left operand pays: many columns use it, and the addresses of its rows map to few cache sets.
+/// Whether packing the left operand is profitable: many columns use it, and the addresses of its rows map to few cache
+/// sets.
 pub fn pack_pays(s: GemmShape, a: &BatchedMatrix<f32>) -> bool {
     let apart = (a.rows.unsigned_abs()).max(a.cols.unsigned_abs());
     s.n >= PACK_COLS && s.m >= ROWS && s.k >= CHUNK && apart.is_multiple_of(ALIASED)
 }
 
-/// Packs the left operand by tiles and chunks: the elements of a step are adjacent.
+/// Packs the left operand by tiles and chunks. The elements of one step are adjacent.
 pub fn pack_left(c: &Call, t: &Microkernels, s: GemmShape, partition: &Partition, a: MatrixView, to: &mut [f32]) {
     let (tallest, chunk, to) = (t.tallest(t.by_size.len()), chunk(s.k), SendPtr(to.as_mut_ptr()));
     let tiles = partition.rows.div_ceil(tallest);
@@ -34,10 +35,10 @@ pub fn pack_left(c: &Call, t: &Microkernels, s: GemmShape, partition: &Partition
             let (i, rows) = row_tiles.tile(tile);
             let from = a.from(first + i, 0);
             for p in (0..s.k).step_by(chunk) {
-                // The chunk with steps as rows, as in the right operand.
+                // The chunk with its steps as rows, as in the right operand.
                 let part = MatrixView { at: from.from(0, p).at, rows: from.cols, cols: from.rows };
                 let len = chunk.min(s.k - p);
-                // SAFETY: the rows are those of the left operand, and this task alone writes their place in `to`.
+                // SAFETY: the rows are those of the left operand, and only this task writes their part of `to`.
                 unsafe { pack_rows(t, part, len, rows, to.0.add((first + i) * s.k + p * rows), rows) };
             }
         }
@@ -49,7 +50,7 @@ pub fn pack_left(c: &Call, t: &Microkernels, s: GemmShape, partition: &Partition
 /// # Safety
 /// The rows must be readable, and `to` valid for `len * width` elements.
 pub unsafe fn pack_rows(t: &Microkernels, from: MatrixView, len: usize, cols: usize, to: *mut f32, width: usize) {
-    // SAFETY: the caller's promise, for all of this function.
+    // SAFETY: guaranteed by the caller, in the whole function.
     unsafe {
         if cols < width {
             std::slice::from_raw_parts_mut(to.cast::<MaybeUninit<f32>>(), len * width).fill(MaybeUninit::new(0.0));

@@ -1,17 +1,17 @@
-//! Partitions a batch of products into tasks and tiles. The length of a chunk of K fixes the bits; everything else here
-//! affects speed alone.
+//! Partitions a batch of products into tasks and tiles. The length of a chunk of K determines the bits; everything else
+//! here affects only speed.
 
 use crate::gemm::GemmShape;
 
 /// Steps of K that are summed before they are added to the result.
 pub const CHUNK: usize = 256;
-/// Columns of a task at most: one tile or more of any instruction set.
+/// Maximum columns of a task: one tile or more on any instruction set.
 const COLS: usize = 64;
-/// Rows of a task at least, so that packing the right operand pays.
+/// Minimum rows of a task: enough reuse to make packing the right operand profitable.
 pub const ROWS: usize = 48;
-/// Multiply-adds of a task at least.
+/// Minimum multiply-adds of a task.
 const OPS: usize = 1 << 18;
-/// Elements of a packed left operand that a task uses.
+/// Elements of the packed left operand that one task uses.
 const PACKED_PART: usize = 1 << 18;
 /// Where the last task of a thread is split, in eighths of its tiles: a thread that finishes first takes parts of another
 /// thread's last task, so these parts are small.
@@ -26,7 +26,7 @@ pub fn chunk(k: usize) -> usize {
     k.div_ceil(k.div_ceil(CHUNK)).next_multiple_of(16)
 }
 
-/// Columns of a task: about equal, in whole vectors.
+/// Columns of a task: about equal for all tasks, in whole vectors.
 fn columns(n: usize) -> usize {
     n.div_ceil(n.div_ceil(COLS)).next_multiple_of(16)
 }
@@ -37,11 +37,11 @@ pub struct Partition {
     pub cols: usize,
     pub row_parts: usize,
     col_parts: usize,
-    /// Whole products of a task, if products are not split.
+    /// Whole products in a task, if products are not split.
     pub group: usize,
-    /// Whether consecutive tasks share rows, not columns.
+    /// Whether consecutive tasks share rows instead of columns.
     by_rows: bool,
-    /// Threads whose last tasks are split again; 0 if none are.
+    /// Number of threads whose last tasks are split again; 0 if none are.
     tails: usize,
 }
 
@@ -56,7 +56,8 @@ impl Partition {
         }
         let col_parts = s.n.div_ceil(COLS);
         let most = s.m.div_ceil(ROWS).min(ops / (col_parts * OPS)).max(1);
-        // Few parts, because each packs its columns of the right operand. Split last tasks restore the balance.
+        // Use few parts, because each packs its columns of the right operand. Splitting the last tasks restores the
+        // balance.
         let row_parts = (2 * threads).div_ceil(s.batch * col_parts).max(if by_rows { threads } else { 1 });
         let rows = s.m.div_ceil(row_parts.min(most));
         let partition = Partition {
@@ -71,7 +72,7 @@ impl Partition {
         partition.with_tails(s, threads)
     }
 
-    /// For a packed left operand: the rows of a task stay in an L2 cache from task to task.
+    /// Partitions for a packed left operand: the rows of a task stay in the L2 cache from task to task.
     pub fn packed(s: GemmShape, threads: usize) -> Partition {
         let parts = s.m.div_ceil((PACKED_PART / s.k).max(ROWS)).max(threads).min(s.m.div_ceil(ROWS));
         let rows = s.m.div_ceil(parts);
@@ -85,17 +86,17 @@ impl Partition {
         Partition { tails: if pays { threads } else { 0 }, ..self }
     }
 
-    /// The number of tasks.
+    /// Returns the number of tasks.
     pub fn count(&self, batch: usize) -> usize {
         batch.div_ceil(self.group) * self.row_parts * self.col_parts
     }
 
-    /// As `count`, with the last task of each thread's part (`TaskQueue`) split.
+    /// Returns the number of tasks when the last task of each thread's part (`TaskQueue`) is split.
     pub fn parts(&self, batch: usize) -> usize {
         self.count(batch) + self.tails * TAIL_CUTS
     }
 
-    /// The task of a part, and its range of tiles in eighths.
+    /// The task that a part belongs to, and the part's range of tiles in eighths.
     pub fn task_of(&self, v: usize, batch: usize) -> (usize, usize, usize) {
         let start = |k: usize| self.count(batch) * k / self.tails + k * TAIL_CUTS;
         match (0..self.tails).rev().find(|k| start(*k) <= v) {
@@ -108,7 +109,7 @@ impl Partition {
         }
     }
 
-    /// Matrix, row part and column part of a task; the matrix is the first of a group.
+    /// Matrix, row part and column part of a task. For a group, the matrix is its first.
     pub fn block_of(&self, t: usize) -> (usize, usize, usize) {
         let (k, t) = (t / (self.row_parts * self.col_parts), t % (self.row_parts * self.col_parts));
         let (i, j) = if self.by_rows {
@@ -124,7 +125,7 @@ impl Partition {
 #[derive(Clone, Copy)]
 pub struct RowTiles {
     pub tiles: usize,
-    /// Rows of a tile, and the number of leading tiles with one row more.
+    /// Rows of a tile, and the number of leading tiles with one more row.
     low: usize,
     more: usize,
 }

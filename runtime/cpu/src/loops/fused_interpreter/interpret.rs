@@ -1,4 +1,4 @@
-//! Runs a list of ops on blocks of up to eight vectors.
+//! Interprets a list of fused ops on blocks of up to eight vectors.
 
 use super::opcode::{BLOCK, FusedLoop, FusedOp, MAX_LOCALS, MAX_OPS, MAX_SUMS, Opcode, Operand, PREFETCH_DISTANCE};
 use crate::loops::reduce::fold_sum;
@@ -19,23 +19,23 @@ pub fn interpreter(isa: Isa) -> Option<FusedLoop> {
     }
 }
 
-/// An op bound to the address of its operand in one row.
+/// An op with the address of its operand in one row.
 #[derive(Clone, Copy)]
 struct BoundOp {
     at: *mut f32,
     /// A mask of the block's position: 0 for operands that do not advance with it.
     position_mask: usize,
     opcode: Opcode,
-    /// Addresses to prefetch from, offset by the block's position. They are spread over the ops because a processor tracks
-    /// few outstanding lines: it stalls on a burst of prefetches.
+    /// Addresses to prefetch, offset by the block's position. They are spread over the ops because a processor tracks
+    /// few outstanding lines and stalls on a burst of prefetches.
     prefetches: [*const f32; PREFETCHES],
 }
 
 /// Cache lines that one op prefetches.
 const PREFETCHES: usize = 2;
-/// Rows that groups with sums interleave, to hide the latency of the additions of one row.
+/// Rows that groups with sums interleave, to hide the latency of additions within one row.
 const INTERLEAVED_ROWS: usize = 4;
-/// Bytes of a cache line, and of the widest vector.
+/// Bytes of a cache line, which is also the width of the widest vector.
 const LINE: usize = 64;
 
 /// Prefetches `n` elements, line by line; any address is allowed.
@@ -48,7 +48,7 @@ fn prefetch_lines(at: *const f32, n: usize) {
 
 #[inline(always)]
 unsafe fn zip<V: Vector, const N: usize>(a: &mut [V; N], b: *const f32, n: usize, f: impl Fn(V, V) -> V) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if N == 1 {
             a[0] = f(a[0], V::load_partial(b, n));
@@ -62,7 +62,7 @@ unsafe fn zip<V: Vector, const N: usize>(a: &mut [V; N], b: *const f32, n: usize
 
 #[inline(always)]
 unsafe fn zip_broadcast<V: Vector, const N: usize>(a: &mut [V; N], b: *const f32, f: impl Fn(V, V) -> V) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     let b = unsafe { V::splat(*b) };
     for v in a {
         *v = f(*v, b);
@@ -76,13 +76,13 @@ fn each<V: Vector, const N: usize>(a: &mut [V; N], f: impl Fn(V) -> V) {
     }
 }
 
-/// `N` vectors from element `from` of the row on; if `N` is 1, `n` elements of one.
+/// Runs the ops on `N` vectors from element `from` of the row; if `N` is 1, on `n` elements of one vector.
 ///
 /// # Safety
 /// As for `FusedLoop`.
 #[inline(always)]
 unsafe fn block<V: Vector, const N: usize, const PREFETCH: bool>(ops: &[BoundOp], from: usize, n: usize, tile: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         let mut a = [V::splat(0.0); N];
         for op in ops {
@@ -115,7 +115,7 @@ unsafe fn block<V: Vector, const N: usize, const PREFETCH: bool>(ops: &[BoundOp]
                     }
                 }
                 Opcode::Sum => {
-                    // `b` are the 16 lanes; a vector of 8 goes to their lower or upper half in turn.
+                    // `b` points to the 16 lanes; an 8-lane vector is added to their lower and upper half in turn.
                     if N == 1 {
                         let mut some = [0.0; LANES];
                         a[0].store_partial(some.as_mut_ptr(), n);
@@ -159,7 +159,8 @@ unsafe fn block<V: Vector, const N: usize, const PREFETCH: bool>(ops: &[BoundOp]
                     let one = V::splat(1.0);
                     each(&mut a, |a| one / a)
                 }
-                // No closures here: these are large, and must be compiled for the instruction set, that is, inlined.
+                // No closures here: they would be too large to inline, and must be inlined to be compiled for the
+                // instruction set.
                 Opcode::Exp => {
                     for v in &mut a {
                         *v = simd_f32::exp(*v);
@@ -196,12 +197,12 @@ unsafe fn block<V: Vector, const N: usize, const PREFETCH: bool>(ops: &[BoundOp]
 }
 
 /// # Safety
-/// Views must be valid for `rows` x `cols` elements, row broadcasts and sums for one element a row. A view that is stored
-/// to may be one that is loaded, element for element, but must not overlap others.
+/// Views must be valid for `rows` x `cols` elements, row broadcasts and sums for one element per row. A stored view may
+/// alias a loaded one element for element, but must not overlap others.
 #[inline(always)]
 unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
     let tile = rows * cols;
-    // Uninitialised: tiles are small, and clearing some KiB would cost measurable time.
+    // Uninitialised: tiles are small, and clearing a few KiB would cost measurable time.
     let mut sums = [const { MaybeUninit::<[[f32; LANES]; MAX_SUMS]>::uninit() }; INTERLEAVED_ROWS];
     let mut locals = [MaybeUninit::<[f32; BLOCK]>::uninit(); MAX_LOCALS];
     // Ops address both through raw pointers.
@@ -212,7 +213,7 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
     let mut steps = [const { MaybeUninit::<[isize; 1 + PREFETCHES]>::uninit() }; MAX_OPS];
     let summed = ops.iter().any(|l| matches!(l.operand, Operand::Sum(..)));
     let side = if summed { rows.clamp(1, INTERLEAVED_ROWS) } else { 1 };
-    // Prefetched operands, line by line in turn, spread over the ops.
+    // Prefetched operands, interleaved line by line and spread over the ops.
     let lines = 8 * V::LANES / LANES;
     let first = ops.iter().take_while(|l| l.opcode.is_prefetch()).count();
     let spread = first.min(PREFETCHES * (ops.len() - first) / lines);
@@ -267,13 +268,13 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
     }
     for first in (0..rows).step_by(side) {
         let now = side.min(rows - first);
-        // SAFETY: as many were written as there are ops, for each interleaved row.
+        // SAFETY: as many entries were written as there are ops, for each interleaved row.
         let row = |bound: &[[MaybeUninit<BoundOp>; MAX_OPS]], r: usize| unsafe {
             std::slice::from_raw_parts(bound[r].as_ptr().cast::<BoundOp>(), ops.len())
         };
         let mut from = 0;
-        // SAFETY: rows of views are valid, by the caller, and blocks lie within them; a local is written before it is read,
-        // and holds 8 vectors.
+        // SAFETY: the caller guarantees the rows of views, and blocks are within them. A local is written before it is
+        // read and holds 8 vectors.
         unsafe {
             while from + 8 * V::LANES <= cols {
                 for r in 0..now {
@@ -330,13 +331,13 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn avx2(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { run::<crate::loops::simd::F32x8>(ops, views, rows, cols) }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
 pub unsafe fn avx512(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe { run::<crate::loops::simd::F32x16>(ops, views, rows, cols) }
 }

@@ -3,15 +3,15 @@
 use crate::loops::Arg;
 use perilune_core::ops::elementwise::MapFn;
 
-/// What an op does to the accumulator `a`. An operand `b` is a row of elements, or one number a row for the opcodes named
-/// `Broadcast`.
+/// What an op does to the accumulator `a`. An operand `b` is a row of elements, or one value per row for the opcodes
+/// named `Broadcast`.
 ///
-/// The table is closed: a `MapFn` without an opcode ends a group of fused ops and runs as a loop of its own.
+/// The table is closed: a `MapFn` without an opcode ends a group of fused ops and runs as a separate loop.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Opcode {
-    /// Prefetches the elements that this run reads [`PREFETCH_DISTANCE`] elements later; leaves `a`.
+    /// Prefetches the elements that this run reads [`PREFETCH_DISTANCE`] elements later; `a` is unchanged.
     PrefetchNear,
-    /// Prefetches the elements that the next run reads, one tile further; leaves `a`.
+    /// Prefetches the elements that the next run reads, one tile ahead; `a` is unchanged.
     PrefetchNext,
     /// a = b
     Load,
@@ -56,7 +56,7 @@ pub enum Opcode {
 }
 
 impl Opcode {
-    /// Roughly how many cycles a vector takes.
+    /// Approximate cycles per vector.
     pub fn cost(self) -> usize {
         match self {
             Opcode::Exp | Opcode::Tanh | Opcode::Sigmoid | Opcode::Sigmoid2 | Opcode::Sigmoid2Rest | Opcode::Erf => 20,
@@ -75,7 +75,7 @@ impl Opcode {
         matches!(self, Opcode::PrefetchNear | Opcode::PrefetchNext)
     }
 
-    /// Whether the operand is one number a row.
+    /// Whether the operand is one value per row.
     pub const fn is_broadcast(self) -> bool {
         use Opcode::*;
         matches!(self, AddBroadcast | SubBroadcast | RsubBroadcast | MulBroadcast | DivBroadcast | RdivBroadcast)
@@ -101,8 +101,8 @@ pub fn unary_opcode(f: MapFn) -> Option<Opcode> {
     })
 }
 
-/// The opcodes of a binary function: with the accumulator as its first operand, and as its second; each with the other
-/// operand as a row of elements and as a row broadcast.
+/// The opcodes of a binary function. The first entry has the accumulator as first operand, the second entry as second
+/// operand; each has a variant for a row of elements and one for a row broadcast.
 pub fn binary_opcode(f: MapFn) -> Option<[(Opcode, Opcode); 2]> {
     use Opcode::*;
     Some(match f {
@@ -120,16 +120,16 @@ pub enum Operand {
     None,
     /// A register of the region, element by element.
     View(u16),
-    /// One number a row of a register of the region.
+    /// One value per row of a register of the region.
     RowBroadcast(u16),
     /// A local buffer, one block long.
     Local(u8),
-    /// The sum of that number; the result is stored to one element a row of the register.
+    /// The sum with that number; the result is stored as one element per row of the register.
     Sum(u8, u16),
 }
 
 impl Operand {
-    /// The register of the region, if the operand has one.
+    /// The register of the region that the operand reads, if it reads one.
     pub fn view(self) -> Option<u16> {
         match self {
             Operand::View(v) | Operand::RowBroadcast(v) | Operand::Sum(_, v) => Some(v),
@@ -145,11 +145,11 @@ pub struct FusedOp {
     pub operand: Operand,
 }
 
-/// Limits of a group of ops: its length, its local buffers, its sums.
+/// Limits of a group of ops: length, local buffers, sums.
 pub const MAX_OPS: usize = 96;
 pub const MAX_LOCALS: usize = 12;
 pub const MAX_SUMS: usize = 4;
-/// Elements of a block at most.
+/// Maximum elements of a block.
 pub const BLOCK: usize = 128;
 /// How many elements ahead `Opcode::PrefetchNear` reads.
 pub const PREFETCH_DISTANCE: usize = 2 * BLOCK;

@@ -6,7 +6,7 @@ use crate::loops::{Arg, Isa};
 use perilune_core::DType;
 use perilune_core::ops::elementwise::MapFn;
 
-/// The instruction sets of this machine.
+/// The instruction sets that this machine supports.
 fn isas() -> Vec<Isa> {
     #[cfg(target_arch = "x86_64")]
     return match Isa::detect() {
@@ -18,7 +18,7 @@ fn isas() -> Vec<Isa> {
     vec![]
 }
 
-/// Bit patterns of all kinds, then numbers of everyday size.
+/// Every kind of bit pattern, then numbers of moderate size.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
     let mut next = || {
@@ -44,7 +44,7 @@ fn view(x: &[f32], step: isize) -> Arg {
     Arg { ptr: x.as_ptr().cast(), step }
 }
 
-/// Compares each function with its loop for the baseline, over rows that end in the middle of a vector.
+/// Compares each function with its baseline loop, over rows that end in the middle of a vector.
 #[test]
 fn ops_give_the_bits_of_loops() {
     let (rows, cols) = (3, 1003);

@@ -1,10 +1,10 @@
 //! Compiles frequent op sequences of the fused interpreter to native loops.
 //!
-//! The interpreter pays for every op of every block: a jump, an address, a prefetch. This file lists the sequences that
-//! training runs most; each becomes one loop whose accumulator, sums and local buffers are registers. The region compiler
-//! looks a finished group of ops up in the list ([`find`]) and replaces the interpreter if opcodes and buffers match an
-//! entry. Each op computes what the interpreter's does, and sums keep their 16 lanes, so the bits are the same. A sequence
-//! that is not listed is only slower, and so are rows that end within a cache line.
+//! The interpreter spends a jump, an address computation and a prefetch on every op of every block. This file lists the
+//! most frequent sequences of training; each becomes one loop whose accumulator, sums and local buffers are registers.
+//! The region compiler looks up each finished group of ops in the list ([`find`]) and replaces the interpreter if
+//! opcodes and buffers match an entry. Each op computes what the interpreter's does, and sums keep their 16 lanes, so
+//! the bits are the same. Sequences that are not listed, and rows that end within a cache line, are only slower.
 
 mod step;
 #[cfg(all(test, target_arch = "x86_64"))]
@@ -18,11 +18,11 @@ use step::{bind_operand, fold, step};
 
 pub(super) use step::{RowState, read, write};
 
-/// Operands that are prefetched at most.
+/// Maximum number of operands that are prefetched.
 const MAX_PREFETCHES: usize = 8;
 
-/// An entry of the list: its opcodes, each with the number of its local buffer or sum. The functions are unrolled op by op,
-/// so that every opcode and index is a compile-time constant.
+/// An entry of the list: its opcodes, each with the number of its local buffer or sum. The functions are unrolled op by
+/// op, so every opcode and index is a compile-time constant.
 pub(super) trait Superinstruction {
     const OPS: &'static [(Opcode, Option<u8>)];
 
@@ -32,7 +32,7 @@ pub(super) trait Superinstruction {
     /// As for `FusedLoop`; `ops` are those of the entry.
     unsafe fn bind<V: Vector, const P: usize>(ops: &[FusedOp], views: &[Arg], row: usize) -> RowState<V, P>;
 
-    /// Runs all ops on 16 elements from `from` on. `nt`: with non-temporal stores.
+    /// Runs all ops on 16 elements starting at `from`. `nt` selects non-temporal stores.
     ///
     /// # Safety
     /// As for `FusedLoop`.
@@ -74,7 +74,7 @@ macro_rules! entries {
                     let mut to = RowState::new();
                     let mut i = 0;
                     $(
-                        // SAFETY: the caller's promise; an entry has as many ops as `ops`.
+                        // SAFETY: guaranteed by the caller; an entry has as many ops as `ops`.
                         unsafe { bind_operand(Opcode::$opcode, i, ops.get_unchecked(i), views, row, &mut to) };
                         i += 1;
                     )+
@@ -88,7 +88,7 @@ macro_rules! entries {
                     let mut a = [V::splat(0.0); P];
                     let mut i = 0;
                     $(
-                        // SAFETY: the caller's promise.
+                        // SAFETY: guaranteed by the caller.
                         a = unsafe {
                             let op = (Opcode::$opcode, number!($($local)?));
                             step::<V, P>(op, i, a, row, &mut locals, from, nt)
@@ -110,7 +110,7 @@ macro_rules! entries {
                     $(
                         let sum: Option<u8> = number!($($local)?);
                         if let (Opcode::Sum, Some(k)) = (Opcode::$opcode, sum) {
-                            // SAFETY: the caller's promise.
+                            // SAFETY: guaranteed by the caller.
                             unsafe { fold(of.sums[k as usize], ops.get_unchecked(i), views, row) };
                         }
                         i += 1;
@@ -120,7 +120,7 @@ macro_rules! entries {
             }
         )*
 
-        /// The loop of a listed sequence of ops.
+        /// Returns the loop of a listed sequence of ops.
         pub fn find(isa: Isa, ops: &[FusedOp]) -> Option<FusedLoop> {
             let ops = &ops[prefetch_len(ops)..];
             $(
@@ -177,7 +177,7 @@ entries! {
         Store@0 Load MulBroadcast Div@0 Store@0 Load MulBroadcast Sub@0 Store;
 }
 
-/// How many ops at the start are prefetches.
+/// Returns the number of leading prefetch ops.
 pub fn prefetch_len(ops: &[FusedOp]) -> usize {
     ops.iter().take_while(|l| l.opcode.is_prefetch()).count()
 }
@@ -205,7 +205,7 @@ fn entry<S: Superinstruction>(isa: Isa) -> Option<FusedLoop> {
     }
 }
 
-/// Whether every `StoreNt` of the entry is one of the sequence too, and aligned to cache lines.
+/// Whether every `StoreNt` of the entry is also one in the sequence, and is aligned to cache lines.
 #[inline(always)]
 pub(super) fn uses_nt_stores<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usize) -> bool {
     let mut any = false;
@@ -224,7 +224,7 @@ pub(super) fn uses_nt_stores<S: Superinstruction>(ops: &[FusedOp], views: &[Arg]
 }
 
 /// # Safety
-/// As for `FusedLoop`; rows of whole cache lines.
+/// As for `FusedLoop`; rows must be a whole number of cache lines.
 #[inline(always)]
 unsafe fn run<S: Superinstruction, V: Vector, const P: usize>(
     ops: &[FusedOp],
@@ -248,7 +248,7 @@ unsafe fn run<S: Superinstruction, V: Vector, const P: usize>(
     };
     let sums = S::OPS.iter().any(|l| l.0 == Opcode::Sum);
     let mut at = 0;
-    // SAFETY: rows and elements lie within the views, by the caller.
+    // SAFETY: the caller guarantees that rows and elements are within the views.
     unsafe {
         // Entries with sums interleave four rows, to hide the latency of additions. Unrolled by hand, because LLVM keeps
         // an array of rows in memory.
@@ -288,7 +288,7 @@ unsafe fn run<S: Superinstruction, V: Vector, const P: usize>(
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 unsafe fn avx2<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if cols.is_multiple_of(LANES) {
             run::<S, crate::loops::simd::F32x8, 2>(ops, views, rows, cols)
@@ -301,7 +301,7 @@ unsafe fn avx2<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usize,
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
 unsafe fn avx512<S: Superinstruction>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
-    // SAFETY: the caller's promise.
+    // SAFETY: guaranteed by the caller.
     unsafe {
         if cols.is_multiple_of(LANES) {
             run::<S, crate::loops::simd::F32x16, 1>(ops, views, rows, cols)

@@ -1,4 +1,4 @@
-//! Runs one op on the registers of a row: what the unrolled loops of the list are made of.
+//! Runs one op on the registers of a row: the building block of the unrolled loops.
 
 use crate::loops::Arg;
 use crate::loops::fused_interpreter::{FusedOp, MAX_LOCALS, MAX_SUMS, Opcode, Operand};
@@ -7,7 +7,7 @@ use crate::loops::simd::Vector;
 use crate::math::simd_f32;
 use perilune_plan::ir::LANES;
 
-/// Ops of an entry at most.
+/// Maximum ops of an entry.
 pub const MAX: usize = 48;
 
 /// The state of one row: the start of each operand, row broadcasts, sums.
@@ -39,7 +39,7 @@ pub unsafe fn bind_operand<V: Vector, const P: usize>(
     to: &mut RowState<V, P>,
 ) {
     if let Operand::View(v) | Operand::RowBroadcast(v) = op.operand {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let at = views.get_unchecked(v as usize).row::<f32>(row).cast_mut();
             if opcode.is_broadcast() {
@@ -55,7 +55,7 @@ pub unsafe fn bind_operand<V: Vector, const P: usize>(
 pub unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
     let mut b = [V::splat(0.0); P];
     for (p, b) in b.iter_mut().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         *b = unsafe { V::load(at.add(p * V::LANES)) };
     }
     b
@@ -64,7 +64,7 @@ pub unsafe fn read<V: Vector, const P: usize>(at: *const f32) -> [V; P] {
 #[inline(always)]
 pub unsafe fn write<V: Vector, const P: usize>(a: [V; P], at: *mut f32, nt: bool) {
     for (p, a) in a.into_iter().enumerate() {
-        // SAFETY: the caller's promise.
+        // SAFETY: guaranteed by the caller.
         unsafe {
             let at = at.add(p * V::LANES);
             if nt { a.store_nt(at) } else { a.store(at) }
@@ -95,7 +95,7 @@ pub unsafe fn step<V: Vector, const P: usize>(
     from: usize,
     nt: bool,
 ) -> [V; P] {
-    // SAFETY: the caller's promise, here and below.
+    // SAFETY: guaranteed by the caller, here and below.
     let operand = |row: &RowState<V, P>, locals: &[[V; P]; MAX_LOCALS]| match local {
         Some(k) => locals[k as usize],
         None => unsafe { read::<V, P>(row.at[i].add(from)) },
@@ -183,7 +183,7 @@ pub unsafe fn step<V: Vector, const P: usize>(
 pub unsafe fn fold<V: Vector, const P: usize>(sum: [V; P], op: &FusedOp, views: &[Arg], row: usize) {
     if let Some(v) = op.operand.view() {
         let mut lanes = [0.0; LANES];
-        // SAFETY: 16 elements, and one a row by the caller.
+        // SAFETY: there are 16 lanes, and the caller guarantees one element per row.
         unsafe {
             write::<V, P>(sum, lanes.as_mut_ptr(), false);
             *views.get_unchecked(v as usize).ptr.cast::<f32>().cast_mut().add(row) = fold_sum(lanes);

@@ -1,10 +1,10 @@
-//! Compares every entry of the list with the interpreter, bit for bit.
+//! Tests every superinstruction against the interpreter, bit for bit.
 
 use super::step::MAX;
 use super::*;
 use crate::memory::Block;
 
-/// Numbers of moderate size, with zeros, infinities and NaN among them.
+/// Fills a block with numbers of moderate size, with zeros, infinities and NaN among them.
 fn fill(block: &Block, n: usize, seed: u32) {
     let mut state = seed.wrapping_mul(747_796_405) | 1;
     for i in 0..n {
@@ -26,7 +26,7 @@ fn bits(block: &Block, n: usize) -> Vec<u32> {
     x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
-/// The operands after a run, each in memory of its own, `shift` elements off cache-line alignment.
+/// Returns the operands after a run, each in separate memory, `shift` elements off cache-line alignment.
 fn after(run: FusedLoop, ops: &[FusedOp], rows: usize, cols: usize, shift: usize) -> Vec<Vec<u32>> {
     let n = rows * cols;
     let blocks: Vec<Block> = (0..ops.len()).map(|_| Block::new(4 * (n + 32)).expect("memory")).collect();

@@ -1,11 +1,11 @@
 //! Turns updates of the form `old = where(ok, new, old)` into a predicate of the region (see `Engine::guard`).
 //!
-//! If every result of a region has that form with the same `ok`, one test of the bool replaces a select an element: if it is
-//! false the region is skipped, else the results are `new`.
+//! If every result of a region has that form with the same `ok`, one test of the bool replaces a select per element. If
+//! it is false, the region is skipped; otherwise the results are `new`.
 
 use super::*;
 
-/// Finds the predicate of such a region, and replaces its results by their new values.
+/// Finds the predicate of such a region and replaces its results by their new values.
 pub(super) fn take_predicate(program: &Program, region: &ir::Region, root: &mut [usize]) -> Option<Constant> {
     let body = &region.body[..];
     let mut ok = None;

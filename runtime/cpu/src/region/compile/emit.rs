@@ -42,7 +42,7 @@ impl Compiler<'_> {
         id
     }
 
-    /// A register of one element a row, bound in `list` or before it.
+    /// Returns a register with one element per row, bound in `list` or before it.
     pub(super) fn row(&mut self, i: usize, list: &mut List) -> View {
         if let Some(&v) = self.row_ready.get(&i) {
             return v;
@@ -82,7 +82,7 @@ impl Compiler<'_> {
         view
     }
 
-    /// A `Full` register as rows of elements, and whether a block of it is one contiguous run.
+    /// Returns a `Full` register as rows of elements, and whether a block of it is one contiguous run.
     pub(super) fn vector(&mut self, i: usize, list: &mut List) -> (View, bool) {
         if let Some(&v) = list.ready.get(&i) {
             return (v, !matches!(self.def[i], RegDef::Memory(RowStride::Zero | RowStride::Elements(_))));
@@ -153,7 +153,7 @@ impl Compiler<'_> {
         view
     }
 
-    /// An f32 register as a row broadcast, if it is one: its view, and whether all rows share the number.
+    /// Returns an f32 register as a row broadcast, if it is one: its view, and whether all rows share one value.
     pub(super) fn broadcast(&mut self, i: usize, list: &mut List) -> Option<(View, bool)> {
         if self.body[i].dtype.compute() != DType::F32 {
             return None;
@@ -169,7 +169,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// A `Map` or `Cast` at level `Full` into view `out`.
+    /// Emits a `Map` or `Cast` at level `Full` into view `out`.
     pub(super) fn compute(&mut self, i: usize, out: View, list: &mut List) -> Result<()> {
         let instr = &self.body[i];
         let args: Vec<usize> = operands(&instr.code).into_iter().map(|a| self.root[a]).collect();
@@ -232,7 +232,7 @@ impl Compiler<'_> {
         }
     }
 
-    /// A `Map` or `Cast` at level `Row`.
+    /// Emits a `Map` or `Cast` at level `Row`.
     pub(super) fn compute_row(&mut self, i: usize, list: &mut List) -> Result<()> {
         let args: Vec<usize> = operands(&self.body[i].code).into_iter().map(|a| self.root[a]).collect();
         let mut views = [0; 3];

@@ -21,12 +21,12 @@ use perilune_core::{DType, Layout};
 use perilune_plan::ir::{self, Code, Instr, LANES, Level, Program, Source, Storage, ValueId};
 use std::collections::HashMap;
 
-/// Rows shorter than this do not pay for a loop each: row values are expanded to tiles instead.
+/// Minimum row length for a loop per row; the row values of shorter rows are expanded to tiles.
 const SHORT_ROW: usize = 32;
-/// Rows shorter than this have column vectors repeated for all rows of a block.
+/// Minimum row length without repetition: for shorter rows, column vectors are repeated for all rows of a block.
 const REPEATED_ROW: usize = 256;
 
-/// Bytes that a worker saves of a row from phase to phase at most: half of an L2 cache.
+/// Maximum bytes of a row that a worker saves from phase to phase: half of an L2 cache.
 const SAVED_BYTES: usize = 512 << 10;
 
 /// How a register is defined.
@@ -38,7 +38,7 @@ enum RegDef {
     Memory(RowStride),
     /// A load that is the same for all rows.
     ColumnVector,
-    /// A `Full` load with one f32 number a row.
+    /// A `Full` load with one f32 value per row.
     RowScalar,
     /// A load that is copied to a tile.
     Gathered,
@@ -59,7 +59,7 @@ struct Compiler<'a> {
     isa: Isa,
     space: IterSpace,
     segmented: bool,
-    /// The register that holds a register's value: copies and widening casts are aliases.
+    /// The register that holds a register's value; copies and widening casts are aliases.
     root: Vec<usize>,
     def: Vec<RegDef>,
     layouts: Vec<Option<Layout>>,
@@ -75,7 +75,7 @@ struct Compiler<'a> {
     row_views: Vec<(View, usize, usize)>,
     row_reductions: Vec<RowReduction>,
     col_reductions: Vec<ColReduction>,
-    /// For registers saved from phase to phase: the phase that computes it, and its index among them.
+    /// For registers saved from phase to phase: the phase that computes them, and their index among the saved ones.
     saved: HashMap<usize, (usize, u16)>,
     phase: usize,
     pipeline: Option<RowPipeline>,
@@ -305,7 +305,7 @@ impl Compiler<'_> {
                     in_place = true;
                 }
             }
-            // A row reduction of depth d is fed by phase d - 1.
+            // Phase d - 1 feeds a row reduction of depth d.
             let phase = if level == Level::Row { self.depth[reg].saturating_sub(1) } else { self.depth[reg] };
             out.push(StoreTarget { reg, value, full: level == Level::Full, col: level == Level::Col, in_place, phase });
         }

@@ -1,10 +1,11 @@
-//! Emits the ops of one phase: which registers it computes, which it reads from earlier phases, and where results go.
+//! Emits the ops of one phase: the registers it computes, those it reads from earlier phases, and the stores of its
+//! results.
 
 use super::*;
 
 impl Compiler<'_> {
-    /// The `Full` registers that phase `p`, or the only one, reads or computes; operands of saved registers only in the
-    /// phase that computes these.
+    /// The `Full` registers that phase `p`, or the only phase, reads or computes. The operands of a saved register
+    /// belong only to the phase that computes it.
     pub(super) fn live_registers(&self, p: usize, outputs: &[StoreTarget], needed: &[bool]) -> Vec<bool> {
         let mut live_registers = vec![false; self.body.len()];
         for s in outputs.iter().filter(|s| s.full) {
@@ -53,7 +54,7 @@ impl Compiler<'_> {
         view
     }
 
-    /// Emits phase `p`, or the only one.
+    /// Emits phase `p`, or the only phase.
     pub(super) fn phase(&mut self, p: usize, outputs: &[StoreTarget], needed: &[bool]) -> Result<(List, Vec<u16>)> {
         let mut list = List::default();
         let mut reductions = Vec::new();
@@ -121,7 +122,7 @@ impl Compiler<'_> {
                 _ => {}
             }
         }
-        // Stores in place come last, and their registers are in tiles before the first of them.
+        // In-place stores come last, and their registers are in tiles before the first of them.
         let late = |s: &&StoreTarget| {
             let now = if s.full { !self.segmented || s.phase == p } else { !s.col && !self.segmented };
             let saved_earlier = self.saved.get(&s.reg).is_some_and(|k| k.0 < p);

@@ -1,4 +1,4 @@
-//! Allocates scratch memory: assigns tiles to slots by linear scan, chooses the tile size, and lays out all areas.
+//! Allocates scratch memory: assigns tiles to slots by linear scan, chooses the tile size and lays out all areas.
 
 use super::*;
 
@@ -96,7 +96,8 @@ impl Slots {
         self.sizes.iter().sum()
     }
 
-    /// Linear scan. An op's output is assigned before its operands are freed, so that no loop runs in place.
+    /// Assigns slots by linear scan. An op's output is assigned before its operands are freed, so that no loop runs in
+    /// place.
     fn assign(ops: &[TileOp], tiles: &[(View, usize)]) -> Slots {
         let size_of: HashMap<View, usize> = tiles.iter().copied().collect();
         let mut last: HashMap<View, usize> = HashMap::new();

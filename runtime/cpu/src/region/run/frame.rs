@@ -6,8 +6,8 @@ use crate::memory::Block;
 use crate::region::pack_transposed::PackBuffer;
 use std::cell::Cell;
 
-/// The part of the iteration space that one run of the ops covers: `k` rows from `row` on, columns `col..col + w`. `k` is 1
-/// unless `w` is all columns.
+/// The part of the iteration space that one run of the ops covers: rows `row..row + k`, columns `col..col + w`. `k` is
+/// 1 unless `w` is all columns.
 #[derive(Clone, Copy)]
 pub struct TileRange {
     pub row: usize,
@@ -22,13 +22,13 @@ struct Scratch {
     block: Option<Block>,
     views: Vec<Arg>,
     partials: Vec<*mut u8>,
-    /// For each packed load, its last panel.
+    /// The last panel of each packed load.
     packs: Vec<PackBuffer>,
     saved: Vec<u64>,
 }
 
 thread_local! {
-    /// A stack: a thread that forks holds one frame itself and takes another as a worker.
+    /// A stack, since a thread that forks holds one frame itself and takes another as a worker.
     static SCRATCH: Cell<Vec<Scratch>> = Cell::default();
 }
 
@@ -39,7 +39,8 @@ pub struct Frame<'a> {
     scratch: Scratch,
     /// The start of scratch memory.
     base: *mut u8,
-    /// Registers saved from phase to phase, each `saved_rows` rows of `cols` words: of this worker's row, or of all rows.
+    /// Registers saved from phase to phase, each with `saved_rows` rows of `cols` words: either this worker's row or
+    /// all rows.
     saved: *mut u8,
     saved_rows: usize,
 }
@@ -59,7 +60,7 @@ impl<'a> Frame<'a> {
         let mut scratch = stack.pop().unwrap_or_default();
         SCRATCH.set(stack);
         if scratch.block.as_ref().is_none_or(|b| b.capacity() < region.scratch) {
-            // A few hundred KiB; without them no region can run.
+            // A few hundred KiB; no region can run without them.
             scratch.block = Some(Block::new(region.scratch.max(1 << 18)).unwrap_or_else(|e| panic!("{e}")));
         }
         scratch.views.clear();
@@ -127,7 +128,7 @@ impl<'a> Frame<'a> {
     /// Binds the tiles of a phase.
     pub fn enter(&mut self, phase: &Phase) {
         for &(view, at) in &phase.tiles {
-            // SAFETY: within the scratch area, by `compile`.
+            // SAFETY: `compile` placed the tile within the scratch area.
             let ptr = unsafe { self.base.add(at) };
             self.scratch.views[view as usize] = Arg { ptr, step: self.region.space.cols as isize };
         }
@@ -142,7 +143,7 @@ impl<'a> Frame<'a> {
         }
     }
 
-    /// Binds saved registers to an area that holds them for `rows` rows, shared by all threads.
+    /// Binds saved registers to an area of `rows` rows, shared by all threads.
     pub fn share_saved(&mut self, area: *mut u8, rows: usize) {
         (self.saved, self.saved_rows) = (area, rows);
     }
@@ -152,7 +153,7 @@ impl<'a> Frame<'a> {
     /// # Safety
     /// A chunk of a phase that feeds the reduction must have run.
     pub unsafe fn chunk_result(&self, reduction: &RowReduction) -> u64 {
-        // SAFETY: lanes lie in the scratch area, by `compile`; the rest is the caller's promise.
+        // SAFETY: `compile` placed the lanes in the scratch area; the caller guarantees the rest.
         unsafe { *self.base.add(reduction.lanes).cast::<u64>() }
     }
 
@@ -166,8 +167,8 @@ impl<'a> Frame<'a> {
         let TileRange { row, k, col, w } = range;
         let first = row * cols + col;
         // SAFETY: views are tiles of this worker, large enough for a block, or parts of values that `plan::check` holds
-        // within bounds; outputs never share bytes with operands, because tiles of one op differ (`Slots::assign`) and a
-        // store in place goes through a tile.
+        // within bounds; outputs never share bytes with operands, because tiles of one op differ (`Slots::assign`) and
+        // an in-place store uses a tile.
         unsafe {
             for op in ops {
                 match *op {
@@ -239,7 +240,7 @@ impl<'a> Frame<'a> {
     /// stored at the start of its lanes.
     pub fn chunk(&mut self, phase: &Phase, row: usize, lo: usize, hi: usize) {
         let r = self.region;
-        // SAFETY: lanes lie in the scratch area, by `compile`.
+        // SAFETY: `compile` placed the lanes in the scratch area.
         unsafe {
             for &k in &phase.reductions {
                 let red = &r.row_reductions[k as usize];
@@ -286,7 +287,7 @@ impl<'a> Frame<'a> {
         self.run(&r.prologue, whole);
         for phase in &r.phases {
             self.enter(phase);
-            // SAFETY: totals and lanes lie in the scratch area, by `compile`.
+            // SAFETY: `compile` placed totals and lanes in the scratch area.
             unsafe {
                 for &k in &phase.reductions {
                     let red = &r.row_reductions[k as usize];
@@ -314,7 +315,7 @@ impl<'a> Frame<'a> {
     /// # Safety
     /// `total` must point to a total.
     pub unsafe fn finish(&self, red: &RowReduction, total: Arg, row: usize) {
-        // SAFETY: the register has an element for the row; the rest is the caller's promise.
+        // SAFETY: the register has an element for the row; the caller guarantees the rest.
         unsafe {
             let out = self.scratch.views[red.out as usize].ptr.cast_mut().add(row * red.size);
             (red.loops.finish)(out, &total, 1, 1);
@@ -329,7 +330,8 @@ impl<'a> Frame<'a> {
         let r = self.region;
         self.scratch.partials.clear();
         for (red, area) in r.col_reductions.iter().zip(areas) {
-            // SAFETY: an area has `cols` elements for each unit, and this worker alone has the unit's columns.
+            // SAFETY: an area has `cols` elements for each unit, and only this worker accesses these columns of the
+            // unit.
             unsafe {
                 let ptr = area.ptr().add(unit * r.space.cols * red.size);
                 if reset {

@@ -1,7 +1,7 @@
 //! Schedules a region on threads: blocks of rows, or segments of long rows.
 //!
-//! Every kernel receives views that one worker owns, or parts of values that no other task accesses: tasks are disjoint
-//! ranges of rows or of columns.
+//! Every kernel receives views that one worker owns, or parts of values that no other task accesses, since tasks are
+//! disjoint ranges of rows or columns.
 
 mod frame;
 
@@ -17,7 +17,7 @@ pub use frame::{Frame, TileRange};
 
 /// The partials of a column reduction: `cols` elements for each chunk of rows.
 pub struct Partial {
-    /// Owns what `start` points to; workers write to disjoint parts.
+    /// Owns the memory at `start`; workers write to disjoint parts.
     _cells: Vec<u64>,
     start: SendPtr<u8>,
 }
@@ -41,14 +41,14 @@ impl Partial {
     }
 }
 
-/// Runs independent regions together: one task queue for the tasks of all. A region that cannot be cut into tasks runs by
-/// itself if it is large, or as one task.
+/// Runs independent regions together through one task queue. A region that cannot be split into tasks runs separately
+/// if it is large, otherwise as one task.
 pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
     let total = list.iter().map(Region::work).sum::<f64>();
     let threads = context.pool.threads();
     let large = |r: &Region| r.work() > (total / (2 * threads) as f64).max(PARALLEL_NS);
     let task_ns = (total / (TASKS_PER_THREAD * threads) as f64).clamp(TASK_NS, 8.0 * TASK_NS);
-    // Each region with the number of its first task, and the lines of a task: 0 if the region is one task.
+    // Each region with the number of its first task, and the lines per task: 0 if the region is one task.
     let mut parts: SmallVec<[(&Region, usize, usize); 32]> = SmallVec::new();
     let mut count = 0;
     for region in list {
@@ -74,7 +74,7 @@ pub fn run_many(list: &[Region], context: &Context) -> Result<()> {
                 continue;
             }
             if frame.as_ref().is_none_or(|f| f.0 != k) {
-                // Frees the old frame's scratch memory for the new one.
+                // Releases the old frame's scratch memory for the new one.
                 drop(frame.take());
                 let mut new = Frame::new(region, context);
                 new.enter(&region.phases[0]);
@@ -96,7 +96,7 @@ impl Region {
         self.predicate.as_ref().is_some_and(|g| unsafe { g.read(context) } == 0)
     }
 
-    /// Whether its lines (`lines`) can run in any order.
+    /// Whether the lines of the region (`lines`) can run in any order.
     fn is_plain(&self) -> bool {
         if self.segmented {
             self.row_reductions.is_empty()
@@ -116,7 +116,7 @@ impl Region {
         if self.segmented { rows * self.space.cols.div_ceil(ROW_CHUNK) } else { rows }
     }
 
-    /// The lines of a task of that many nanoseconds.
+    /// Number of lines in a task of that many nanoseconds.
     fn task_lines(&self, ns: f64) -> usize {
         let line = if self.segmented { self.space.cols.min(ROW_CHUNK) } else { self.space.cols };
         let n = (ns / (self.cost * line.max(1) as f64)) as usize;
@@ -201,9 +201,9 @@ impl Region {
             });
             return;
         }
-        // Few rows: phase by phase; a task is a chunk of columns of one unit.
+        // Few rows: run phase by phase; a task is a chunk of columns of one unit.
         let chunks = cols.div_ceil(ROW_CHUNK);
-        // Chunks of a task: enough to use up packed panels, few enough to balance the load.
+        // Chunks per task: enough to use up packed panels, few enough to balance the load.
         let pack = self.loads.iter().filter_map(Load::pack_elements).max().unwrap_or(0);
         let group = (4 * pack / ROW_CHUNK).min(units * chunks / (4 * context.pool.threads())).max(1);
         let mut rows_area = vec![0u64; self.row_views.len() * total];

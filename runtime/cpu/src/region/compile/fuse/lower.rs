@@ -1,9 +1,11 @@
-//! Lowers a group of candidates to ops of the fused interpreter: selects opcodes, allocates local buffers, places stores.
+//! Lowers a group of candidates to ops of the fused interpreter: selects opcodes, allocates local buffers and places
+//! stores.
 
 use super::*;
 
 impl Compiler<'_> {
-    /// Appends the fused op of a group to the list; single candidates stay loops unless they profit from non-temporal stores.
+    /// Appends the fused op of a group to the list. A single candidate stays a loop unless non-temporal stores make
+    /// fusion profitable.
     pub(super) fn emit_fused(&mut self, candidates: &[Candidate], list: &mut List, facts: &mut ViewFacts) {
         let Some(kernel) = fused_interpreter::interpreter(self.isa) else { return };
         let runs = candidates.iter().filter(|i| matches!(i, Candidate::Map { .. })).count();
@@ -25,8 +27,8 @@ impl Compiler<'_> {
         }
         let escapes = |v: View| facts.memory.contains_key(&v) || inside[&v] < facts.uses[&v];
 
-        // First pass: the ops without operand placement. Second pass: a local buffer or a store for each result that is read
-        // again.
+        // The first pass selects ops without placing operands. The second pass gives each result that is read again a
+        // local buffer or a store.
         let mut pending: Vec<PendingOp> = Vec::new();
         let mut read: HashSet<View> = HashSet::new();
         let mut accumulator: Option<View> = None;
@@ -96,8 +98,8 @@ impl Compiler<'_> {
         list.ops.push(TileOp::Fused { kernel, ops: ops.into(), shape });
     }
 
-    /// Whether a register is a result too large for the caches to hold until it is read. A non-temporal store avoids reading
-    /// its lines first. A value that is updated in place has its lines in the cache.
+    /// Whether a register is a result too large to stay in the caches until it is read. A non-temporal store avoids
+    /// reading its lines first. A value that is updated in place already has its lines in the cache.
     fn prefers_nt_store(&self, v: View, facts: &ViewFacts) -> bool {
         let Some(value) = facts.memory.get(&v).filter(|m| **m != u32::MAX) else { return false };
         let loaded = self.body.iter().any(|i| {
@@ -106,8 +108,8 @@ impl Compiler<'_> {
         !loaded && self.program.values[*value as usize].nbytes() >= NT_STORE_BYTES
     }
 
-    /// Makes results go directly to the output that a later store of the group copies them to, if no operand read in between
-    /// shares that memory.
+    /// Stores results directly to the output that a later store of the group copies them to, if no operand read in
+    /// between shares that memory.
     fn forward_stores(&mut self, candidates: &[Candidate], list: &mut List, facts: &mut ViewFacts) -> Vec<Candidate> {
         let mut candidates = candidates.to_vec();
         let mut at = 0;
@@ -187,9 +189,9 @@ fn load_accumulator(
     }
 }
 
-/// An op before its operand is placed.
+/// An op whose operand has not been placed.
 enum PendingOp {
-    /// With an operand, which is a row broadcast or not.
+    /// An opcode with an operand, and whether the operand is a row broadcast.
     Op(Opcode, Option<(View, bool)>),
     /// The accumulator now holds this register.
     Result(View),

@@ -1,8 +1,8 @@
-//! Fuses neighbouring f32 loops of a list into one op whose values stay in registers (`loops::fused_interpreter`).
+//! Fuses adjacent f32 loops of a list into one op whose values stay in registers (`loops::fused_interpreter`).
 //!
-//! Ops that only bind views to memory, and ops that read no result of the group, move before it; the order of all others
-//! stays. A value that only the group reads needs no tile. A result that a store copies to its output is stored there
-//! directly if no later operand shares that memory: so an update in place is one pass (`lower`).
+//! Ops that only bind views to memory, and ops that read no result of the group, move before it; all others keep their
+//! order. A value that only the group reads needs no tile. A result that a store copies to its output is stored there
+//! directly if no later operand shares that memory, so an in-place update is one pass (`lower`).
 
 mod lower;
 mod rematerialize;
@@ -14,10 +14,10 @@ use crate::loops::superinstructions;
 use smallvec::SmallVec;
 use std::collections::HashSet;
 
-/// Candidates of a group at most: each lowers to up to four ops. The rest of `MAX_OPS` is for prefetches.
+/// Maximum candidates of a group: each lowers to up to four ops. The rest of `MAX_OPS` is for prefetches.
 const MAX_CANDIDATES: usize = 22;
 const _: () = assert!(4 * MAX_CANDIDATES + MAX_PREFETCHES <= MAX_OPS);
-/// Operands that a group prefetches at most.
+/// Maximum operands that a group prefetches.
 const MAX_PREFETCHES: usize = 8;
 
 /// A tile op that a group may include.
@@ -174,8 +174,8 @@ impl Compiler<'_> {
                 }
                 _ => None,
             };
-            // An op that reads no result of the group may run before it: only stores in place overwrite operands of others,
-            // and only stores follow them.
+            // An op that reads no result of the group may run before it: only in-place stores overwrite operands of
+            // others, and only stores follow them.
             let reads_group = || touched(s).iter().any(|v| made.contains(v));
             let ends = matches!(s, TileOp::Store { .. })
                 || !matches!(s, TileOp::BindOutput { .. } | TileOp::BindSaved { .. } | TileOp::Bind { .. })
@@ -196,8 +196,8 @@ impl Compiler<'_> {
         all
     }
 
-    /// Adds prefetches to the longest group. Hardware prefetchers stop at a page boundary and start only with a tile's first
-    /// loop. Where rows are reduced, that loop runs before the group, so the group prefetches the next tile.
+    /// Adds prefetches to the longest group. Hardware prefetchers stop at a page boundary and start only with a tile's
+    /// first loop. If rows are reduced, that loop runs before the group, so the group prefetches the next tile.
     fn insert_prefetches(&self, list: &mut List) {
         let cost = |s: &TileOp| match s {
             TileOp::Fused { ops, .. } => ops.iter().map(|l| l.opcode.cost()).sum(),

@@ -3,8 +3,8 @@
 use super::*;
 
 impl Compiler<'_> {
-    /// Recomputes a cheap result in each later group that reads it: the sum, difference or product of an operand in memory and
-    /// a number of the row. That costs less than storing and loading a tile, and leaves room in the L1 cache.
+    /// Recomputes a cheap result in each later group that reads it: the sum, difference or product of an operand in
+    /// memory and a row value. This costs less than storing and loading a tile, and leaves room in the L1 cache.
     pub(super) fn rematerialize(&mut self, list: &mut List) {
         let facts = ViewFacts::of(list);
         let mut group = 0;

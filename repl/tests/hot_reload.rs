@@ -1,4 +1,4 @@
-//! Bad edits of a run that is watched: whenever they show, the run goes on as if they had not been made.
+//! Tests failed edits of a watched run: the run continues as if they had not been made, whenever they fail.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -7,8 +7,8 @@ mod support;
 use serde_json::Value;
 use support::{Place, Running, place, save};
 
-/// Averages, dropout and evaluations: what an evaluation that fails could leave behind. `LOSS`, `EVAL`, `LAYER` and `STEPS`
-/// are what edits replace.
+/// A recipe with averages, dropout and evaluations, whose state a failed evaluation could change. `LOSS`, `EVAL`, `LAYER` and `STEPS`
+/// are replaced by edits.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -48,7 +48,7 @@ fn text(loss: &str, eval: &str, layer: &str, steps: u64) -> String {
 
 const LONG: u64 = 10_000_000;
 
-/// Saves a version that is to fail; the events of its being applied (unless it never runs) and refused.
+/// Saves a version that fails, and checks the events of its application (unless it never runs) and refusal.
 fn fails(p: &Place, run: &mut Running, text: &str, applied: bool, says: &str) -> Value {
     save(p, "bad.lua", text);
     if applied {
@@ -61,10 +61,10 @@ fn fails(p: &Place, run: &mut Running, text: &str, applied: bool, says: &str) ->
     event
 }
 
-/// The run ends some steps from here; its weights.
+/// Lets the run end after some more steps, and returns its weights.
 fn finish(p: &Place, run: &mut Running, version: impl Fn(u64) -> String) -> (u64, Value) {
     let step = run.next("step")["step"].as_u64().unwrap();
-    // Far enough for the edit to be seen on a busy machine before.
+    // Far enough ahead for a busy machine to detect the edit before.
     let steps = step + 3000;
     save(p, "bad.lua", &version(steps));
     assert_eq!(run.next("reload")["ok"], true);
@@ -81,10 +81,10 @@ fn a_bad_edit_leaves_no_trace_in_the_weights() {
     let mut run = Running::start(&p, &ARGS);
     run.next("eval");
 
-    // Its recorded step raises: it never runs.
+    // Recording its step raises, so it never runs.
     fails(&p, &mut run, &text("error = error + pl.zeros { 5 }", "", "", LONG), false, "{8}");
     fails(&p, &mut run, &text("", "error = error + pl.zeros { 5 }", "", LONG), false, "{8}");
-    // A loss that is no number is known a step late; the step of the edit comes again.
+    // A NaN loss is read a step late; the step of the edit is repeated.
     let nan = "error = error * (calls >= 3 and 0 / 0 or 1)";
     let event = fails(&p, &mut run, &text(nan, "", "", LONG), true, "the loss is NaN at step ");
     assert!(event["repeated"].as_u64().unwrap() >= 2, "{event}");
@@ -99,7 +99,7 @@ fn a_bad_edit_leaves_no_trace_in_the_weights() {
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     assert_eq!(p.run_json("straight")["weights"], weights);
 
-    // The log has each step once, and says what was repeated.
+    // The log has each step once, and records the repeated ones.
     let log = p.read("r/metrics.jsonl");
     let events: Vec<Value> = log.lines().map(|l| serde_json::from_str(l).unwrap()).collect();
     let seen: Vec<u64> = events.iter().filter(|e| e["event"] == "step").map(|e| e["step"].as_u64().unwrap()).collect();
@@ -113,7 +113,7 @@ fn a_bad_edit_leaves_no_trace_in_the_weights() {
     assert_eq!(p.run_json("again")["weights"], weights);
 }
 
-/// A layer that an edit takes away and the next one brings back has its weights again, unless a checkpoint was between.
+/// A layer that an edit removes and the next one restores has its old weights, unless a checkpoint was taken in between.
 #[test]
 fn dropped_states_are_parked_until_the_next_checkpoint() {
     let p = place();

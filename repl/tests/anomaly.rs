@@ -1,4 +1,4 @@
-//! NaN and leaps of the loss: what is said about them, and what happens.
+//! Tests the policies for NaN and loss spikes: messages, skipped updates, stops.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,7 +7,7 @@ mod support;
 use serde_json::Value;
 use support::{Place, Ran, place};
 
-/// Every kind of State: weights, moments, running statistics, an average of the weights. `ROW` of y is replaced by `BAD`.
+/// A recipe with every kind of State: weights, moments, running statistics, an average of the weights. `BAD` replaces `ROW` of y.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
@@ -40,13 +40,13 @@ fn warnings(r: &Ran) -> Vec<Value> {
     r.events().into_iter().filter(|e| e["event"] == "warning").collect()
 }
 
-/// Whether the States of two steps have the same bytes.
+/// Returns whether the States of two steps have the same bytes.
 fn same(p: &Place, dir: &str, a: u64, b: u64) -> bool {
     let read = |step: u64, file: &str| std::fs::read(p.path(&format!("{dir}/checkpoints/step-{step}/{file}"))).unwrap();
     ["model.safetensors", "optimizer.safetensors"].iter().all(|f| read(a, f) == read(b, f))
 }
 
-/// The step, from 1 on, that a row is in, as the run says.
+/// Returns the step, counted from 1, whose batch contains a row, as reported by the run.
 fn the_step(p: &Place, row: i64) -> u64 {
     let r = run(p, "find", &["--on-nan", "warn", "--on-spike", "warn"]);
     let found = warnings(&r).into_iter().find(|w| w["samples"].as_array().is_some_and(|s| s.contains(&row.into())));
@@ -62,7 +62,7 @@ fn a_run_stops_at_nan_and_names_step_line_op_and_samples() {
     let message = last["message"].as_str().unwrap();
     assert!(message.starts_with("the loss is NaN at step "), "{message}");
     assert!(message.contains("the first NaN is in the data") && message.contains("; rows "), "{message}");
-    // Nothing of it was kept.
+    // No file of it was kept.
     let step: u64 = message["the loss is NaN at step ".len()..].split(';').next().unwrap().parse().unwrap();
     assert!(!p.path(&format!("a/checkpoints/step-{step}")).exists());
 }
@@ -98,13 +98,13 @@ fn a_skipped_step_changes_no_state() {
     assert!(!same(&p, "a", step, step + 1));
     let log = p.read("a/metrics.jsonl");
     assert!(log.contains("\"event\":\"warning\""), "{log}");
-    // A person reads the line of the recipe, too.
+    // The plain output names the line of the recipe too.
     let r = p.run(&["run", "r.lua", "--run-dir", "b", "--on-nan", "warn", "--steps", &(step + 2).to_string()]);
     let said = format!("warning: r.lua:12: the loss is NaN at step {step}");
     assert!(r.err.contains(&said) && r.err.contains("; rows "), "{said}: {}", r.err);
 }
 
-/// The loss is a number, its gradient is none.
+/// The loss is finite, but its gradient is NaN.
 #[test]
 fn gradients_are_watched_too() {
     let p = recipe(999, "0.0");
@@ -133,12 +133,12 @@ fn a_leap_is_said_and_may_be_skipped() {
     let said = warnings(&r);
     assert_eq!((said.len(), &said[0]["step"]), (1, &step.into()), "{said:?}");
     let message = said[0]["message"].as_str().unwrap();
-    assert!(message.starts_with("the loss leaps to 1") && message.ends_with("its update was skipped"), "{message}");
+    assert!(message.starts_with("the loss rises to 1") && message.ends_with("its update was skipped"), "{message}");
     assert!(same(&p, "a", step - 1, step) && !same(&p, "a", step, step + 1));
     let stopped = run(&p, "b", &["--on-spike", "stop"]);
     assert_eq!(stopped.status, Some(3));
     assert!(warnings(&run(&p, "c", &["--on-spike", "off"])).is_empty());
-    // A run that goes on from before the leap skips it as well.
+    // A run resumed from a checkpoint before the spike skips it too.
     let copy = |to: &str| std::process::Command::new("cp").args(["-r", "a", to]).current_dir(p.dir.path()).status();
     assert!(copy("d").unwrap().success());
     for k in step - 3..=60 {

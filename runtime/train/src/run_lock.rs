@@ -1,0 +1,59 @@
+//! Locks a run directory for its one writer. Readers (`plot`, `ckpt`, `sample`) need no lock.
+//!
+//! The lock is an advisory lock (flock) on the file `.lock`. The kernel releases it when the process ends in any way, so a
+//! killed run never blocks its directory. The text of the file says who holds the lock, for the message to others.
+
+use crate::error::{Error, Result, disk};
+use crate::run_log::open;
+use crate::rundir::hostname;
+use std::fs::{File, OpenOptions, TryLockError};
+use std::io::{Read, Write};
+use std::path::Path;
+
+/// The lock of a run directory; it ends when it is dropped.
+#[derive(Debug)]
+pub(crate) struct RunLock {
+    _file: File,
+}
+
+impl RunLock {
+    /// Locks the run in `dir`; another process that writes it is an error.
+    pub fn take(dir: &Path) -> Result<RunLock> {
+        let at = dir.join(".lock");
+        let mut file = open(&at, OpenOptions::new().read(true).write(true).create(true))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                // For the message only.
+                let _ = (&mut file).take(200).read_to_string(&mut holder);
+                let holder: String = holder.chars().filter(|c| !c.is_control()).collect();
+                let holder = if holder.is_empty() { "another process".to_string() } else { holder };
+                return Err(Error::Usage(format!(
+                    "{}: {holder} is writing this run; wait until it ends, or stop it",
+                    dir.display()
+                )));
+            }
+            // A file system without locks: the run is not worse off than without this one.
+            Err(TryLockError::Error(e)) => tracing::warn!("cannot lock {}: {e}", at.display()),
+        }
+        let holder = format!("process {} on {}\n", std::process::id(), hostname());
+        file.set_len(0).and_then(|()| file.write_all(holder.as_bytes())).map_err(disk("write", &at))?;
+        Ok(RunLock { _file: file })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_has_one_writer() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let lock = RunLock::take(dir.path()).expect("free");
+        let error = RunLock::take(dir.path()).expect_err("taken").to_string();
+        assert!(error.contains(&format!("process {} on ", std::process::id())), "{error}");
+        drop(lock);
+        RunLock::take(dir.path()).expect("free again");
+    }
+}

@@ -1,0 +1,92 @@
+//! Tests integers at their limits: arguments of every op, chains of views, casts between all dtypes, sizes beyond any memory.
+//!
+//! A call is an error that names the number, or its result is right. Nothing panics or aborts, and memory stays within the limit of
+//! the device. `PERILUNE_FUZZ_COUNT=100000` makes that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the seventh.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../../runtime/core/tests/registry/eval.rs"]
+mod eval;
+mod ops;
+mod views;
+
+use perilune_cpu::Cpu;
+use perilune_engine::Engine;
+use perilune_tests::harness;
+use perilune_tests::rng::Pcg;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+/// Bytes that buffers and the arena may take together.
+const LIMIT: usize = 64 << 20;
+
+/// Integers around which arithmetic in 32 and 64 bits changes.
+const EXTREMES: &[i64] = &[
+    0,
+    1,
+    -1,
+    2,
+    -2,
+    i32::MAX as i64,
+    i32::MIN as i64,
+    1 << 31,
+    (1 << 32) - 1,
+    1 << 32,
+    (1 << 32) + 1,
+    1 << 47,
+    1 << 48,
+    (1 << 48) + 1,
+    (1 << 53) + 1,
+    1 << 61,
+    1 << 62,
+    (1 << 62) + 1,
+    -(1 << 62),
+    i64::MAX,
+    i64::MAX - 1,
+    i64::MIN,
+    i64::MIN + 1,
+];
+
+/// An extreme integer, or one near `n`.
+fn extreme(rng: &mut Pcg, n: i64) -> i64 {
+    match rng.below(4) {
+        0 => n.wrapping_add(rng.range(-1, 2)),
+        _ => *rng.pick(EXTREMES),
+    }
+}
+
+/// An engine whose memory is limited, or one on the device that `PERILUNE_DEVICE` names.
+fn engine() -> Engine {
+    if harness::on_gpu() {
+        return harness::engine(1);
+    }
+    let mut e = Engine::new(Arc::new(Cpu::limited(Some(1), Some(LIMIT))));
+    e.switches.fusion = true;
+    e
+}
+
+/// The seeds of a sweep.
+fn seeds(count: u64) -> std::ops::Range<u64> {
+    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
+    match (number("PERILUNE_FUZZ_SEED"), number("PERILUNE_FUZZ_COUNT")) {
+        (Some(seed), _) => seed..seed + 1,
+        (None, given) => 0..given.unwrap_or(count),
+    }
+}
+
+/// Runs `f`; a panic is an error that says so.
+fn caught<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or(panic.downcast_ref::<&str>().map(|s| (*s).to_string())).unwrap_or_default();
+        Err(format!("PANIC {text}"))
+    })
+}
+
+/// Fails with the first of many findings, each once.
+fn report(mut found: Vec<String>) {
+    let all = found.len();
+    found.sort();
+    found.dedup();
+    found.truncate(40);
+    assert!(found.is_empty(), "{all} findings:\n{}", found.join("\n"));
+}
