@@ -133,7 +133,7 @@ fn awkward_arguments_are_errors() {
         }
     };
     let runtime = Runtime::new(RuntimeOptions {
-        backend: Rc::new(Cpu::limited(Some(1), Some(64 << 20))),
+        backend: Arc::new(Cpu::limited(Some(1), Some(64 << 20))),
         params: Vec::new(),
         strict: true,
         print: Rc::new(print),

@@ -223,7 +223,7 @@ mod tests {
     /// the engine goes on.
     #[test]
     fn a_panic_is_an_error() {
-        let backend = Rc::new(perilune_cpu::Cpu::new(Some(1)));
+        let backend = std::sync::Arc::new(perilune_cpu::Cpu::new(Some(1)));
         let options = RuntimeOptions { backend, params: Vec::new(), strict: false, print: Rc::new(|_| ()) };
         let runtime = Runtime::new(options).expect("a runtime");
         let lua = Guarded(runtime.lua());
