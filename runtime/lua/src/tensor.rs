@@ -256,7 +256,7 @@ impl UserData for Tensor {
 /// More than a handle takes in Lua's memory, with its share of the tables that refer to it.
 pub const HANDLE_BYTES: usize = 512;
 
-/// A tensor or several as Lua values.
+/// Converts one or several tensors to Lua values.
 pub fn many(host: &Rc<Host>, lua: &Lua, ids: &[NodeId]) -> mlua::Result<mlua::MultiValue> {
     memory_limit::with_room(lua, ids.len() * HANDLE_BYTES, || {
         let mut out = mlua::MultiValue::new();

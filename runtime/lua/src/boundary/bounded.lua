@@ -47,7 +47,7 @@ local function concat(t, sep, i, j)
   for k = i, j do
     local v = t[k]
     if type(v) ~= "string" and type(v) ~= "number" then
-      error(("invalid value (at index %d) in table for 'concat'"):format(k), 2)
+      error(("invalid value (%s) at index %d in table for 'concat'"):format(type(v), k), 2)
     end
     n = n + 1
     out[n] = v
