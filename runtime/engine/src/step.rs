@@ -4,7 +4,7 @@ use crate::engine::{Engine, Fault};
 use crate::recorder::Deferred;
 use crate::state::StateId;
 use perilune_core::env_flags::{self, Setting};
-use perilune_core::error::Error;
+use perilune_core::error::{Error, Kind};
 use perilune_core::graph::NodeId;
 use perilune_plan::Request;
 
@@ -89,12 +89,15 @@ impl Engine {
     ///
     /// The caller collects garbage first, so that only nodes that the script can reach have handles.
     pub fn flush(&mut self) -> Result<(), Fault> {
-        // One that had no memory and was let go is not asked for again.
-        self.states.drop_unborn();
         let roots = self.recorder.held();
         let wanted = self.wanted();
         self.recorder.drop_unreachable(&wanted, false);
-        self.finish(roots, true)
+        self.finish(roots, true).inspect_err(|fault| {
+            // A new State that had no memory and that nothing reaches is not asked for again.
+            if fault.error.kind == Kind::Memory {
+                self.states.drop_unborn();
+            }
+        })
     }
 
     /// Returns the nodes of pending assignments and gradients.
