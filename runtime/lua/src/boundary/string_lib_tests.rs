@@ -1,10 +1,16 @@
 //! Compares the port of Lua's pattern matcher with the original on random and on selected patterns and subjects.
 
+use crate::host::Host;
 use mlua::{Lua, Table};
+use perilune_engine::Engine;
+use perilune_plan::Null;
+use std::sync::Arc;
 
 /// Two Lua states: with the original functions, and with the port.
 fn pair() -> (Lua, Lua) {
     let (theirs, ours) = (Lua::new(), Lua::new());
+    // The library checks the interrupt of the state's engine.
+    ours.set_app_data(Host::new(Engine::new(Arc::new(Null))));
     let string: Table = ours.globals().get("string").expect("a library");
     super::install(&ours, &string).expect("installed");
     (theirs, ours)
