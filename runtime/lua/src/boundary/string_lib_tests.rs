@@ -10,7 +10,7 @@ use std::sync::Arc;
 fn pair() -> (Lua, Lua) {
     let (theirs, ours) = (Lua::new(), Lua::new());
     // The library checks the interrupt of the state's engine.
-    ours.set_app_data(Host::new(Engine::new(Arc::new(Null))));
+    ours.set_app_data(Host::new(Engine::new(Arc::new(Null)), perilune_policy::Policy::closed()));
     let string: Table = ours.globals().get("string").expect("a library");
     super::install(&ours, &string).expect("installed");
     (theirs, ours)
