@@ -4,6 +4,7 @@
 use perilune_cpu::Cpu;
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::{Fingerprint, ir::Program};
+use perilune_policy::Policy;
 use perilune_tests::recording::Recording;
 use std::borrow::Borrow;
 use std::path::Path;
@@ -18,8 +19,13 @@ fn fingerprints<P: Borrow<Program>>(programs: &[P]) -> Vec<Fingerprint> {
 fn all_programs_of_a_step_are_prepared() {
     for (precision, programs) in [("f32", 1), ("bf16", 2)] {
         let backend = Recording::new(Box::new(Cpu::new(Some(1))));
-        let options =
-            RuntimeOptions { backend: backend.clone(), params: Vec::new(), strict: true, print: Rc::new(|_| ()) };
+        let options = RuntimeOptions {
+            backend: backend.clone(),
+            params: Vec::new(),
+            policy: Policy::closed(),
+            strict: true,
+            print: Rc::new(|_| ()),
+        };
         let runtime = Runtime::new(options).unwrap();
         let Loaded::Recipe(recipe) = runtime.load(Path::new("../recipes/digits.lua")).unwrap() else {
             panic!("a recipe")
