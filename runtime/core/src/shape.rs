@@ -52,7 +52,7 @@ impl Shape {
         }
         let rule = if self.dims().contains(&0) { ", a dim of 0 counted as 1" } else { "" };
         let message = format!("shape {self} has more than 2^48 elements{rule}");
-        Err(Error::shape(op, message).hint("no machine has memory for it: check the sizes that make this shape"))
+        Err(Error::shape(op, message).hint("check the sizes that make this shape: no machine has memory for more"))
     }
 
     /// As `new`, for dims already known to be valid.
