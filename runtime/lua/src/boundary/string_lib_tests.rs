@@ -1,13 +1,15 @@
 //! Compares the port of Lua's patterns with the original on random patterns and subjects, and on chosen ones.
 
-use mlua::{Lua, Table};
+use crate::{Runtime, RuntimeOptions};
+use mlua::Lua;
+use std::rc::Rc;
 
-/// Two Lua states: with the original functions, and with ours.
+/// Two Lua states: with the original functions, and a runtime's.
 fn pair() -> (Lua, Lua) {
-    let (theirs, ours) = (Lua::new(), Lua::new());
-    let string: Table = ours.globals().get("string").expect("a library");
-    super::install(&ours, &string).expect("installed");
-    (theirs, ours)
+    let backend = std::sync::Arc::new(perilune_cpu::Cpu::new(Some(1)));
+    let options = RuntimeOptions { backend, params: Vec::new(), strict: false, print: Rc::new(|_| ()) };
+    let runtime = Runtime::new(options).expect("a runtime");
+    (Lua::new(), runtime.lua().clone())
 }
 
 /// Results of all four functions for a subject and a pattern, as text. Messages are compared without place and name.
