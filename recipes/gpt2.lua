@@ -13,7 +13,7 @@
 -- attends to its own document only, which is also less work.
 --
 -- `weights` names a model.safetensors of transformers' GPT2LMHeadModel to start from, such as OpenAI's; `export` names one to
--- write at the end. To load it, transformers needs a config.json of the same sizes beside it.
+-- write at the end. To load it, transformers needs a config.json of the same sizes in the same folder.
 --
 -- Dims: B batch, T positions, C width, V vocabulary.
 

@@ -10,7 +10,7 @@
 -- on random tokens, for measurements of speed. `size=tiny` with a small `vocab` runs on any machine.
 --
 -- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, such as Meta's; `export` names one to
--- write at the end. To load it, transformers needs a config.json of the same sizes beside it.
+-- write at the end. To load it, transformers needs a config.json of the same sizes in the same folder.
 --
 -- Dims: B batch, T positions, C width, V vocabulary.
 

@@ -1,7 +1,8 @@
 -- metrics.lua: computes metrics of predictions, as tensors.
 --
--- Nothing is read back, so a metric in a recipe's loss does not synchronize with the device. Only `Mean:result()` reads, at the end
--- of an evaluation. Dims: C classes, ... any leading dims. Predictions are scores (..., C) with labels (...) i64, except where noted.
+-- Nothing is read back, so a metric in a recipe's loss does not synchronize with the device. Only `Mean:result()` reads, at the
+-- end of an evaluation. Dims: C classes, ... any leading dims. Predictions are scores (..., C) with labels (...) i64, except
+-- where noted.
 
 local pl = require "perilune"
 local check = require "perilune.check"

@@ -1,6 +1,6 @@
 -- prompt.lua: implements the commands :grad, :plan and :summary of `perilune repl`.
 --
--- Each function takes the globals of the prompt, then the values of the expressions behind the command, and returns text.
+-- Each function takes the globals of the prompt, then the values of the expressions after the command, and returns text.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call

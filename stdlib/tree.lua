@@ -1,9 +1,9 @@
 -- tree.lua: traverses nested tables and names the States in them by their paths.
 --
--- A path is the keys from the root, joined by dots: `blocks.3.attn.wq.weight`; list indices count from 1. Checkpoints and optimizers
--- identify States by these names, so the order is fixed: whole-number keys first, in numeric order, then names in natural order
--- (`block9` before `block10`). A table or State that is reachable twice (tied weights) counts once, under its first path. Functions,
--- numbers, strings and plain tensors are skipped.
+-- A path is the keys from the root, joined by dots: `blocks.3.attn.wq.weight`; list indices count from 1. Checkpoints and
+-- optimizers identify States by these names, so the order is fixed: whole-number keys first, in numeric order, then names in
+-- natural order (`block9` before `block10`). A table or State that is reachable twice (tied weights) counts once, under its
+-- first path. Functions, numbers, strings and plain tensors are skipped.
 
 local pl = require "perilune"
 

@@ -1,6 +1,6 @@
 // Converts dtypes as runtime/cpu/src/loops/cast.rs does. Registers of bf16 and f16 are f32 that hold a 16-bit value exactly. Floats
-// become integers by truncation through i64, saturating, NaN to 0; bool is "not zero"; types wider than f32 are rounded to 16
-// bits once (through round-to-odd).
+// become integers by truncation, saturating at the limits of the result's type, NaN to 0; integers become narrower ones by their
+// low bits; bool is "not zero"; types wider than f32 are rounded to 16 bits once (through round-to-odd).
 #pragma once
 #include "device/base.cuh"
 
@@ -27,29 +27,44 @@ FN f32 to_odd(f64 x) {
     return x == x && (f64)y != x ? __uint_as_float(__float_as_uint(y) | 1u) : y;
 }
 
-FN i64 float_to_i64(f32 x) {
-    i64 y;
-    asm("cvt.rzi.s64.f32 %0, %1;" : "=l"(y) : "f"(x));
-    return x != x ? 0 : y;
-}
-FN i64 float_to_i64(f64 x) {
-    i64 y;
-    asm("cvt.rzi.s64.f64 %0, %1;" : "=l"(y) : "d"(x));
-    return x != x ? 0 : y;
-}
+// cvt.rzi saturates at the limits of the result's type, but what it makes of NaN differs from type to type.
+#define FLOAT_TO_INTEGER(T, t, in)                                              \
+    FN i64 cast_i64(T x) {                                                      \
+        i64 y;                                                                  \
+        asm("cvt.rzi.s64." t " %0, %1;" : "=l"(y) : in(x));                     \
+        return x != x ? 0 : y;                                                  \
+    }                                                                           \
+    FN i32 cast_i32(T x) {                                                      \
+        i32 y;                                                                  \
+        asm("cvt.rzi.s32." t " %0, %1;" : "=r"(y) : in(x));                     \
+        return x != x ? 0 : y;                                                  \
+    }                                                                           \
+    FN u8 cast_u8(T x) {                                                        \
+        i32 y = cast_i32(x);                                                    \
+        return (u8)(y < 0 ? 0 : y > 255 ? 255 : y);                             \
+    }
+FLOAT_TO_INTEGER(f32, "f32", "f")
+FLOAT_TO_INTEGER(f64, "f64", "d")
+#undef FLOAT_TO_INTEGER
 
-#define CASTS(T, to_int)                                  \
+#define INTEGER_TO_INTEGER(T)                             \
+    FN i64 cast_i64(T x) { return (i64)x; }               \
+    FN i32 cast_i32(T x) { return (i32)(u32)(u64)x; }     \
+    FN u8 cast_u8(T x) { return (u8)(u64)x; }
+INTEGER_TO_INTEGER(i64)
+INTEGER_TO_INTEGER(i32)
+INTEGER_TO_INTEGER(u8)
+#undef INTEGER_TO_INTEGER
+
+#define CASTS(T)                                          \
     FN f32 cast_f32(T x) { return (f32)x; }               \
     FN f64 cast_f64(T x) { return (f64)x; }               \
-    FN i64 cast_i64(T x) { return to_int(x); }            \
-    FN i32 cast_i32(T x) { return (i32)(u64)to_int(x); }  \
-    FN u8 cast_u8(T x) { return (u8)(u64)to_int(x); }     \
     FN u8 cast_bool(T x) { return x != (T)0; }
-CASTS(f32, float_to_i64)
-CASTS(f64, float_to_i64)
-CASTS(i64, (i64))
-CASTS(i32, (i64))
-CASTS(u8, (i64))
+CASTS(f32)
+CASTS(f64)
+CASTS(i64)
+CASTS(i32)
+CASTS(u8)
 #undef CASTS
 
 FN f32 cast_bf16(f32 x) { return round_bf16(x); }

@@ -2,7 +2,7 @@
 //! go to stdout.
 //!
 //! A closed pipe (`| head`) neither panics nor stops a training run: further output is dropped. Colour follows NO_COLOR,
-//! CLICOLOR_FORCE and TERM=dumb. All text is escaped on its way (`terminal.rs`).
+//! CLICOLOR_FORCE and TERM=dumb. All text is escaped (`terminal.rs`).
 
 use crate::terminal::{json, rendered, styled};
 use indicatif::ProgressBar;

@@ -30,20 +30,20 @@ pub struct DeviceArgs {
     /// Device memory of a training step, such as 20GiB; values that exceed it are recomputed [default: the recipe's]
     #[arg(long, value_name = "BYTES", value_parser = amount)]
     pub memory_budget: Option<usize>,
-    /// What the recipe's Lua values (not its tensors) may take, as in 2GiB [default: a quarter of the machine's memory, from
+    /// Memory limit of the recipe's Lua values (not its tensors), such as 2GiB [default: a quarter of the machine's memory, from
     /// 256 MiB to 8 GiB]
     #[arg(long, value_name = "BYTES", value_parser = lua_memory)]
     lua_memory: Option<usize>,
 }
 
-/// The least that `--lua-memory` takes: the standard library and its data need a few MiB.
+/// The minimum of `--lua-memory`: the standard library and its data need a few MiB.
 const LEAST_LUA_MEMORY: usize = 16 << 20;
 
 /// Parses `--lua-memory`.
 fn lua_memory(text: &str) -> std::result::Result<usize, String> {
     let bytes = amount(text)?;
     if bytes < LEAST_LUA_MEMORY {
-        return Err(format!("the standard library needs room: at least {}", show(LEAST_LUA_MEMORY)));
+        return Err(format!("the standard library needs at least {}", show(LEAST_LUA_MEMORY)));
     }
     Ok(bytes)
 }

@@ -5,6 +5,7 @@ use crate::console_out::ConsoleOut;
 use crate::run_printer::RunPrinter;
 use perilune_lua::Runtime;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Prints the plans that `print_plan` requests when they are compiled; without a GPU, with the source for one.
 pub fn plans(runtime: &Runtime, out: &Rc<ConsoleOut>) {
@@ -26,6 +27,5 @@ pub fn notices(runtime: &Runtime, printer: Rc<RunPrinter>) {
 
 /// Lets plans include GPU source code on a machine without a GPU.
 pub fn gpu_source(runtime: &Runtime) {
-    runtime.host().engine.borrow_mut().diagnostics.paper =
-        Some(std::sync::Arc::new(perilune_cuda::OfflineTarget::default()));
+    runtime.show_offline_source(Arc::new(perilune_cuda::OfflineTarget::default()));
 }

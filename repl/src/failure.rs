@@ -1,7 +1,7 @@
 //! Defines how a command fails, and the exit status for it.
 
 use crate::console_out;
-use perilune_lua::{Failed, RecipeError};
+use perilune_lua::{Cause, Failed, RecipeError};
 pub use perilune_train::{disk, plain};
 
 #[derive(Debug)]
@@ -26,7 +26,7 @@ impl Failure {
         match self {
             Failure::System(_) => 1,
             Failure::Usage(_) => 2,
-            Failure::Recipe(e) if e.cause == perilune_lua::Cause::System => 1,
+            Failure::Recipe(e) if matches!(e.cause, Cause::System | Cause::Internal) => 1,
             Failure::Recipe(_) => 3,
             Failure::Refused(_) => 4,
             Failure::Signal(status) | Failure::Said(status) => *status,

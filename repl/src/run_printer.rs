@@ -70,9 +70,9 @@ impl RunPrinter {
             }
             Event::Refused { step, back_to, error } => {
                 let what = match step - back_to.unwrap_or(*step) {
-                    0 => "the version before continues".to_string(),
-                    1 => format!("the version before continues from step {}: 1 step is repeated", step - 1),
-                    n => format!("the version before continues from step {}: {n} steps are repeated", step - n),
+                    0 => "the previous version continues".to_string(),
+                    1 => format!("the previous version continues from step {}: 1 step is repeated", step - 1),
+                    n => format!("the previous version continues from step {}: {n} steps are repeated", step - n),
                 };
                 out.warn(&format!("step {step} · {} · {what}", error.lines().next().unwrap_or_default()));
             }

@@ -1,6 +1,6 @@
 //! Connects the signals of the process to a run.
 //!
-//! SIGINT, SIGTERM and SIGUSR1 (which asks for a checkpoint and a restart) stop the run; the handlers only set flags. The first
+//! SIGINT, SIGTERM and SIGUSR1 (which requests a checkpoint and a restart) stop the run; the handlers only set flags. The first
 //! signal of a training run ends it after the step; the second one ends the process immediately. Before training, and in plain
 //! scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal has been closed.
 

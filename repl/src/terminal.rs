@@ -1,8 +1,8 @@
-//! Escapes control characters in text that a recipe, a file or a path may have chosen.
+//! Escapes control characters in text from recipes, files and paths.
 //!
-//! A terminal obeys control sequences: they erase lines, rename windows, hide text or paste keys. Everything that is printed or
-//! logged passes [`rendered`], which writes control characters and marks of text direction as `\u{1b}`. Newlines and tabs stay.
-//! Styles of the program itself carry a token of this process, which a recipe cannot know.
+//! A terminal executes control sequences, which can erase lines, rename windows, hide text or paste keys. All printed or logged
+//! text passes [`rendered`], which writes control characters and marks of text direction as `\u{1b}`. Newlines and tabs stay.
+//! Styles of the program itself are marked by a random token of this process, which a recipe cannot guess.
 
 use std::borrow::Cow;
 use std::collections::hash_map::RandomState;
@@ -10,20 +10,20 @@ use std::hash::{BuildHasher, Hasher};
 use std::io::{self, Write};
 use std::sync::OnceLock;
 
-/// What stands for the beginning of a style, `ESC [`.
+/// Returns the token that represents the start of a style, `ESC [`.
 fn token() -> &'static str {
     static TOKEN: OnceLock<String> = OnceLock::new();
     TOKEN.get_or_init(|| format!("\u{1b}<{:016x}>", RandomState::new().build_hasher().finish()))
 }
 
-/// Whether a terminal would obey the character instead of showing it.
+/// Returns whether a terminal would execute the character instead of displaying it.
 fn is_obeyed(c: char) -> bool {
     let direction =
         matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
     (c.is_control() && !matches!(c, '\n' | '\t')) || direction || matches!(c, '\u{2028}' | '\u{2029}')
 }
 
-/// The text with control characters written as `\u{1b}`, a carriage return as `\r`.
+/// Escapes control characters as `\u{1b}`, and a carriage return as `\r`.
 pub fn escaped(text: &str) -> Cow<'_, str> {
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
@@ -35,23 +35,23 @@ pub fn escaped(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// The text for one line: newlines and tabs are escaped too.
+/// Escapes a text for one line, including newlines and tabs.
 pub fn one_line(text: &str) -> String {
     escaped(text).replace('\n', "\\n").replace('\t', "\\t")
 }
 
-/// The text in a style: `code` is what stands between `ESC [` and `m`.
+/// Formats a text in a style; `code` is the text between `ESC [` and `m`.
 pub fn styled(code: &str, text: &str) -> String {
     let token = token();
     format!("{token}{code}m{text}{token}0m")
 }
 
-/// A drawing of the program's own, whose style sequences are kept; its words have to be escaped before.
+/// Marks the style sequences of a drawing made by the program, so that they are kept. Its words must be escaped before.
 pub fn drawn(text: &str) -> String {
     text.replace("\u{1b}[", token())
 }
 
-/// What is written to a terminal or a file: everything escaped but the program's own styles.
+/// Renders text for a terminal or a file: escapes everything except the program's own styles.
 pub fn rendered(text: &str) -> Cow<'_, str> {
     if !text.contains(token()) {
         return escaped(text);
@@ -67,9 +67,9 @@ pub fn rendered(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// JSON with control characters that JSON allows in strings escaped as `\u009b`.
+/// Escapes control characters that JSON allows in strings as `\u009b`.
 pub fn json(text: &str) -> Cow<'_, str> {
-    // JSON has escaped those below U+0020; outside of strings there is none.
+    // JSON already escapes those below U+0020, and has none outside of strings.
     if !text.contains(is_obeyed) {
         return Cow::Borrowed(text);
     }
@@ -80,7 +80,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     Cow::Owned(out)
 }
 
-/// A log whose lines are escaped; with colours, the sequences of the formatter are kept.
+/// A log writer that escapes lines; with colours, the sequences of the formatter are kept.
 pub struct EscapedLog<W> {
     pub to: W,
     pub color: bool,
@@ -89,7 +89,7 @@ pub struct EscapedLog<W> {
 impl<W: Write> Write for EscapedLog<W> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let text = String::from_utf8_lossy(bytes);
-        // The formatter escapes ESC in messages itself, so what is left of it is its own.
+        // The formatter escapes ESC in messages, so the remaining ones are its own.
         let text = if self.color { Cow::Owned(drawn(&text)) } else { text };
         self.to.write_all(rendered(&text).as_bytes())?;
         Ok(bytes.len())

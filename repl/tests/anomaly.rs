@@ -127,7 +127,7 @@ fn gradients_are_watched_too() {
 fn a_leap_is_said_and_may_be_skipped() {
     let p = recipe(17, "1000.0");
     let step = the_step(&p, 17);
-    assert!(step > 25, "the row comes too early to be a leap: step {step}");
+    assert!(step > 25, "the row comes too early for a spike: step {step}");
     let r = run(&p, "a", &["--on-spike", "skip"]);
     assert_eq!(r.status, Some(0), "{}", r.err);
     let said = warnings(&r);

@@ -68,7 +68,7 @@ fn both_sides_have_the_same_cases() {
         assert!(ours.len() >= 20, "{}", r.out);
         let goals = text.lines().find(|l| l.starts_with("GOALS = ")).unwrap_or_default();
         for name in goals.split('"').skip(1).step_by(2) {
-            assert!(ours.iter().any(|n| n == name), "a goal for {name}, which is no case");
+            assert!(ours.iter().any(|n| n == name), "a goal for {name}, which is not a case");
         }
     }
 }

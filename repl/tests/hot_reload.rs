@@ -7,8 +7,8 @@ mod support;
 use serde_json::Value;
 use support::{Place, Running, place, save};
 
-/// A recipe with averages, dropout and evaluations, whose state a failed evaluation could change. `LOSS`, `EVAL`, `LAYER` and `STEPS`
-/// are replaced by edits.
+/// A recipe with averages, dropout and evaluations, whose state a failed evaluation could change. `LOSS`, `EVAL`, `LAYER` and
+/// `STEPS` are replaced by edits.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim

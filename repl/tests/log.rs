@@ -38,5 +38,5 @@ fn a_filter_that_is_none_is_said() {
     let mut c = p.command(&["run", "tiny.lua"]);
     let r: support::Ran = c.env("PERILUNE_LOG", "perilune=loud").output().unwrap().into();
     assert_eq!(r.status, Some(2));
-    assert!(r.err.contains("PERILUNE_LOG=perilune=loud: ") && r.err.contains("say a level"), "{}", r.err);
+    assert!(r.err.contains("PERILUNE_LOG=perilune=loud: ") && r.err.contains("give a level"), "{}", r.err);
 }

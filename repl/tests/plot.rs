@@ -99,7 +99,7 @@ fn what_cannot_be_drawn_is_said() {
             "--metric los: no such metric was logged (there are accuracy, loss, valid/loss). Did you mean 'loss'?",
         ),
         (&["plot", "nowhere"], "nowhere: there is no such directory"),
-        (&["plot", "empty"], "empty: it holds no metrics.jsonl"),
+        (&["plot", "empty"], "empty: it contains no metrics.jsonl"),
         (&["plot", "a/metrics.jsonl"], "a/metrics.jsonl: it is a file; give the run directory"),
         (&["plot", "new"], "no step is logged yet"),
         (&["plot", "a", "--out", "a.jpg"], "--out a.jpg: the name must end in .svg or .png"),

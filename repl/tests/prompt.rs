@@ -106,7 +106,7 @@ impl Terminal {
         while self.all.len() <= self.used || !self.all.ends_with("> ") {
             let left = end.saturating_duration_since(Instant::now());
             if left.is_zero() || self.pull(left).is_err() {
-                panic!("no prompt came; there was\n{}", self.all);
+                panic!("no prompt appeared after\n{}", self.all);
             }
         }
     }
@@ -377,6 +377,8 @@ fn ctrl_c_stops_what_runs_and_keeps_the_prompt() {
         "while true do n = n + 1 end",
         "while true do pcall(function() while true do n = n + 1 end end) end",
         "c = coroutine.wrap(function() while true do n = n + 1 end end); c()",
+        "s = (\"a\"):rep(5000):find((\".-\"):rep(20) .. \"b\")",
+        "table.move({}, 1, 1 << 62, 2)",
     ] {
         t.begin(&format!("print('go') {endless}\r"));
         t.wait("\ngo\n");
@@ -391,6 +393,21 @@ fn ctrl_c_stops_what_runs_and_keeps_the_prompt() {
     t.line("n > 0, pl.ones({2}):sum():item()", "true\n2.0\n");
     t.begin(CTRL_D);
     assert_eq!(t.end(), Some(0));
+}
+
+/// Work that cannot be interrupted, as one long kernel: a note says so, and the second Ctrl-C ends the process.
+#[test]
+fn a_second_ctrl_c_ends_what_does_not_hear_the_first() {
+    let p = place();
+    let mut t = prompt(&p, &[]);
+    t.line("x = pl.eval(pl.ones({ 12000, 12000 }))", "> ");
+    t.begin("print('go') y = pl.eval(x:matmul(x))\r");
+    t.wait("\ngo\n");
+    t.keys(CTRL_C);
+    t.keys(CTRL_C); // a nervous finger: the same request
+    t.wait("Ctrl-C once more ends perilune");
+    t.keys(CTRL_C);
+    assert_eq!(t.end(), Some(130));
 }
 
 #[test]

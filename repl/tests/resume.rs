@@ -9,8 +9,8 @@ use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
 use support::{Place, Ran, place};
 
-/// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling, accumulation,
-/// a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
+/// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling,
+/// accumulation, a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -64,7 +64,7 @@ fn logged(p: &Place, dir: &str) -> Vec<Value> {
     assert!(seconds.is_sorted(), "{dir}: {seconds:?}");
     for e in &mut events {
         e.as_object_mut().unwrap().shift_remove("seconds");
-        // So is the seal: it covers the seconds.
+        // The seal differs too, because it covers the seconds.
         e.as_object_mut().unwrap().shift_remove("seal");
     }
     events

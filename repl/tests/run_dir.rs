@@ -1,5 +1,5 @@
-//! Tests the run directory against changes from outside: edited records and logs, links, a second writer, a directory that
-//! vanishes.
+//! Tests external changes of the run directory: edited records and logs, links, a second writer, a directory that
+//! disappears.
 #![allow(clippy::unwrap_used)]
 
 mod support;
@@ -7,7 +7,7 @@ mod support;
 use std::path::Path;
 use support::{Place, Running, place, tiny};
 
-/// A run with checkpoints of steps 3 and 6.
+/// Makes a run with checkpoints at steps 3 and 6.
 fn finished() -> Place {
     let p = tiny();
     let r = p.run(&["run", "tiny.lua", "--run-dir", "r", "--checkpoint-every", "3"]);
@@ -23,7 +23,7 @@ fn edit(p: &Place, name: &str, change: impl Fn(&str) -> String) {
     p.file(name, now);
 }
 
-/// A resume is refused with this message; the directory is then as it was before the edit.
+/// Asserts that a resume is refused with this message, and restores the directory.
 #[track_caller]
 fn refused(p: &Place, name: &str, change: impl Fn(&str) -> String, message: &str) {
     let was = p.read(name);
@@ -49,7 +49,7 @@ fn an_edited_record_or_log_is_refused() {
     refused(&p, metrics, |t| without_line(t, t.lines().count() - 1), "lines were removed");
     refused(&p, metrics, |t| t.replacen(",\"seal\":", ",\"mark\":", 1), "r/metrics.jsonl:1: seal: is missing");
 
-    // As it was written, it goes on; and once more, after the resume has cut the log.
+    // The unchanged run resumes, also a second time after the first resume has truncated the log.
     for steps in ["8", "9"] {
         let r = p.run(&["run", "tiny.lua", "--run-dir", "r", "--resume", "--steps", steps]);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
@@ -68,7 +68,7 @@ fn an_edited_record_or_log_is_refused() {
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
 }
 
-/// The log of another run of the same recipe does not pass for this one's.
+/// The log of another run of the same recipe is refused.
 #[test]
 fn the_log_of_another_run_is_refused() {
     let p = finished();
@@ -77,7 +77,7 @@ fn the_log_of_another_run_is_refused() {
     refused(&p, "r/metrics.jsonl", |_| other.clone(), "r/metrics.jsonl:1: seal: is ");
 }
 
-/// Runs of releases without seals go on, and are sealed from then on.
+/// Runs of releases without seals can be resumed, and are sealed from then on.
 #[test]
 fn a_run_without_seals_is_resumed() {
     let p = finished();
@@ -88,7 +88,7 @@ fn a_run_without_seals_is_resumed() {
     }
     p.file("r/run.json", serde_json::to_string(&old).unwrap());
     edit(&p, "r/metrics.jsonl", |t| t.lines().map(|l| perilune_checkpoint::seal::unsealed(l) + "\n").collect());
-    // Their checkpoints say nothing of logs.
+    // Their checkpoints have no field for logs.
     let r = p.run(&["run", "tiny.lua", "--run-dir", "r", "--resume", "--steps", "8"]);
     assert!(r.status == Some(4) && r.err.contains("r/run.json: id: is missing"), "{}", r.err);
     for step in [3, 6] {
@@ -105,7 +105,7 @@ fn a_run_without_seals_is_resumed() {
     refused(&p, "r/metrics.jsonl", |t| without_line(t, 2), "r/metrics.jsonl:3: seal: is ");
 }
 
-/// Enough steps to look at the run from outside.
+/// Starts a run with enough steps to inspect it from outside.
 fn long() -> (Place, Running) {
     let p = tiny();
     let mut run = Running::start(
@@ -124,7 +124,7 @@ fn a_run_has_one_writer_and_any_readers() {
     let message = format!("r: process {} on ", run.child.id());
     assert!(r.err.contains(&message) && r.err.contains("is writing this run"), "{}", r.err);
     for args in [&["plot", "r", "--out", "x.svg"][..], &["ckpt", "verify", "r"]] {
-        // Retention may remove a checkpoint while it is read; the lock is never the reason.
+        // Retention may remove a checkpoint while it is read, but the lock causes no error.
         let r = p.run(args);
         assert!(!r.err.contains("is writing this run"), "{}", r.err);
     }
@@ -165,7 +165,7 @@ fn a_directory_that_vanishes_is_an_error_that_names_it() {
     }
 }
 
-/// Links in the directory of a run that came from elsewhere lead to no file outside it.
+/// Links in an untrusted run directory are not followed to files outside it.
 #[test]
 fn links_in_a_run_directory_are_not_followed() {
     let link = |p: &Place, name: &str| {
@@ -175,7 +175,7 @@ fn links_in_a_run_directory_are_not_followed() {
     };
     let victim = |p: &Place| (p.read("victim/file"), std::fs::read_dir(p.path("victim")).unwrap().count());
     let resume = ["run", "tiny.lua", "--run-dir", "r", "--resume", "--steps", "8"];
-    // Temporary names are replaced, whatever they are.
+    // Anything with a temporary name is replaced.
     for name in ["r/.run.json.new", "r/.metrics.jsonl.new", "r/.ledger.jsonl.new"] {
         let p = finished();
         p.file("victim", "mine");
@@ -208,7 +208,7 @@ fn copy(from: &Path, to: &Path) {
     }
 }
 
-/// A pipe in place of a file is refused, never waited for.
+/// A pipe in place of a file is refused without waiting for it.
 #[test]
 fn pipes_are_refused() {
     for name in ["r/run.json", "r/metrics.jsonl", "r/ledger.jsonl", "r/.lock", "r/recipe/tiny.lua"] {

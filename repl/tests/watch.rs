@@ -280,8 +280,8 @@ fn a_burst_of_saves_counts_once() {
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
 
-/// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the same
-/// text again. Other files of the directory, such as a log, cause no delay.
+/// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the
+/// same text again. Other files of the directory, such as a log, cause no delay.
 #[test]
 fn whatever_a_bad_version_required_is_watched() {
     let p = place();
@@ -358,6 +358,22 @@ fn an_endless_version_does_not_hold_the_run_up() {
     let event = run.next("reload");
     assert!(event["ok"] == true && event["changed"].to_string().contains("lr 0.01 -> 0.02"), "{event}");
     run.until(event["step"].as_u64().unwrap() + 5);
+    // Nor does a search that backtracks for ever, a chunk that poses as the library's, or a message handler.
+    for code in [
+        "while true do pcall(string.find, (\"a\"):rep(5000), (\".-\"):rep(20) .. \"b\") end",
+        "load(\"while true do pcall(function() while true do end end) end\", \"@perilune/tree.lua\")()",
+        "load(\"while true do pcall(function() while true do end end) end\", \"no place\")()",
+        "while true do xpcall(error, function() while true do end end) end",
+        "table.move({}, 1, 1 << 62, 2)",
+    ] {
+        save(&p, "edited.lua", &FIRST.text().replace("local calls", &format!("{code}\nlocal calls")));
+        run.hangs();
+        save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", "lr = 0.02"));
+        let event = run.next("reload");
+        assert!(event["error"].as_str().unwrap().contains("when a newer one was saved"), "{code}: {event}");
+        let step = event["step"].as_u64().unwrap();
+        run.until(step + 5);
+    }
     save(&p, "edited.lua", &endless);
     run.hangs();
     run.signal("-INT");

@@ -30,7 +30,7 @@ end
 ---  crop = "center": scales the shorter side to `resize` pixels (pixels * 256 / 224) and crops the center.
 ---  crop = "random": crops a fraction `scale` of the area ({ 0.08, 1 }) of aspect ratio `ratio` ({ 3/4, 4/3 }), and scales it.
 ---`classes` fixes the names in the order of their ids, as of a training set; `threads` is the number of processors by default.
----@param path string beside the recipe, or absolute
+---@param path string relative to the recipe's folder, or absolute
 ---@param opts {pixels: integer, crop?: "center"|"random", resize?: integer, scale?: number[], ratio?: number[], classes?: string[], threads?: integer}
 ---@return perilune.Set
 local function images(path, opts)

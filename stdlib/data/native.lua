@@ -12,7 +12,7 @@ local native = {}
 ---@field is_numeric fun(self, column: integer|string): boolean
 ---@field codes fun(self, column: integer|string, words: string[]?): perilune.Tensor, string[]
 
----Parses a CSV file, plain or gzip. A relative path is resolved beside the recipe.
+---Parses a CSV file, plain or gzip. A relative path starts at the recipe's folder.
 ---@param path string
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
 ---@return perilune.NativeRows

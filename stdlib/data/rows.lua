@@ -14,7 +14,7 @@ local meta = { __index = Rows }
 
 ---Reads a CSV file, plain or gzip. `header` (whether the first row names the columns) and `delimiter` are detected by default.
 ---Lines that start with `comment` are skipped. `missing` is the value of empty cells, which raise an error by default.
----@param path string beside the recipe, or absolute
+---@param path string relative to the recipe's folder, or absolute
 ---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}?
 ---@return perilune.Rows
 local function csv(path, opts)

@@ -21,7 +21,7 @@ local Text = {}
 local meta = { __index = Text }
 
 ---Reads a UTF-8 text file as character ids.
----@param path string beside the recipe, or absolute
+---@param path string relative to the recipe's folder, or absolute
 ---@param opts {level?: string}? level: "char"
 ---@return perilune.Text
 local function text(path, opts)
@@ -48,7 +48,7 @@ local function sequence(ids)
 end
 
 ---Reads token ids from a file: .bin of u16 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
----@param path string beside the recipe, or absolute
+---@param path string relative to the recipe's folder, or absolute
 ---@return perilune.Tensor (N), i32 from .bin
 local function tokens(path)
   if type(path) ~= "string" then pl.error("data.tokens", "the path is " .. check.show(path)) end

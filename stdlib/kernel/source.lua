@@ -199,7 +199,7 @@ function M.kernel(given)
       pl.error(name, "its CUDA source needs a GPU, but the device is the CPU", "add `cpu`, a function of tensors that computes the same result, or run with --device cuda")
     end
     local got = { reference(call.outputs, ...) }
-    native.source_on_paper(call, got)
+    native.record_offline_kernel(call, got)
     return table.unpack(got)
   end
 

@@ -1,4 +1,4 @@
--- nn/init.lua: collects the layers. Each file beside this one defines one family.
+-- nn/init.lua: collects the layers. Every other file of this folder defines one family.
 --
 -- A module is a plain table with a `forward` function; nn/module.lua defines what that means.
 

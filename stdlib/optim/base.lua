@@ -1,8 +1,8 @@
 -- optim/base.lua: implements the class of all optimizers: parameter groups, clipping, schedule, step, State names.
 --
--- An optimizer is a list of parameters, each with the options of its group, its slots (States such as moments) and a rule. A rule
--- defines the slots of a parameter and records one update; adam.lua and the files beside it define rules. A step reads nothing
--- back. The learning rate and the step count are run-time inputs of the plan.
+-- An optimizer is a list of parameters, each with the options of its group, its slots (States such as moments) and a rule. A
+-- rule defines the slots of a parameter and records one update; adam.lua and the other files of this folder define rules. A
+-- step reads nothing back. The learning rate and the step count are run-time inputs of the plan.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call

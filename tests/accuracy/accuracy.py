@@ -4,13 +4,13 @@
 
 Makes inputs in bf16, f16 and f32, computes each case in f64 and by PyTorch in that dtype, lets accuracy.lua compute it on
 the same inputs, and compares errors against f64: their maximum and their root mean square, over all elements of a result.
-A ratio ours / PyTorch's above 2 is a failure (exit status 1). What any result in the dtype must be expected to err by is
-not held against us: half a unit in the last place of the largest element for the maximum, and the mean square of
-evenly spread roundings for the other (of a loss, which is one number, half a unit). Documents and windows are masks to
-PyTorch, which has no options for them. Attention comes in tf32 as well: tensors of f32 whose products may round operands to
-11 bits, beside PyTorch's plain products with allow_tf32 (its kernels of f32 never do so).
+A ratio ours / PyTorch's above 2 is a failure (exit status 1). Errors within the rounding of the dtype are not counted:
+half a unit in the last place of the largest element for the maximum, and the mean square of evenly distributed
+roundings for the root mean square (for a loss, which is one number, half a unit). PyTorch has no options for documents and
+windows, so it gets masks. Attention is also compared in tf32: f32 tensors whose products may round operands to
+11 bits, against PyTorch's plain products with allow_tf32 (its f32 kernels never do so).
 
-Needs torch; a whole run takes about a minute on a GPU. On a CPU give --small, which leaves out the largest shapes.
+Needs torch; a whole run takes about a minute on a GPU. On a CPU use --small, which omits the largest shapes.
 """
 
 import argparse

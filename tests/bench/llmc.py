@@ -2,13 +2,13 @@
 
     python3 tests/bench/llmc.py TRAIN_GPT2CU [--perilune target/release/perilune] [gpt2_b4 gpt2_b32 …]
 
-TRAIN_GPT2CU is llm.c's program (https://github.com/karpathy/llm.c, seen with f1e2ace), which is not part of this
+TRAIN_GPT2CU is llm.c's program (https://github.com/karpathy/llm.c, tested with f1e2ace), which is not part of this
 repository, built in bf16 with cuDNN's attention:
 
     make train_gpt2cu USE_CUDNN=1        needs nvcc, cuDNN's and cudnn-frontend's headers
 
 With CUDA 13, llmc/cuda_utils.cuh needs a cudaMemLocation where it calls cudaMemAdvise, and the headers of cuDNN must not be
-newer than the library that is found when it runs. Sizes are those of the cases of the same name in cuda.lua, weights and
+newer than the library that is loaded at run time. Sizes are those of the cases of the same name in cuda.lua, weights and
 tokens random, recomputation off (-r 0), and the faster of -ge 1 and 2 counts. Prints medians of a step in microseconds.
 """
 

@@ -1,9 +1,9 @@
 """Writes docs/benchmarks.md from the rows of docs/benchmarks/*.csv.
 
     python3 tests/bench/report.py            writes the page
-    python3 tests/bench/report.py --check    exit status 1 if the page is not what the rows give
+    python3 tests/bench/report.py --check    exit status 1 if the page is out of date
 
-A machine is NAME.csv (a row for each measurement, newest last) and NAME.ini (title, setup, notes, what each case is). A row
+A machine is NAME.csv (a row for each measurement, newest last) and NAME.ini (title, setup, notes, descriptions of cases). A row
 is replaced on the page by the rows of the same case, unit and rival with a later date; rows of equal date and commit are
 calls of one build, and the page shows their medians. Exit status 2 if a row is malformed. Needs Python's standard library only.
 """

@@ -3,9 +3,9 @@
 
     python3 rival.py cpu|cuda THREADS
 
-It says what it is in a line of JSON, then answers each line {"case":, "seconds":, "compile":} with one: medians in microseconds
-over rounds that end with a wait, the seconds that the first run took, and on a GPU the most bytes that the case had there. Of
-several ways to compile a case the fastest counts, and is named.
+It prints its version as a line of JSON, then answers each line {"case":, "seconds":, "compile":} with one line: medians in
+microseconds over rounds that end with a wait, the seconds of the first run, and on a GPU the peak bytes of the case. If a case can
+be compiled in several ways, the fastest counts and is named.
 """
 
 import gc

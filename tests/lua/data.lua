@@ -152,7 +152,7 @@ describe("text", function()
   end)
 end)
 
--- Files are written to files/ beside this file and overwritten in every run.
+-- Files are written to files/ in this folder and overwritten in every run.
 describe("saving and loading", function()
   local made = {
     f32 = pl.randn { 2, 3 }, f64 = pl.randn({ 2 }, { dtype = "f64" }), i64 = pl.tensor { 1, -2, 1 << 40 },

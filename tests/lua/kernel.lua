@@ -155,7 +155,7 @@ describe("pl.kernel from CUDA source", function()
       local wrong = scale_rows { cpu = function(b, v) local out = v:unsqueeze(1) * b; return out, out:sum(1) end }
       expect(function() pl.kernel_check(wrong, { a, w, 1.5 }) end):to_raise "scale_rows: output 1 differs"
     else
-      expect(function() pl.kernel_check(f, { a, w, 1.5 }) end):to_raise "this is the CPU"
+      expect(function() pl.kernel_check(f, { a, w, 1.5 }) end):to_raise "the device is the CPU"
     end
   end)
 
@@ -186,7 +186,7 @@ describe("pl.kernel from CUDA source", function()
     raises({ name = "sqare" }, "sqare: its source has no function of that name", 'did you mean name = "square"?')
     raises({ sourse = "x" }, "unknown option 'sourse'", "source")
     raises({ expr = "x" }, "both expr and source")
-    raises({ inputs = "" }, "is no name")
+    raises({ inputs = "" }, "is not a name")
     raises({ outputs = "y: f31" }, "f32")
     raises({ outputs = "x" }, "'x' is declared twice")
     raises({ outputs = "y, z" }, "several outputs and a backward")

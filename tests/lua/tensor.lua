@@ -211,7 +211,7 @@ describe("promotion", function()
     expect((pl.ones({ 2 }, { dtype = "bf16" }) * pl.tensor(1.5)).dtype):to_be "bf16"
     expect((pl.tensor(1.5) * pl.ones({ 2 }, { dtype = "i64" })).dtype):to_be "f32"
     expect((pl.tensor(1.5) * pl.tensor(1.5, { dtype = "f64" })).dtype):to_be "f64"
-    -- The promoted operand has a gradient of its own dtype.
+    -- The gradient of the promoted operand has that operand's dtype.
     local s = pl.tensor(2.0)
     local g = pl.grad((s * pl.tensor({ 1.0, 3.0 }, { dtype = "bf16" })):sum(), { s })
     expect(g.dtype):to_be "f32"

@@ -402,13 +402,13 @@ fn float(rng: &mut Pcg, kind: Kind, variant: Variant) -> f64 {
         Variant::Full => v,
         Variant::Grid => grid(v),
         Variant::As(DType::Bool) => f64::from(u8::from(whole > 0.0)),
-        Variant::As(DType::U8) => whole.abs(),
+        Variant::As(DType::U8) => whole.abs() % 256.0,
         Variant::As(_) => whole,
     }
 }
 
-/// Rounds `v` to 8 significant bits, which every float dtype including bf16 represents exactly. Implemented here, so that test data does not depend
-/// on the runtime's own rounding.
+/// Rounds `v` to 8 significant bits, which every float dtype including bf16 represents exactly. Implemented here, so that test
+/// data does not depend on the runtime's own rounding.
 fn grid(v: f64) -> f64 {
     let step = 2f64.powi(v.abs().log2().floor() as i32 - 7);
     (v / step).round() * step
@@ -465,8 +465,8 @@ pub fn promotion_cases() -> Vec<Case> {
     out
 }
 
-/// Cases of elementwise primitives at the limits of floats: zeros of both signs, infinities, NaN, the largest and smallest; and where i32
-/// wraps around.
+/// Cases of elementwise primitives at the limits of floats: zeros of both signs, infinities, NaN, the largest and smallest; and
+/// where i32 wraps around.
 pub fn special_cases() -> Vec<Case> {
     let mut out = Vec::new();
     for op in ops::all() {

@@ -38,7 +38,7 @@ pub fn program(p: &Program) -> Vec<u64> {
         w.dtype(*dtype);
     }
     w.put(p.outputs.len());
-    p.outputs.iter().for_each(|n| w.put(*n));
+    p.outputs.iter().for_each(|desc| w.put(desc.nbytes()));
     w.put(p.slots.len());
     p.slots.iter().for_each(|d| w.dtype(*d));
     for r in &p.results {

@@ -4,18 +4,25 @@ use perilune_core::Layout;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Null};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Null};
 use std::sync::{Arc, Mutex};
+use std::thread::JoinHandle;
 
 /// Plans like `planner`; all memory reads as zeros.
 pub struct Recording {
     planner: Box<dyn Backend>,
     programs: Mutex<Vec<Arc<Program>>>,
+    prepared: Mutex<Vec<Program>>,
 }
 
 impl Recording {
     pub fn new(planner: Box<dyn Backend>) -> Arc<Recording> {
-        Arc::new(Recording { planner, programs: Mutex::default() })
+        Arc::new(Recording { planner, programs: Mutex::default(), prepared: Mutex::default() })
+    }
+
+    /// The programs prepared since the last call, in order.
+    pub fn take_prepared(&self) -> Vec<Program> {
+        std::mem::take(&mut *self.prepared.lock().unwrap())
     }
 
     /// The programs compiled since the last call, in order.
@@ -49,20 +56,21 @@ impl Backend for Recording {
         self.planner.fills_rows()
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Null.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Null.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        Null.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        Null.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Null.download(buffer, nbytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Null.download(buffer)
     }
 
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        Null.write(buffer, bytes)
+    fn prepare(&self, programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
+        self.prepared.lock().unwrap().extend_from_slice(programs);
+        Ok(None)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

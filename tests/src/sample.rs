@@ -141,7 +141,7 @@ impl Parser<'_> {
         let text = std::str::from_utf8(&self.text[start..self.at]).map_err(|e| e.to_string())?;
         match text.parse() {
             Ok(i) => Ok(Number::Int(i)),
-            Err(_) => text.parse().map(Number::Float).map_err(|_| format!("'{text}' is no number")),
+            Err(_) => text.parse().map(Number::Float).map_err(|_| format!("'{text}' is not a number")),
         }
     }
 
@@ -227,7 +227,7 @@ impl Parser<'_> {
             ("u8", true) => Expr::Tensor(Kind::Byte(first[0].as_f64() as i64), dims(&second)),
             ("b", false) => Expr::Tensor(Kind::Bool, dims(&second)),
             ("perm", false) => Expr::Tensor(Kind::Perm, dims(&second)),
-            _ => return Err(format!("'{kind}' is no kind of tensor")),
+            _ => return Err(format!("'{kind}' is not a kind of tensor")),
         })
     }
 }
@@ -271,7 +271,7 @@ mod tests {
                         Some(Expr::Tensor(..)) => {
                             assert!(
                                 matches!(p.ty, Ty::Tensor | Ty::Operand),
-                                "{}({text}): {} is no tensor",
+                                "{}({text}): {} is not a tensor",
                                 op.name,
                                 p.name
                             );

@@ -14,6 +14,6 @@ pub fn skipped(reason: &str) {
 /// Reports that NVRTC is missing, and panics if `PERILUNE_TEST_NVRTC` requires it, as in CI.
 #[allow(dead_code)] // not every includer compiles kernels
 pub fn no_nvrtc() {
-    assert!(std::env::var_os("PERILUNE_TEST_NVRTC").is_none(), "no libnvrtc, which PERILUNE_TEST_NVRTC asks for");
+    assert!(std::env::var_os("PERILUNE_TEST_NVRTC").is_none(), "no libnvrtc, which PERILUNE_TEST_NVRTC requires");
     skipped("no libnvrtc (set LD_LIBRARY_PATH)");
 }

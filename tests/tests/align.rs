@@ -8,7 +8,7 @@ use perilune_core::graph::Node;
 use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -37,20 +37,16 @@ impl Backend for Aligned {
         Some(16)
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        self.0.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        self.0.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.0.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        self.0.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        self.0.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.0.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.0.download(buffer)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
@@ -79,7 +75,7 @@ local function all(y, xs)
   for _, x in ipairs(out) do
     x = x:to("f32") * pl.randn(x.shape)
     for _, part in ipairs(x:dim() > 1 and {{ x:sum(-1), x:sum(0) }} or {{ x }}) do
-      -- A scale of its own for each, so that small ones are looked at too.
+      -- A separate scale for each, so that small values are compared too.
       print(table.concat((part / part:abs():max()):flatten():tolist(), " "))
     end
   end
@@ -175,7 +171,7 @@ fn what_lies_between_odd_products_says_the_same() {
         "between(2048, 301, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(2048, 1003, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
         "between(1024, 5001, 'bf16', function(y, w, b) return y:layer_norm(w, b) end)",
-        // A column sum beside rows; values that are not padded.
+        // A column sum with rows; values that are not padded.
         "between(2048, 1003, 'bf16', function(y, w, b) return (y + b:to('bf16')):relu() end)",
         "between(1024, 5001, 'bf16', function(y, w) local z = (y * w:to('bf16')):softmax(-1); return z + z:sum(0):to('bf16') end)",
         "between(2, 64, 'bf16', function(y) return y end)",

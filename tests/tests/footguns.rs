@@ -563,7 +563,7 @@ fn random_numbers_do_not_depend_on_how_they_are_run() {
     let first = draws(&mut e, true);
     assert_ne!(first[0], first[5], "another step, other numbers");
     assert!(harness::same_bits(&first, &draws(&mut e, true)), "a second time");
-    assert!(harness::same_bits(&first, &draws(&mut e, false)), "evaluated apart");
+    assert!(harness::same_bits(&first, &draws(&mut e, false)), "evaluated separately");
     e.switches.fusion = false;
     assert!(harness::same_bits(&first, &draws(&mut e, true)), "unfused");
     assert!(harness::same_bits(&first, &draws(&mut harness::engine(2), true)), "on two threads");

@@ -290,7 +290,8 @@ fn what_stops_gradients_gives_none_or_says_so() {
     }
 }
 
-/// Compares the gradients of a case in f32 and 16 bits with those in f64 at the same inputs. Returns the number of comparisons and the differences.
+/// Compares the gradients of a case in f32 and 16 bits with those in f64 at the same inputs. Returns the number of comparisons
+/// and the differences.
 fn narrow(e: &mut Engine, case: &Case, faults: &mut Vec<String>) -> usize {
     let Ok(Some(want)) = analytic(e, case, 0) else { return 0 };
     let mut n = 0;

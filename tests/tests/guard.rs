@@ -91,7 +91,7 @@ fn guarded_and_unguarded_steps_have_plans_of_their_own() {
     for ok in [None, Some(true), Some(false), None, Some(false)] {
         w.step(ok);
     }
-    assert_eq!(misses(&w), first + 2, "the bool's value is no part of a plan");
+    assert_eq!(misses(&w), first + 2, "the bool's value is not part of a plan");
 }
 
 /// A failed step discards its guard.

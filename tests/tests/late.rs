@@ -1,5 +1,5 @@
-//! Tests results that are read late and inputs that arrive during a step: values are correct, and on a GPU the host does not wait for the
-//! step. On the CPU, or on the device that `PERILUNE_DEVICE` names.
+//! Tests results that are read late and inputs that arrive during a step: values are correct, and on a GPU the host does not
+//! wait for the step. On the CPU, or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
 use perilune_tests::harness;
@@ -41,7 +41,7 @@ local function losses(late)
       return loss, norm, net[1].weight[0] * 1
     end)
     waiting[#waiting + 1] = { loss, norm, first }
-    -- Now and then a State as it is now, behind steps that are not done.
+    -- Sometimes the current value of a State, after unfinished steps.
     if k % 7 == 0 then out[#out + 1] = "state " .. table.concat(net[3].bias:tolist(), " ") end
     while #waiting > late do
       local t = table.remove(waiting, k % 2 == 0 and #waiting > 1 and 2 or 1)

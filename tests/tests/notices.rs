@@ -6,7 +6,7 @@ use perilune_core::graph::Node;
 use perilune_cpu::Cpu;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable};
 use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,20 +31,16 @@ impl Backend for Failing {
         self.cpu.has_kernel(node)
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        self.cpu.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        self.cpu.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.cpu.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        self.cpu.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        self.cpu.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        self.cpu.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        self.cpu.download(buffer)
     }
 
     fn take_notices(&self) -> Vec<String> {

@@ -11,7 +11,7 @@ use perilune_cuda::library::pool;
 use perilune_cuda::{attention, conv};
 use perilune_engine::{Engine, StateId};
 use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
-use perilune_plan::{Backend, Cache, Null, NullWith, Options, Request, Tracer, show};
+use perilune_plan::{Backend, BufferDesc, Cache, Null, NullWith, Options, Request, Tracer, show};
 use perilune_tests::harness::{call, call_all, float, int, ints, t};
 use perilune_tests::machine::compiles;
 use std::collections::HashMap;
@@ -142,7 +142,7 @@ fn no_overlap(p: &Program) -> Fallible<()> {
 }
 
 fn text(p: &Program) -> String {
-    let written: usize = p.outputs.iter().sum();
+    let written: usize = p.outputs.iter().map(BufferDesc::nbytes).sum();
     let mut out = format!(
         "{} kernels, {} inputs, {} outputs of {written} bytes, arena {} bytes, live {} bytes\n",
         p.kernels.len(),
@@ -464,7 +464,8 @@ fn attention_on_the_cpu_copies_nothing() {
     assert_eq!(copies(&Cpu::new(Some(1))), 0);
 }
 
-/// Packed documents on a device with a GPU's kernels: their bounds are computed once for forward and backward, and scores are not stored.
+/// Packed documents on a device with a GPU's kernels: their bounds are computed once for forward and backward, and scores are
+/// not stored.
 #[test]
 fn attention_within_documents_on_a_gpu() {
     let gpu = NullWith { has_kernel: attention::has_kernel, can_store_layout: attention::can_store_layout };

@@ -187,8 +187,9 @@ struct Hashes {
     retries: AtomicUsize,
 }
 
-/// NVRTC compiles a few kernels to one of several PTX texts for the same source, even within one process (seen with 13.0 in a kernel
-/// of rows with column sums). A kernel whose hash is not pinned is compiled again up to so many times before it counts as changed.
+/// NVRTC compiles a few kernels to one of several PTX texts for the same source, even within one process (seen with 13.0 in a
+/// kernel of rows with column sums). A kernel whose hash is not pinned is compiled again up to so many times before it counts
+/// as changed.
 const RETRIES: usize = 12;
 /// The total number of such compilations, so that a test of a real change ends soon.
 const ALL_RETRIES: usize = 300;
@@ -198,7 +199,7 @@ impl Hashes {
     fn new() -> Option<Hashes> {
         let Ok(compiler) = Compiler::new(GPUS[0].arch, None) else {
             let wanted = std::env::var_os("PERILUNE_TEST_NVRTC").is_some() || blessing();
-            assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS ask for");
+            assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS require");
             return None;
         };
         let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx");

@@ -12,7 +12,7 @@ use perilune_cuda::{OfflineTarget, attention, conv, offline_target};
 use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
 use perilune_plan::memory::Offsets;
-use perilune_plan::{Backend, Buffer, DeviceBuffer, Executable, Failure, Null, RunContext};
+use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Null, RunContext};
 use perilune_tests::machine;
 use std::any::Any;
 use std::collections::{BTreeSet, HashMap};
@@ -37,7 +37,7 @@ struct Place {
     heap: Arc<Mutex<Offsets>>,
     at: usize,
     room: usize,
-    nbytes: usize,
+    desc: BufferDesc,
 }
 
 impl Drop for Place {
@@ -47,8 +47,8 @@ impl Drop for Place {
 }
 
 impl DeviceBuffer for Place {
-    fn nbytes(&self) -> usize {
-        self.nbytes
+    fn desc(&self) -> &BufferDesc {
+        &self.desc
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -103,22 +103,18 @@ impl Backend for Plans {
         self.gpu.fills_rows()
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        let room = nbytes.max(1).next_multiple_of(512);
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        let room = desc.nbytes().max(1).next_multiple_of(512);
         let at = self.heap.lock().unwrap().take(room);
-        Ok(Arc::new(Place { heap: self.heap.clone(), at, room, nbytes }))
+        Ok(Arc::new(Place { heap: self.heap.clone(), at, room, desc: *desc }))
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.alloc(bytes.len())
+    fn upload(&self, desc: &BufferDesc, _: &[u8]) -> Result<Buffer> {
+        self.alloc(desc)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Null.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        Null.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Null.download(buffer)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -1,5 +1,5 @@
-//! Tests snapshots of States: another thread reads the values at the time of the snapshot, even if the loop has changed the States. On the CPU,
-//! or on the device that `PERILUNE_DEVICE` names.
+//! Tests snapshots of States: another thread reads the values at the time of the snapshot, even if the loop has changed the
+//! States. On the CPU, or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::{DType, HostTensor, Shape};

@@ -6,12 +6,13 @@ use perilune_cpu::Cpu;
 use perilune_cuda::OfflineTarget;
 use perilune_engine::Engine;
 use perilune_tests::harness::{call, t};
+use std::rc::Rc;
 use std::sync::Arc;
 
 #[test]
 fn a_plan_on_the_cpu_shows_what_a_gpu_would_run() {
     let mut e = Engine::new(Arc::new(Cpu::new(None)));
-    e.diagnostics.paper = Some(Arc::new(OfflineTarget::default()));
+    e.diagnostics.source_display = Some(Rc::new(|step| step.show_for(step.graph(), &OfflineTarget::default())));
     let zeros = |dims: &[usize]| {
         let shape = Shape::of(dims);
         HostTensor::new(DType::F32, shape, vec![0; shape.numel() * 4])

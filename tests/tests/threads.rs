@@ -1,5 +1,5 @@
-//! Devices shared by threads: programs, buffers and executables of one device used from several threads, and moved among them;
-//! runs of several engines, one of which is interrupted.
+//! Tests devices shared by threads: programs, buffers and executables of one device are used by several threads and moved between them;
+//! an interrupt ends the runs of one engine only.
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::{DType, HostTensor, Interrupt, Kind};
@@ -7,7 +7,7 @@ use perilune_cpu::Cpu;
 use perilune_engine::Engine;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, RunContext};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable, RunContext};
 use perilune_tests::harness;
 use perilune_tests::recording::Recording;
 use perilune_tests::rng::Pcg;
@@ -44,7 +44,7 @@ fn programs() -> Vec<Arc<Program>> {
     backend.take()
 }
 
-/// What a program reads: normal floats and zeros.
+/// Makes the inputs of a program: normal floats and zeros.
 fn inputs(program: &Program, seed: u64) -> Vec<HostTensor> {
     let mut rng = Pcg::new(seed);
     let one = |(shape, dtype): &(perilune_core::Shape, DType)| {
@@ -58,13 +58,17 @@ fn slots(program: &Program) -> Vec<u64> {
     program.slots.iter().map(|d| if d.is_float() { 0.5f64.to_bits() } else { 3 }).collect()
 }
 
+fn upload(device: &dyn Backend, t: &HostTensor) -> Buffer {
+    device.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).unwrap()
+}
+
 /// Runs a program once, over fresh buffers: its outputs and what its inputs hold afterwards.
 fn run(device: &dyn Backend, program: &Program, exec: &dyn Executable, from: &[HostTensor]) -> Vec<Vec<u8>> {
-    let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = from.iter().map(|t| upload(&*device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     exec.run(&inputs, &slots(program), &outputs, RunContext::new(&Interrupt::default()))
         .unwrap_or_else(|f| panic!("{}", f.error));
-    inputs.iter().chain(&outputs).map(|b| device.download(b, b.nbytes()).unwrap()).collect()
+    inputs.iter().chain(&outputs).map(|b| device.download(b).unwrap()).collect()
 }
 
 #[test]
@@ -78,14 +82,14 @@ fn programs_of_one_device_have_the_same_bits_from_any_thread() {
         .map(|(k, p)| run(&alone, p, &*alone.compile(p.clone()).unwrap(), &inputs(p, k as u64)))
         .collect();
     let device = Arc::new(Cpu::new(Some(2)));
-    // One executable of each for all threads, beside one that each thread compiles.
+    // One shared executable of each program, and one that each thread compiles.
     let shared: Vec<Box<dyn Executable>> = programs.iter().map(|p| device.compile(p.clone()).unwrap()).collect();
     thread::scope(|scope| {
         for t in 0..4 {
             let (device, programs, shared, want) = (device.clone(), &programs, &shared, &want);
             scope.spawn(move || {
                 for round in 0..6 {
-                    // Each thread in an order of its own.
+                    // Each thread uses a different order.
                     for at in 0..programs.len() {
                         let k = (at * (2 * t + 1) + round) % programs.len();
                         let (p, from) = (&programs[k], inputs(&programs[k], k as u64));
@@ -108,10 +112,10 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     let device: Box<dyn Backend> = Box::new(Cpu::new(Some(2)));
     let exec = device.compile(program.clone()).unwrap();
     let want = run(&*device, &program, &*exec, &from);
-    let inputs: Vec<Buffer> = from.iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = from.iter().map(|t| upload(&*device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     let numbers = slots(&program);
-    // Moves there, runs over buffers made here, and comes back with what it made.
+    // Moves to the thread, runs over buffers made here, and returns with the buffers that it made.
     let (device, all) = thread::spawn(move || {
         exec.run(&inputs, &numbers, &outputs, RunContext::new(&Interrupt::default()))
             .unwrap_or_else(|f| panic!("{}", f.error));
@@ -119,7 +123,7 @@ fn a_device_moves_to_another_thread_with_its_buffers_and_programs() {
     })
     .join()
     .unwrap();
-    let got: Vec<Vec<u8>> = all.iter().map(|b| device.download(b, b.nbytes()).unwrap()).collect();
+    let got: Vec<Vec<u8>> = all.iter().map(|b| device.download(b).unwrap()).collect();
     assert!(got == want);
 }
 
@@ -146,7 +150,7 @@ fn an_interrupt_ends_the_run_of_its_own_engine() {
             let mut engine = Engine::new(device);
             if interrupted {
                 send.send(engine.interrupt.clone()).unwrap();
-                // Runs until it is interrupted, then goes on.
+                // Runs until it is interrupted, then continues.
                 let ended = evaluate(&mut engine, usize::MAX);
                 assert!(engine.interrupt.clear());
                 let after = evaluate(&mut engine, 3).map(|all| all.len());
@@ -170,8 +174,8 @@ fn a_run_ends_before_its_first_kernel_and_no_other_run_does() {
     let program = programs().into_iter().max_by_key(|p| p.kernels.len()).unwrap();
     let device = Cpu::new(Some(1));
     let exec = device.compile(program.clone()).unwrap();
-    let inputs: Vec<Buffer> = inputs(&program, 1).iter().map(|t| device.upload(&t.bytes).unwrap()).collect();
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|n| device.alloc(*n).unwrap()).collect();
+    let inputs: Vec<Buffer> = inputs(&program, 1).iter().map(|t| upload(&device, t)).collect();
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| device.alloc(desc).unwrap()).collect();
     let (stopped, free) = (Interrupt::default(), Interrupt::default());
     stopped.request();
     let failure = exec.run(&inputs, &slots(&program), &outputs, RunContext::new(&stopped)).unwrap_err();

@@ -1,6 +1,6 @@
 //! `perilune check RECIPE --against RUN_DIR`: shows what a reload or a resume with this file would do to that run.
 //!
-//! It builds the latest version of the run from its history, the new one beside it as a reload would, and records and plans a
+//! It builds the latest version of the run from its history and, like a reload, the new one, and records and plans a
 //! step of each. Nothing is trained, and nothing is written.
 
 use crate::console_out::ConsoleOut;

@@ -2,7 +2,7 @@
 //!
 //! A few steps warm up, so that compilation and autotuning are not counted; as many plain steps are measured, with the waits
 //! of the host in them; then each kernel is timed alone (by events on a GPU), without the overlap of a plain run. All
-//! figures are medians. The roofline is measured on a backend of its own. Nothing is written except the timeline of `--trace`.
+//! figures are medians. The roofline is measured on a separate backend. Nothing is written except the timeline of `--trace`.
 
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
@@ -38,7 +38,7 @@ pub struct ProfileArgs {
     files: PolicyArgs,
 }
 
-/// Measures the roofline on a backend of its own, so that the memory report has the recipe's buffers only.
+/// Measures the roofline on a separate backend, so that the memory report has the recipe's buffers only.
 fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
     let print = Rc::new(|_: &str| ());
     let options =

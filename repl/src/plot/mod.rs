@@ -102,7 +102,7 @@ impl Figure {
         text::draw(&self.with_escaped_words(), cols, rows, look)
     }
 
-    /// A copy whose words a terminal only shows: names of metrics come from recipes and files.
+    /// Returns a copy with escaped words, because names of metrics come from recipes and files.
     fn with_escaped_words(&self) -> Figure {
         let mut out = self.clone();
         match &mut out {

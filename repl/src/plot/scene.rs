@@ -4,7 +4,7 @@ use super::axis::{Axis, drawable, range};
 use super::{Figure, Mark, Series, shrink, viridis};
 use crate::format::{grouped, short};
 
-/// The colours of curves: each can be told from white and from black.
+/// The colours of curves, each visible on white and on black.
 pub const PALETTE: [(u8, u8, u8); 8] = [
     (59, 130, 246),
     (224, 102, 43),
@@ -65,7 +65,7 @@ pub enum Shape {
     },
 }
 
-/// What is drawn, in drawing order.
+/// The shapes, in drawing order.
 pub struct Scene {
     pub width: f64,
     pub height: f64,

@@ -75,7 +75,7 @@ fn text_keeps_to_its_width_and_height() {
                 let marks = if matches!(figure, Figure::Lines { .. }) { 2 } else { 0 };
                 let high = text.lines().count() - marks;
                 assert!(high <= rows.max(8), "{high} lines for {rows}:\n{text}");
-                // A legend is not cut.
+                // A legend is not truncated.
                 for line in text.lines().filter(|l| !l.contains("loss")) {
                     assert!(line.chars().count() <= cols, "{} > {cols}: {line}\n{text}", line.chars().count());
                 }
@@ -120,13 +120,13 @@ fn bad_numbers_are_gaps_and_never_a_panic() {
             for bad in ["\"NaN", "NaN,", ",NaN", "\"inf", "inf,", ",inf"] {
                 assert!(!svg.contains(bad), "{values:?}: {svg}");
             }
-            // Slower than all else here.
+            // The slowest case.
             assert!(k > 3 || figure.png().starts_with(b"\x89PNG"));
         }
     }
 }
 
-/// One number must be seen; nothing must say so.
+/// A single number must be visible; an empty plot must state that it has no data.
 #[test]
 fn one_point_is_a_dot_and_no_data_is_said() {
     let one = Figure::lines("", "step", vec![Series::new("a", vec![(1.0, 2.0)])]);
@@ -137,14 +137,14 @@ fn one_point_is_a_dot_and_no_data_is_said() {
     assert!(none.text_with(40, 10, PLAIN).contains("no data") && none.svg().contains("no data"));
 }
 
-/// A long series keeps its peaks although most of its points are left out.
+/// A long series keeps its peaks although most of its points are omitted.
 #[test]
 fn a_long_series_is_thinned_but_keeps_its_peaks() {
     let mut points: Vec<(f64, f64)> = (0..200_000).map(|i| (f64::from(i), f64::from(i % 7))).collect();
     points[123_456].1 = 1000.0;
     let svg = Figure::lines("", "step", vec![Series::new("a", points)]).svg();
     assert!(svg.len() < 120_000, "{}", svg.len());
-    // The peak is on the upper edge, and only it.
+    // Only the peak is on the upper edge.
     let line = svg.lines().max_by_key(|l| l.len()).expect("there is a line");
     let ys = line.split(['"', ' ']).filter_map(|p| p.split_once(',')?.1.parse::<f64>().ok());
     let mut sorted: Vec<f64> = ys.collect();
@@ -152,7 +152,7 @@ fn a_long_series_is_thinned_but_keeps_its_peaks() {
     assert!(sorted[0] < sorted[1] - 200.0, "{:?}", &sorted[..2]);
 }
 
-/// The picture that is shown in the PNG has the colours of the two curves.
+/// The PNG has the colours of both curves.
 #[test]
 fn a_png_shows_the_curves() {
     let dir = tempfile::tempdir().expect("a temporary directory");

@@ -50,7 +50,7 @@ pub const ALL: [Command; 14] = [
 
 /// The first lines of `:help`.
 pub const OVERVIEW: &str = "\
-The prompt prints the value of an expression and keeps it in _. An unfinished line continues on the next. Tab completes.
+The prompt prints values and keeps the last in _. An unfinished line continues. Tab completes.
   ?x, help(x)    signature, doc and example: ?pl.softmax, ?x:softmax, ?pl.nn.Linear
   Ctrl-C         stop the running line; no effect on an empty line
   Ctrl-D, :quit  leave";

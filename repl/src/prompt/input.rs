@@ -3,6 +3,7 @@
 use super::commands;
 use super::paste::pieces;
 use crate::console_out;
+use crate::terminal;
 use perilune_lua::Console;
 use perilune_lua::console::lexer::{Kind, tokens};
 use rustyline::completion::{Completer, Pair};
@@ -135,7 +136,10 @@ impl Completer for Words {
     type Candidate = Pair;
 
     fn complete(&self, line: &str, pos: usize, _: &Context<'_>) -> rustyline::Result<(usize, Vec<Pair>)> {
-        let plain = |list: Vec<String>| list.into_iter().map(|w| Pair { display: w.clone(), replacement: w }).collect();
+        // The editor writes words to the terminal itself: a name with control characters is not offered.
+        let is_shown = |w: &String| *w == terminal::one_line(w);
+        let pair = |w: String| Pair { display: w.clone(), replacement: w };
+        let plain = |list: Vec<String>| list.into_iter().filter(is_shown).map(pair).collect();
         if let Some((start, words)) = commands::complete(line, pos, self.at_breakpoint) {
             return Ok((start, plain(words)));
         }

@@ -1,5 +1,6 @@
-//! Handles Ctrl-C while a line runs. The first interrupts the line; if that is not heard within a second, a note says that the
-//! next one ends the process, for work that cannot be interrupted (one long kernel). Presses within that second count once.
+//! Handles Ctrl-C while a line runs. The first interrupts the line. If the line does not end within a second, a note explains
+//! that the next one ends the process, for work that cannot be interrupted (one long kernel). Presses within that second count
+//! once.
 //!
 //! While a line is typed the terminal delivers Ctrl-C as a key, and the editor clears the line.
 
@@ -12,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long an interrupt may take to be heard before another press ends the process.
+/// The time that an interrupt may take before another press ends the process.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The installed handler.
@@ -20,7 +21,7 @@ pub struct Interrupts {
     /// The interrupt of the line that runs.
     running: Arc<Mutex<Option<Interrupt>>>,
     pressed: Arc<AtomicU32>,
-    /// The number of the line: a delayed note belongs to one.
+    /// The number of the line, to which a delayed note belongs.
     line: Arc<AtomicU32>,
 }
 
@@ -67,7 +68,7 @@ impl Interrupts {
     }
 }
 
-/// Prints a note if the line still runs once the time to hear the interrupt is over.
+/// Prints a note if the line still runs after the time for an interrupt.
 fn note_later(interrupt: Interrupt, line: Arc<AtomicU32>) {
     let number = line.load(Ordering::SeqCst);
     let wait = move || {
@@ -77,6 +78,6 @@ fn note_later(interrupt: Interrupt, line: Arc<AtomicU32>) {
             console_out::complain("", "waiting for the end of the running kernel; Ctrl-C once more ends perilune");
         }
     };
-    // Without a thread there is no note; the next press ends the process all the same.
+    // If no thread can be created there is no note, but the next press still ends the process.
     let _ = std::thread::Builder::new().name("interrupt note".into()).spawn(wait);
 }

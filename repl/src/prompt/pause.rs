@@ -69,7 +69,7 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
 fn stop(console: &Console, place: &str, around: &dyn Around, editor: &SharedEditor) -> Ended {
     let color = console_out::color(std::io::stdout().is_terminal());
     let prompt = Prompt { at_breakpoint: true, ..Prompt::bare(color) };
-    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue continues", console.locals().join(" ")));
+    prompt.say(&format!("breakpoint in {place} · locals: {} · :continue resumes", console.locals().join(" ")));
     let mut lines = input::Input::new(editor, console, true);
     let short = place.split(" (").next().filter(|p| !p.starts_with('(')).unwrap_or("breakpoint").to_string();
     loop {

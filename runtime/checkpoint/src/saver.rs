@@ -3,6 +3,7 @@
 use crate::write::{discard, tidy};
 use crate::{Error, Result, Source, list, write};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 /// Selects the checkpoints to keep.
@@ -23,11 +24,20 @@ pub struct Saver {
     limit: u64,
     /// The step of the best checkpoint by a metric, which is kept at any age.
     best: Option<u64>,
-    running: Option<(u64, JoinHandle<Result<PathBuf>>)>,
+    running: Option<(u64, Writing)>,
+}
+
+/// A checkpoint that is being written.
+#[derive(Debug)]
+enum Writing {
+    Thread(JoinHandle<Result<PathBuf>>),
+    /// The system refused a thread, so it was written at once.
+    Done(Result<PathBuf>),
 }
 
 impl Saver {
-    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an error.
+    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an
+    /// error.
     pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
         let _ = tidy(&dir);
         Saver { dir, keep, limit, best: None, running: None }
@@ -59,23 +69,37 @@ impl Saver {
             prune(&dir, keep, best, step)?;
             Ok(path)
         };
-        let handle = thread.spawn(work).map_err(crate::io(&self.dir, "start a thread to write to"))?;
-        self.running = Some((step, handle));
+        // A thread that cannot be started drops its closure: the work is shared, so that it can be done here.
+        let work = Arc::new(Mutex::new(Some(work)));
+        let run = move || {
+            let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
+            work.map_or(Err(Error::Lost(step)), |mut work| work())
+        };
+        let writing = match thread.spawn(run.clone()) {
+            Ok(handle) => Writing::Thread(handle),
+            Err(_) => Writing::Done(run()),
+        };
+        self.running = Some((step, writing));
         Ok(before)
     }
 
     /// Returns the checkpoint in progress if it has been completed.
     pub fn poll(&mut self) -> Result<Option<(u64, PathBuf)>> {
-        if self.running.as_ref().is_some_and(|r| r.1.is_finished()) { self.wait() } else { Ok(None) }
+        let is_finished = |w: &Writing| match w {
+            Writing::Thread(handle) => handle.is_finished(),
+            Writing::Done(_) => true,
+        };
+        if self.running.as_ref().is_some_and(|r| is_finished(&r.1)) { self.wait() } else { Ok(None) }
     }
 
     /// Waits for the checkpoint in progress.
     pub fn wait(&mut self) -> Result<Option<(u64, PathBuf)>> {
-        let Some((step, handle)) = self.running.take() else { return Ok(None) };
-        match handle.join() {
-            Ok(result) => result.map(|path| Some((step, path))),
-            Err(_) => Err(Error::Lost(step)),
-        }
+        let Some((step, writing)) = self.running.take() else { return Ok(None) };
+        let result = match writing {
+            Writing::Thread(handle) => handle.join().unwrap_or(Err(Error::Lost(step))),
+            Writing::Done(result) => result,
+        };
+        result.map(|path| Some((step, path)))
     }
 }
 

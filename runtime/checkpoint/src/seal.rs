@@ -1,11 +1,11 @@
-//! Seals records and logs with BLAKE3 hashes, so that a reader finds a later change.
+//! Seals records and logs with BLAKE3 hashes, so that a reader detects later changes.
 //!
-//! A record is a JSON object in a file of its own. Its last field holds the hash of its text. A log has one JSON object a
-//! line, and is a hash chain: the last field of a line holds the hash of that line and of the seal before it. A line that was
+//! A record is a JSON object in its own file. Its last field contains the hash of its text. A log has one JSON object per
+//! line, and is a hash chain: the last field of a line contains the hash of that line and of the seal before it. A line that was
 //! edited, inserted, removed or moved breaks the chain there.
 //!
-//! A seal has no secret: a program that changes a file may compute its seals again. Who wrote a file is the question of a
-//! signature, and whether a run computed what it says, of a replay.
+//! A seal has no secret: a program that changes a file can compute its seals again. The author of a file is proved by a
+//! signature, and the correctness of a run by a replay.
 
 use serde_json::{Map, Value};
 
@@ -28,8 +28,8 @@ pub fn seal(mut record: Map<String, Value>) -> String {
     text
 }
 
-/// Removes the seal of a record after checking it against the text that the record was parsed from. The error says which
-/// rule the text breaks.
+/// Removes the seal of a record after checking it against the text from which the record was parsed. The error states the violated
+/// rule.
 pub fn unseal(record: &mut Map<String, Value>, text: &str) -> Result<(), String> {
     let stated = record.shift_remove(RECORD_SEAL).as_ref().and_then(Value::as_str).map(String::from);
     let place = stated.as_ref().filter(|s| !s.is_empty()).and_then(|s| Some((text.rfind(s.as_str())?, s)));
@@ -40,19 +40,19 @@ pub fn unseal(record: &mut Map<String, Value>, text: &str) -> Result<(), String>
     hasher.update(&text.as_bytes()[..at]).update(&text.as_bytes()[end..]);
     let found = hasher.finalize().to_hex();
     if found.as_str() != stated {
-        return Err(format!("is {stated}, and that of the record is {found}: the file was changed or damaged"));
+        return Err(format!("is {stated}, but the hash of the record is {found}: the file was changed or damaged"));
     }
     Ok(())
 }
 
-/// The chain of a log, as far as it has been written or read.
+/// The chain of a log up to the last written or read line.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Chain {
     head: String,
 }
 
 impl Chain {
-    /// Starts the chain of a log. `origin` names the log and its run: lines of another one do not continue it.
+    /// Starts the chain of a log. `origin` names the log and its run, so that lines of another log do not continue it.
     pub fn new(origin: &str) -> Chain {
         Chain { head: short(blake3::Hasher::new().update(origin.as_bytes())) }
     }
@@ -62,7 +62,7 @@ impl Chain {
         &self.head
     }
 
-    /// Returns the line with its seal, which is the head from now on. `line` is a JSON object with at least one field.
+    /// Returns the line with its seal, which becomes the head. `line` is a JSON object with at least one field.
     pub fn append(&mut self, line: &str) -> String {
         let line = line.trim_end();
         let body = line.strip_suffix('}').unwrap_or(line);
@@ -70,31 +70,33 @@ impl Chain {
         format!("{body},\"{LINE_SEAL}\":\"{}\"}}", self.head)
     }
 
-    /// Checks that a line of the log continues the chain. The error says which rule the line breaks.
+    /// Checks that a line of the log continues the chain. The error states the violated rule.
     pub fn follow(&mut self, line: &str) -> Result<(), String> {
         let (body, stated) = split(line).ok_or_else(|| format!("{LINE_SEAL}: is missing"))?;
         let found = self.next(body);
         if found != stated {
-            return Err(format!("{LINE_SEAL}: is {stated}, and the line and those before it give {found}"));
+            return Err(format!(
+                "{LINE_SEAL}: is {stated}, but the hash of this line and the lines before it is {found}"
+            ));
         }
         self.head = found;
         Ok(())
     }
 
-    /// The seal of a line without its last brace.
+    /// Computes the seal of a line without its last brace.
     fn next(&self, body: &str) -> String {
         short(blake3::Hasher::new().update(self.head.as_bytes()).update(b"\n").update(body.as_bytes()))
     }
 }
 
-/// Splits a sealed line into what comes before the seal, and the seal.
+/// Splits a sealed line into the text before the seal, and the seal.
 fn split(line: &str) -> Option<(&str, &str)> {
     let inside = line.strip_suffix("\"}")?;
     let (before, stated) = inside.split_at_checked(inside.len().checked_sub(DIGITS)?)?;
     Some((before.strip_suffix(&format!(",\"{LINE_SEAL}\":\""))?, stated))
 }
 
-/// Returns a line without its seal, or as it is if it has none.
+/// Returns a line without its seal, or unchanged if it has none.
 pub fn unsealed(line: &str) -> String {
     split(line).map_or_else(|| line.to_string(), |(body, _)| format!("{body}}}"))
 }
@@ -141,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Five lines: each is edited, removed, doubled and exchanged with the next.
+    /// Each of five lines is edited, removed, duplicated and swapped with the next.
     #[test]
     fn a_log_is_read_only_in_the_order_in_which_it_was_written() {
         let mut chain = Chain::new("run metrics.jsonl");

@@ -60,7 +60,7 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
     if !dir.exists() {
-        // Not the directories above: a run directory that was removed meanwhile is an error.
+        // Do not create parent directories: a run directory that was removed in the meantime is an error.
         fs::create_dir(dir).map_err(io(dir, "create"))?;
         // The entry of the directory itself must survive too.
         let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
@@ -122,7 +122,8 @@ pub(crate) fn discard(path: &Path) -> Result<()> {
     }
 }
 
-/// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor exists.
+/// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor
+/// exists.
 pub(crate) fn tidy(dir: &Path) -> Result<()> {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -10,11 +10,11 @@ use crate::error::{Error, Result};
 use crate::modes::Modes;
 use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
-use crate::{DType, Shape, amp};
+use crate::{DType, Shape, amp, host_tensor};
 use smallvec::SmallVec;
 
-/// The most nodes of a graph that ops record: some gigabytes.
-const MAX_NODES: usize = 1 << 24;
+/// The most nodes of a graph that ops record: a gigabyte of them. A plan of as many would take minutes.
+const MAX_NODES: usize = if cfg!(test) { 1 << 18 } else { 1 << 22 };
 
 /// A node of one graph; invalid in any other.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
@@ -70,16 +70,14 @@ impl Number {
         }
     }
 
-    /// The bits stored in a slot of dtype `dtype`: i64 for integers and bools, f64 for floats.
+    /// The bits a slot of dtype `dtype` is stored with: i64 for integers and bools, f64 for floats. Integers wrap and floats
+    /// saturate, as in a cast of a tensor.
     pub fn bits(self, dtype: DType) -> u64 {
-        if dtype == DType::Bool {
-            return u64::from(self.as_f64() != 0.0);
-        }
         match (self, dtype.is_float()) {
             (Number::Int(i), true) => (i as f64).to_bits(),
             (Number::Float(f), true) => f.to_bits(),
-            (Number::Int(i), false) => i as u64,
-            (Number::Float(f), false) => (f as i64) as u64,
+            (Number::Int(i), false) => host_tensor::wrap_integer(dtype, i) as u64,
+            (Number::Float(f), false) => host_tensor::to_integer(dtype, f) as u64,
         }
     }
 }
@@ -94,7 +92,7 @@ pub struct RngState {
 }
 
 /// The arena.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub struct Graph {
     nodes: Vec<Node>,
     source_map: Vec<SourceLoc>,
@@ -102,8 +100,6 @@ pub struct Graph {
     pub modes: Modes,
     pub rng: RngState,
     pub remat: Remat,
-    /// (the node that a reference computed, the kernel that another device runs instead): see [`Graph::with_kernels`].
-    pub kernel_substitutes: Vec<(NodeId, NodeId)>,
 }
 
 /// What recomputation needs to know about a recording besides its nodes. Only `plan::passes::remat` reads it.
@@ -177,7 +173,6 @@ impl Graph {
         self.nodes.clear();
         self.source_map.clear();
         self.remat = Remat::default();
-        self.kernel_substitutes.clear();
     }
 
     /// Removes the nodes from `len` on (a failed recording).
@@ -185,31 +180,16 @@ impl Graph {
         self.nodes.truncate(len);
         self.source_map.truncate(len);
         self.remat.truncate(len);
-        self.kernel_substitutes.retain(|(reference, kernel)| reference.index() < len && kernel.index() < len);
-    }
-
-    /// Returns the recording with kernels in place of their references, if there are any, as on a device that runs
-    /// them.
-    ///
-    /// A recipe's kernel is the first input of a node that defines its backward and passes that input on. A reference
-    /// is replaced only there, since other nodes may read it too.
-    pub fn with_kernels(&self) -> Option<Graph> {
-        if self.kernel_substitutes.is_empty() {
-            return None;
-        }
-        let kernel = |id: NodeId| self.kernel_substitutes.iter().find(|s| s.0 == id).map(|s| s.1);
-        let mut nodes = self.nodes.clone();
-        for (at, node) in nodes.iter_mut().enumerate().filter(|(_, n)| n.op == &create::CUSTOM) {
-            if let Some(kernel) = node.inputs.first().and_then(|x| kernel(*x)).filter(|k| k.index() < at) {
-                node.inputs[0] = kernel;
-            }
-        }
-        let (source_map, remat, kernel_substitutes) = (self.source_map.clone(), self.remat.clone(), Vec::new());
-        Some(Graph { nodes, source_map, remat, kernel_substitutes, ..*self })
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes[id.index()]
+    }
+
+    /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
+    pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
+        debug_assert!(input < id, "this is a bug: input after its use");
+        self.nodes[id.index()].inputs[k] = input;
     }
 
     pub fn nodes(&self) -> &[Node] {
@@ -366,5 +346,23 @@ impl Infer<'_> {
             return Ok(());
         }
         Err(Error::dtype(self.op, format!("needs a float tensor, not {dtype}")).hint("convert it with x:to(\"f32\")"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ops::elementwise::NEG;
+
+    #[test]
+    fn a_recording_without_end_is_an_error() {
+        let mut g = Graph::new();
+        let mut x = g.constant(1.0, DType::F32);
+        while g.len() < MAX_NODES {
+            x = g.neg(x).unwrap();
+        }
+        let e = g.push(&NEG, &[x], &[]).unwrap_err();
+        assert_eq!((e.kind, g.len()), (crate::Kind::Memory, MAX_NODES));
+        assert!(e.message.contains("ops are recorded in one step"), "{e}");
     }
 }

@@ -28,7 +28,7 @@ impl HostTensor {
         HostTensor::new(DType::I64, shape, values.iter().flat_map(|v| v.to_le_bytes()).collect())
     }
 
-    /// Rounds values to `dtype` (integers truncate toward zero; bool is "not zero").
+    /// Values rounded to `dtype` (see [`to_integer`] for integers and bools).
     pub fn from_f64(dtype: DType, shape: Shape, values: &[f64]) -> HostTensor {
         let mut bytes = Vec::with_capacity(values.len() * dtype.size());
         for &v in values {
@@ -55,7 +55,7 @@ impl HostTensor {
         }
     }
 
-    /// Element `i` as an integer; floats truncate toward zero.
+    /// Element `i` as an i64; of a float as [`to_integer`].
     pub fn get_i64(&self, i: usize) -> i64 {
         let b = self.element(i);
         match self.dtype {
@@ -124,15 +124,37 @@ pub fn to_odd(v: f64) -> f32 {
     f32::from_bits(odd)
 }
 
-/// Appends `v` rounded to `dtype`.
+/// `v` as an integer of `dtype`: truncated toward zero and, beyond the limits of `dtype`, the nearer limit; NaN is 0. Bool is "not
+/// zero".
+#[inline(always)]
+pub fn to_integer(dtype: DType, v: f64) -> i64 {
+    match dtype {
+        DType::Bool => i64::from(v != 0.0),
+        DType::U8 => i64::from(v as u8),
+        DType::I32 => i64::from(v as i32),
+        _ => v as i64,
+    }
+}
+
+/// An integer as one of `dtype`: the low bits. Bool is "not zero".
+#[inline(always)]
+pub fn wrap_integer(dtype: DType, v: i64) -> i64 {
+    match dtype {
+        DType::Bool => i64::from(v != 0),
+        DType::U8 => i64::from(v as u8),
+        DType::I32 => i64::from(v as i32),
+        _ => v,
+    }
+}
+
+/// Appends `v` rounded to `dtype`; to an integer as [`to_integer`].
 pub fn push_f64(dtype: DType, v: f64, out: &mut Vec<u8>) {
     match dtype {
         DType::F64 => out.extend(v.to_le_bytes()),
         DType::F32 => out.extend((v as f32).to_le_bytes()),
         DType::BF16 => out.extend(to_bf16(v).to_le_bytes()),
         DType::F16 => out.extend(to_f16(v).to_le_bytes()),
-        DType::Bool => out.push(u8::from(v != 0.0)),
-        _ => push_i64(dtype, v as i64, out),
+        _ => push_i64(dtype, to_integer(dtype, v), out),
     }
 }
 

@@ -235,6 +235,8 @@ pub enum Generator {
     Iota,
     /// A uniform f32 in [0, 1) of 24 bits: Philox4x32-10 of (seed, counter, p); inputs are the two i64 scalars.
     Uniform,
+    /// What its input, an index ramp or uniform numbers, yields at `p` plus a run-time number of the device.
+    Shard,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, PartialOrd, Ord)]

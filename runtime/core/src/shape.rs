@@ -151,9 +151,9 @@ impl Shape {
 }
 
 /// Prints dims as Lua would write them: `{2, 3}`. Of a long list the beginning.
-pub struct Dims<'a>(pub &'a [usize]);
+pub struct Dims<'a, T = usize>(pub &'a [T]);
 
-impl fmt::Display for Dims<'_> {
+impl<T: Display> Display for Dims<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("{")?;
         for (i, d) in self.0.iter().enumerate() {

@@ -10,9 +10,10 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::ops::movement;
-use perilune_core::{DType, Layout};
+use perilune_core::{DType, Layout, host_memory};
 use perilune_plan::ir::{Kernel, Program, Storage};
-use perilune_plan::{Backend, Buffer, Executable, Failure, Memory, RunContext, Snapshot};
+use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, RunContext, Snapshot};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// Number of bytes that one task copies.
@@ -86,50 +87,38 @@ impl Backend for Cpu {
         output == 0 && supported
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Arc::new(CpuBuffer::new(nbytes, &self.state.free_list)?))
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Ok(Arc::new(CpuBuffer::new(desc, &self.state.free_list)?))
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = CpuBuffer::new(bytes.len(), &self.state.free_list)?;
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = CpuBuffer::new(desc, &self.state.free_list)?;
+        if bytes.len() != buffer.nbytes() {
+            let message = format!("this is a bug: {} bytes for a buffer of {}", bytes.len(), buffer.nbytes());
+            return Err(Error::system("cpu", message));
+        }
         // SAFETY: no other code has the buffer yet.
         unsafe { buffer.write(bytes) };
         Ok(Arc::new(buffer))
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        if buffer.nbytes() < nbytes {
-            return Err(Error::system("cpu", format!("this is a bug: {nbytes} bytes read of {}", buffer.nbytes())));
-        }
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        let mut out = host_memory::reserve("cpu", buffer.nbytes())?;
         let _lock = self.state.lock();
         // SAFETY: the device is locked.
-        Ok(unsafe { self.state.buffer(buffer)?.read(nbytes) }.to_vec())
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        if buffer.nbytes() < bytes.len() {
-            let message = format!("this is a bug: {} bytes written to a buffer of {}", bytes.len(), buffer.nbytes());
-            return Err(Error::system("cpu", message));
-        }
-        let _lock = self.state.lock();
-        // SAFETY: the device is locked.
-        unsafe { self.state.buffer(buffer)?.write(bytes) };
-        Ok(())
+        out.extend_from_slice(unsafe { self.state.buffer(buffer)?.read() });
+        Ok(out)
     }
 
     /// Copies synchronously, on all threads: fresh memory costs a page fault for each page.
-    fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
+    fn snapshot(&self, buffers: &[Buffer], _room: Option<usize>) -> Result<Snapshot> {
         let _lock = self.state.lock();
-        let mut all = Vec::with_capacity(parts.len());
-        for (buffer, nbytes) in parts {
-            if buffer.nbytes() < *nbytes {
-                let message = format!("this is a bug: {nbytes} bytes saved of {}", buffer.nbytes());
-                return Err(Error::system("cpu", message));
-            }
+        let mut all = Vec::with_capacity(buffers.len());
+        for buffer in buffers {
             // SAFETY: the device is locked.
-            let from = unsafe { self.state.buffer(buffer)?.read(*nbytes) };
-            let mut to = vec![0; *nbytes];
-            self.state.pool.for_each_chunk(*nbytes > COPY_CHUNK, &mut to, COPY_CHUNK, |k, piece| {
+            let from = unsafe { self.state.buffer(buffer)?.read() };
+            let mut to = host_memory::filled("cpu", from.len())?;
+            self.state.pool.for_each_chunk(from.len() > COPY_CHUNK, &mut to, COPY_CHUNK, |k, piece| {
                 piece.copy_from_slice(&from[k * COPY_CHUNK..k * COPY_CHUNK + piece.len()]);
             });
             all.push(to);
@@ -147,7 +136,20 @@ impl Backend for Cpu {
         let parallel = self.threads() > 1 && kernels.iter().any(|k| k.work() > PARALLEL_NS);
         let state = |v: &perilune_plan::ir::ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
         let first_state_write = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
-        Ok(Box::new(CpuProgram { state: self.state.clone(), program, kernels, parallel, first_state_write }))
+        let threads = self.threads();
+        let temporary_bytes = kernels.iter().map(|k| k.temporary_bytes(threads)).max().unwrap_or(0);
+        let IndexChecks { early, restored } = IndexChecks::of(&program, &kernels, first_state_write);
+        Ok(Box::new(CpuProgram {
+            state: self.state.clone(),
+            program,
+            kernels,
+            parallel,
+            first_state_write,
+            early,
+            restored,
+            temporary_bytes,
+            has_run: AtomicBool::new(false),
+        }))
     }
 }
 
@@ -172,6 +174,16 @@ pub(crate) enum CompiledKernel {
 }
 
 impl CompiledKernel {
+    /// See `Region::temporary_bytes`.
+    fn temporary_bytes(&self, threads: usize) -> usize {
+        let region = |r: &Region| r.temporary_bytes(threads);
+        match self {
+            CompiledKernel::Region(r) => region(r),
+            CompiledKernel::Multi(list) => list.iter().map(region).max().unwrap_or(0),
+            CompiledKernel::Library(l, e) => l.temporary_bytes().max(e.as_ref().map_or(0, region)),
+        }
+    }
+
     fn work(&self) -> f64 {
         match self {
             CompiledKernel::Region(r) => r.work(),
@@ -202,6 +214,44 @@ impl CompiledKernel {
     }
 }
 
+/// How a program with a bad index leaves its States as they were.
+#[derive(Default)]
+struct IndexChecks {
+    /// Kernels after the first State write whose indices are known before it: they are checked there.
+    early: Vec<usize>,
+    /// Inputs that are written before a kernel whose indices are computed after the first State write: they are copied, and restored
+    /// if that kernel fails.
+    restored: Vec<u32>,
+}
+
+impl IndexChecks {
+    fn of(program: &Program, kernels: &[CompiledKernel], first_state_write: usize) -> IndexChecks {
+        let mut out = IndexChecks::default();
+        let storage = |v: &perilune_plan::ir::ValueId| program.values[v.0 as usize].storage;
+        for at in first_state_write..kernels.len() {
+            let CompiledKernel::Library(routine, _) = &kernels[at] else { continue };
+            let Some(operand) = routine.index_operand() else { continue };
+            let since = &program.kernels[first_state_write..at];
+            let is_written = |value: u32| {
+                let own = program.values[value as usize].storage;
+                since.iter().flat_map(Kernel::writes).any(|v| v.0 == value || storage(&v) == own)
+            };
+            if !operand.is_some_and(is_written) {
+                out.early.push(at);
+                continue;
+            }
+            for v in since.iter().flat_map(Kernel::writes) {
+                if let Storage::Input(k) = storage(&v)
+                    && !out.restored.contains(&k)
+                {
+                    out.restored.push(k);
+                }
+            }
+        }
+        out
+    }
+}
+
 struct CpuProgram {
     state: Arc<DeviceState>,
     program: Arc<Program>,
@@ -210,6 +260,12 @@ struct CpuProgram {
     parallel: bool,
     /// The first kernel that writes a State. A run can be cancelled before it.
     first_state_write: usize,
+    /// See [`IndexChecks`].
+    early: Vec<usize>,
+    restored: Vec<u32>,
+    /// The most that a kernel allocates besides its values, and whether the machine was seen to have it.
+    temporary_bytes: usize,
+    has_run: AtomicBool,
 }
 
 impl CpuProgram {
@@ -257,12 +313,33 @@ impl Executable for CpuProgram {
         let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
         let context = Context { values: &values, slots, pool: &self.state.pool };
         let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
+        if !self.has_run.load(Ordering::Relaxed) {
+            // Before any State is written: a kernel without memory for its temporaries fails in the middle of a step.
+            host_memory::check("cpu", self.temporary_bytes).map_err(fail)?;
+            self.has_run.store(true, Ordering::Relaxed);
+        }
+        let mut before: Vec<(&CpuBuffer, Vec<u8>)> = Vec::new();
+        for k in &self.restored {
+            let input = &inputs[*k as usize];
+            let buffer = self.state.buffer(input).map_err(fail)?;
+            let mut bytes = host_memory::reserve("cpu", input.nbytes()).map_err(fail)?;
+            // SAFETY: the device is locked.
+            bytes.extend_from_slice(unsafe { buffer.read() });
+            before.push((buffer, bytes));
+        }
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
                 if at <= self.first_state_write {
                     let stop = |error| Failure { origin: plan[at].origin(), error };
                     interrupt.check().map_err(stop)?;
+                }
+                if at == self.first_state_write {
+                    for &later in &self.early {
+                        if let CompiledKernel::Library(routine, _) = &kernels[later] {
+                            routine.check_indices(&context)?;
+                        }
+                    }
                 }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
@@ -283,7 +360,12 @@ impl Executable for CpuProgram {
         if self.parallel {
             self.state.pool.wake_all();
         }
-        all()
+        all().inspect_err(|_| {
+            for (buffer, bytes) in &before {
+                // SAFETY: the device is locked, and no kernel runs any more.
+                unsafe { buffer.write(bytes) };
+            }
+        })
     }
 }
 

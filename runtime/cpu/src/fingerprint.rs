@@ -71,11 +71,15 @@ impl Words {
                 self.slot(s);
             }
             Source::Constant(bits) => self.list.extend([2, bits]),
-            Source::Iota => self.put(3),
-            Source::Uniform { seed, counter } => {
+            Source::Iota { start } => {
+                self.put(3);
+                start.into_iter().for_each(|slot| self.slot(slot));
+            }
+            Source::Uniform { seed, counter, start } => {
                 self.put(4);
                 self.slot(seed);
                 self.slot(counter);
+                start.into_iter().for_each(|slot| self.slot(slot));
             }
         }
     }

@@ -3,9 +3,9 @@
 //! A training step requests the same output sizes repeatedly. Blocks return to a free list by size, so a step neither
 //! maps memory nor causes page faults. The list is bounded. Fresh blocks are zeroed, so no byte is ever uninitialised.
 
-use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
-use perilune_plan::{DeviceBuffer, Memory};
+use perilune_core::{byte_size, host_memory};
+use perilune_plan::{BufferDesc, DeviceBuffer, Memory};
 use std::alloc::{Layout, alloc, alloc_zeroed, dealloc};
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -69,16 +69,15 @@ fn fresh(layout: Layout) -> *mut u8 {
 }
 
 impl Block {
+    /// A block of at least that many bytes, or an error if the machine has no memory for it.
     pub fn new(capacity: usize) -> Result<Block> {
         let capacity = capacity.max(ALIGN);
+        host_memory::check("cpu", capacity)?;
         let layout = Layout::from_size_align(capacity, align_of(capacity)).ok();
         let ptr = layout.and_then(|l| NonNull::new(fresh(l)));
         match ptr {
             Some(ptr) => Ok(Block { ptr, capacity, counted: 0 }),
-            None => {
-                let asked = byte_size::show(capacity);
-                Err(Error::memory("cpu", format!("out of memory: the system cannot allocate {asked} more")))
-            }
+            None => Err(host_memory::refused("cpu", capacity)),
         }
     }
 
@@ -120,11 +119,11 @@ impl FreeListState {
     /// Allocates a block within `limit`; evicts free blocks if necessary.
     fn allocate(&mut self, capacity: usize, limit: Option<usize>) -> Result<Block> {
         if let Some(limit) = limit {
-            if self.used + self.free + capacity > limit {
+            if capacity > limit - limit.min(self.used + self.free) {
                 self.blocks.clear();
                 self.free = 0;
             }
-            if self.used + capacity > limit {
+            if capacity > limit - limit.min(self.used) {
                 let message = format!(
                     "out of memory: {} more are asked for, {} of {} are in use",
                     byte_size::show(capacity),
@@ -134,7 +133,14 @@ impl FreeListState {
                 return Err(Error::memory("cpu", message));
             }
         }
-        Block::new(capacity)
+        Block::new(capacity).or_else(|error| {
+            if self.free == 0 {
+                return Err(error);
+            }
+            self.blocks.clear();
+            self.free = 0;
+            Block::new(capacity)
+        })
     }
 
     fn count(&mut self, capacity: usize) {
@@ -148,7 +154,7 @@ fn capacity_of(nbytes: usize) -> usize {
     if nbytes <= 1024 {
         return nbytes.max(1).next_multiple_of(ALIGN);
     }
-    nbytes.next_multiple_of((1usize << nbytes.ilog2()) / 8)
+    nbytes.checked_next_multiple_of((1usize << nbytes.ilog2()) / 8).unwrap_or(nbytes)
 }
 
 impl FreeList {
@@ -212,7 +218,7 @@ impl FreeList {
 pub struct CpuBuffer {
     /// `Some` until the buffer is dropped.
     block: Option<Block>,
-    nbytes: usize,
+    desc: BufferDesc,
     free_list: Arc<FreeList>,
 }
 
@@ -221,8 +227,8 @@ pub struct CpuBuffer {
 unsafe impl Sync for CpuBuffer {}
 
 impl CpuBuffer {
-    pub fn new(nbytes: usize, free_list: &Arc<FreeList>) -> Result<CpuBuffer> {
-        Ok(CpuBuffer { block: Some(free_list.take(nbytes)?), nbytes, free_list: free_list.clone() })
+    pub fn new(desc: &BufferDesc, free_list: &Arc<FreeList>) -> Result<CpuBuffer> {
+        Ok(CpuBuffer { block: Some(free_list.take(desc.nbytes())?), desc: *desc, free_list: free_list.clone() })
     }
 
     /// Whether the buffer belongs to the device with that free list.
@@ -234,14 +240,13 @@ impl CpuBuffer {
         self.block.as_ref().map_or(NonNull::dangling().as_ptr(), Block::ptr)
     }
 
-    /// The first bytes of the buffer.
+    /// The bytes of the tensor.
     ///
     /// # Safety
     /// No other code may write to the buffer while the slice is in use: the caller holds the device's lock.
-    pub unsafe fn read(&self, nbytes: usize) -> &[u8] {
-        // SAFETY: the block holds at least `self.nbytes` initialised bytes, and lives as long as `self`; the caller
-        // guarantees the rest.
-        unsafe { std::slice::from_raw_parts(self.ptr(), nbytes.min(self.nbytes)) }
+    pub unsafe fn read(&self) -> &[u8] {
+        // SAFETY: the block holds at least as many initialised bytes, and lives as long as `self`; the caller guarantees the rest.
+        unsafe { std::slice::from_raw_parts(self.ptr(), self.nbytes()) }
     }
 
     /// Overwrites the first bytes of the buffer.
@@ -249,7 +254,7 @@ impl CpuBuffer {
     /// # Safety
     /// No other code may access the buffer meanwhile: the caller holds the device's lock, or owns the buffer.
     pub unsafe fn write(&self, bytes: &[u8]) {
-        let n = bytes.len().min(self.nbytes);
+        let n = bytes.len().min(self.nbytes());
         // SAFETY: as in `read`; `bytes` is not part of this block, because borrows by `read` end before a write.
         unsafe { std::ptr::copy(bytes.as_ptr(), self.ptr(), n) }
     }
@@ -264,8 +269,8 @@ impl Drop for CpuBuffer {
 }
 
 impl DeviceBuffer for CpuBuffer {
-    fn nbytes(&self) -> usize {
-        self.nbytes
+    fn desc(&self) -> &BufferDesc {
+        &self.desc
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -291,33 +296,38 @@ pod!(u8, u16, u32, u64, i32, i64, f32, f64, half::f16, half::bf16);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use perilune_core::{DType, Shape};
+
+    fn buffer(nbytes: usize, home: &Arc<FreeList>) -> Result<CpuBuffer> {
+        CpuBuffer::new(&BufferDesc::new(Shape::of(&[nbytes]), DType::U8), home)
+    }
 
     #[test]
     fn blocks_are_used_again_and_sizes_waste_little() {
         let home = Arc::new(FreeList::default());
-        let first = CpuBuffer::new(100_000, &home).expect("memory");
+        let first = buffer(100_000, &home).expect("memory");
         let at = first.ptr();
         assert_eq!(at as usize % ALIGN, 0);
         drop(first);
-        assert_eq!(CpuBuffer::new(99_000, &home).expect("memory").ptr(), at);
+        assert_eq!(buffer(99_000, &home).expect("memory").ptr(), at);
         for n in [0, 1, 64, 65, 1025, 5000, 123_456_789] {
             let c = capacity_of(n);
             assert!(c >= n && c <= (n + n / 8).max(n + ALIGN) && c.is_multiple_of(ALIGN), "{n} -> {c}");
         }
-        assert!(CpuBuffer::new(usize::MAX / 2 + 1 - 64, &home).is_err());
+        assert!(buffer(usize::MAX / 2 + 1 - 64, &home).is_err());
     }
 
     #[test]
     fn a_limit_is_enforced_and_free_blocks_are_dropped_for_it() {
         let home = Arc::new(FreeList::new(Some(1 << 20)));
-        let first = CpuBuffer::new(600 << 10, &home).expect("memory");
-        let e = CpuBuffer::new(600 << 10, &home).expect_err("over the limit");
+        let first = buffer(600 << 10, &home).expect("memory");
+        let e = buffer(600 << 10, &home).expect_err("over the limit");
         assert_eq!(e.kind, perilune_core::Kind::Memory);
         assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
         drop(first);
         assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
         // The free block has another size, so it is dropped.
-        let all = CpuBuffer::new(1 << 20, &home).expect("memory");
+        let all = buffer(1 << 20, &home).expect("memory");
         assert_eq!(home.memory().reserved, 1 << 20);
         drop(all);
         let mut arena = Block::new(0).expect("memory");

@@ -161,22 +161,27 @@ fn generators() {
     let mut rng = Rng(4);
     for dims in [&[5usize, 7][..], &[3, 5000], &[100, 40], &[9000]] {
         let n: usize = dims.iter().product();
-        for _ in 0..6 {
+        for round in 0..6 {
             let (l, _) = random_layout(&mut rng, dims);
-            let slots = vec![(DType::I64, 0x1234_5678_9abc_def0), (DType::I64, 77), (DType::F32, 0.3f64.to_bits())];
+            // Of a whole tensor, or of a part that begins at a multiple of a group of four numbers or beside one.
+            let start = (round % 3 > 0).then_some(3);
+            let first = if round % 3 == 1 { 1 << 33 } else { 1_000_003 };
+            let mut slots = vec![(DType::I64, 0x1234_5678_9abc_def0), (DType::I64, 77), (DType::F32, 0.3f64.to_bits())];
+            slots.push((DType::I64, first));
             let mut b = Build { slots, ..Build::default() };
             let u = b.push(
-                Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: l.collapse() },
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: l.collapse() },
                 DType::F32,
                 Level::Full,
             );
             let plain = Layout::contiguous(Shape::of(&[n]));
             let w = b.push(
-                Code::Load { source: Source::Uniform { seed: 0, counter: 1 }, layout: plain },
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: plain },
                 DType::F32,
                 Level::Full,
             );
-            let i = b.push(Code::Load { source: Source::Iota, layout: l.collapse() }, DType::I64, Level::Full);
+            let i =
+                b.push(Code::Load { source: Source::Iota { start }, layout: l.collapse() }, DType::I64, Level::Full);
             let s = b.push(
                 Code::Load { source: Source::Slot(2), layout: Layout { strides: [0; 8], ..plain } },
                 DType::BF16,

@@ -4,7 +4,7 @@
 use crate::autotune::Search;
 use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
-use crate::driver::{self, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
+use crate::driver::{self, Allocation, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::dylib;
 use crate::executable::{CudaExecutable, DeviceErrors};
 use crate::nvrtc::{self, Compiler};
@@ -13,7 +13,7 @@ use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, Executable, Memory, Snapshot};
+use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Memory, Snapshot};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::JoinHandle;
@@ -49,7 +49,7 @@ pub(crate) struct DeviceContext {
     pub arena: Range,
     /// Scratch of kernels.
     pub scratch: Range,
-    pub _workspace: CudaBuffer,
+    pub _workspace: Allocation,
     /// Whether steps are replayed as CUDA graphs.
     pub replay: bool,
     /// How algorithms for products are chosen.
@@ -101,7 +101,7 @@ impl Cuda {
 
 pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     match buffer.as_any().downcast_ref::<CudaBuffer>() {
-        Some(b) if perilune_plan::DeviceBuffer::nbytes(b) >= nbytes => Ok(b.address),
+        Some(b) if b.nbytes() >= nbytes => Ok(b.address()),
         Some(_) => Err(Error::system("cuda", format!("this is a bug: a buffer is smaller than {nbytes} bytes"))),
         None => Err(Error::system("cuda", "this is a bug: a buffer of another device was passed")),
     }
@@ -154,20 +154,24 @@ impl Backend for Cuda {
         true
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Arc::new(self.shared.heap.alloc(nbytes)?))
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Ok(Arc::new(CudaBuffer::new(desc, &self.shared.heap)?))
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        let buffer = self.shared.heap.alloc(bytes.len())?;
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        let buffer = CudaBuffer::new(desc, &self.shared.heap)?;
+        if bytes.len() != buffer.nbytes() {
+            let message = format!("this is a bug: {} bytes for a buffer of {}", bytes.len(), buffer.nbytes());
+            return Err(Error::system("cuda", message));
+        }
         let mut context = self.shared.lock()?;
         buffer.set_last_write(context.beside.number());
-        context.beside.upload(buffer.address, bytes)?;
+        context.beside.upload(buffer.address(), bytes)?;
         Ok(Arc::new(buffer))
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        let (mut out, from) = (vec![0; nbytes], address(buffer, nbytes)?);
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        let (mut out, from) = (vec![0; buffer.nbytes()], address(buffer, buffer.nbytes())?);
         let mut context = self.shared.lock()?;
         let number = buffer.as_any().downcast_ref::<CudaBuffer>().map_or(u64::MAX, CudaBuffer::last_write);
         if !context.beside.download(from, &mut out, number)? {
@@ -177,14 +181,8 @@ impl Backend for Cuda {
         Ok(out)
     }
 
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        let mut context = self.shared.lock()?;
-        written(buffer, context.beside.number());
-        context.beside.upload(address(buffer, bytes.len())?, bytes)
-    }
-
-    fn snapshot(&self, parts: &[(Buffer, usize)], room: Option<usize>) -> Result<Snapshot> {
-        let parts = parts.iter().map(|(buffer, nbytes)| Ok((address(buffer, *nbytes)?, *nbytes)));
+    fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
+        let parts = buffers.iter().map(|buffer| Ok((address(buffer, buffer.nbytes())?, buffer.nbytes())));
         let context = self.shared.lock()?;
         driver::snapshot(&context.device, parts.collect::<Result<_>>()?, room)
     }
@@ -206,9 +204,12 @@ impl Backend for Cuda {
         self.shared.lock().map_or(Vec::new(), |mut context| std::mem::take(&mut context.notices))
     }
 
-    fn prepare(&self, program: &Program) -> Result<Option<JoinHandle<()>>> {
+    fn prepare(&self, programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         let mut context = self.shared.lock()?;
-        let functions = crate::executable::functions(&mut context, program)?;
+        let mut functions = Vec::new();
+        for program in programs {
+            functions.extend(crate::executable::functions(&mut context, program)?);
+        }
         Ok(context.compiler.prepare(&functions))
     }
 

@@ -175,7 +175,11 @@ impl Blas {
                     let status = sys::cublasLtMatrixLayoutCreate(&mut out, of, rows as u64, cols as u64, s.ld);
                     check(status, "describing a matrix")?;
                     use sys::cublasLtMatrixLayoutAttribute_t::*;
-                    let count = p.batch as i32;
+                    let count = i32::try_from(p.batch).map_err(|_| {
+                        let message =
+                            format!("{} products are more than the 2^31 - 1 that cuBLAS takes at once", p.batch);
+                        Error::argument("matmul", message).hint("split the batch")
+                    })?;
                     let attribute = |a, v: *const c_void, size| {
                         check(sys::cublasLtMatrixLayoutSetAttribute(out, a, v, size), "describing a matrix")
                     };

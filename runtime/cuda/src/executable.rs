@@ -18,7 +18,7 @@ pub(crate) use products::{epilogue, product};
 use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
-use crate::driver::{Address, CudaBuffer, Entry, Module, Pinned, Replay};
+use crate::driver::{Address, Allocation, Entry, Module, Pinned, Replay};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::{attention, conv, emit, library, nvrtc};
@@ -72,7 +72,7 @@ enum Step {
 /// A table of addresses and numbers in device memory.
 struct Table {
     words: Arc<[Word]>,
-    buffer: CudaBuffer,
+    buffer: Allocation,
     last: Vec<u64>,
 }
 
@@ -87,7 +87,7 @@ pub(crate) struct CudaExecutable {
 struct Compiled {
     steps: Vec<(usize, Step)>,
     replays: VecDeque<(Vec<Address>, Option<Replay>)>,
-    slots: CudaBuffer,
+    slots: Allocation,
     cells: Option<Arc<DeviceErrors>>,
     scratch: usize,
     runs: u64,

@@ -8,7 +8,7 @@ use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::{Kernel, Program};
-use perilune_plan::{Backend, Buffer, Executable};
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable};
 use std::fmt::Write;
 use std::sync::Arc;
 
@@ -56,19 +56,15 @@ impl Backend for OfflineTarget {
         Some(text(program, k, &self.0))
     }
 
-    fn alloc(&self, _: usize) -> Result<Buffer> {
+    fn alloc(&self, _: &BufferDesc) -> Result<Buffer> {
         nothing()
     }
 
-    fn upload(&self, _: &[u8]) -> Result<Buffer> {
+    fn upload(&self, _: &BufferDesc, _: &[u8]) -> Result<Buffer> {
         nothing()
     }
 
-    fn download(&self, _: &Buffer, _: usize) -> Result<Vec<u8>> {
-        nothing()
-    }
-
-    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
+    fn download(&self, _: &Buffer) -> Result<Vec<u8>> {
         nothing()
     }
 

@@ -101,6 +101,7 @@ fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, output
         inputs: vec![],
         outputs: vec![],
         slots: vec![],
+        starts: vec![],
         results: vec![],
         arena_bytes: 0,
         live_bytes: 0,

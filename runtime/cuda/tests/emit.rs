@@ -4,9 +4,10 @@
 mod common;
 
 use common::*;
-use perilune_core::DType;
+use perilune_core::mesh::{Along, Axis};
 use perilune_core::ops::elementwise::{Domain, MapFn};
-use perilune_core::ops::{self, Class};
+use perilune_core::ops::{self, Class, create, random};
+use perilune_core::{DType, Mesh, Placement, Shape};
 use perilune_cuda::emit;
 use perilune_cuda::launch::Props;
 use perilune_plan::ir::{Kernel, Program};
@@ -443,4 +444,28 @@ fn wide_columns_of_few_rows_are_summed_at_once() {
     let x = s.leaf(DType::BF16, &[4096, 768]);
     let y = s.call("sum", &[t(x), ints(&[0])]);
     assert_eq!(works(&s.program(&[y], true))[0].launches.len(), 2);
+}
+
+#[test]
+fn parts_of_generated_tensors_compile() {
+    let mesh = Mesh::parse("dp=2,tp=3").unwrap();
+    let placement = Placement::REPLICATED.with(Axis::Dp, Along::Split(0)).with(Axis::Tp, Along::Split(1));
+    let mut programs = Vec::new();
+    for shape in [[64, 96], [7, 1000], [3, 50_000]] {
+        let mut s = Sketch::default();
+        let u = random::draw(&mut s.g, Shape::of(&shape)).unwrap();
+        let u = create::shard(&mut s.g, u, &mesh, &placement).unwrap();
+        let i = create::iota(&mut s.g, shape[1]).unwrap();
+        let i = create::shard(&mut s.g, i, &mesh, &Placement::REPLICATED.with(Axis::Tp, Along::Split(0))).unwrap();
+        let i = s.g.cast(i, DType::F32).unwrap();
+        let y = s.g.mul(u, i).unwrap();
+        let sum = s.g.sum(y, &[1], true).unwrap();
+        let z = s.g.sub(y, sum).unwrap();
+        let p = s.program(&[i, z], true);
+        assert_eq!(p.starts.len(), 2);
+        let text: String = works(&p).iter().flat_map(|w| &w.launches).map(|l| l.function.text.clone()).collect();
+        assert!(text.contains("const u64 start"), "{text}");
+        programs.push(p);
+    }
+    compile(&programs, &[NEWEST]);
 }

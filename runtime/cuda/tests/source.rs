@@ -10,6 +10,7 @@ use perilune_core::{DType, Error, Layout, Shape};
 use perilune_cuda::launch::{Arg, Function, Props, Work};
 use perilune_cuda::library;
 use perilune_cuda::nvrtc::Compiler;
+use perilune_plan::BufferDesc;
 use perilune_plan::ir::{Kernel, Library, Operand, Origin, Program, Root, Storage, Value, ValueId};
 
 /// Calls a body with inputs and outputs of 100 elements, two numbers and a scalar.
@@ -50,8 +51,9 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         inputs: values.iter().map(|v| (v.shape, v.dtype)).collect(),
         values,
         kernels: vec![Kernel::Library(l.clone())],
-        outputs: vec![100 * outputs[0].size()],
+        outputs: vec![BufferDesc::new(dims, outputs[0])],
         slots: Vec::new(),
+        starts: Vec::new(),
         results: vec![Root::Output(0)],
         arena_bytes: 0,
         live_bytes: 0,

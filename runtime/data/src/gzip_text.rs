@@ -8,13 +8,13 @@ use perilune_policy::Opened;
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-/// How far a compressed file may expand. Text and tables rarely pass 20 times their packed size; a file made to exhaust the
+/// The maximum expansion of a compressed file. Text and tables rarely exceed 20 times their packed size; a file made to exhaust the
 /// memory reaches 1000 times.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Expansion {
-    /// Unpacked bytes for each packed one.
+    /// Unpacked bytes per packed byte.
     pub ratio: u64,
-    /// Unpacked bytes that every file may have.
+    /// Unpacked bytes allowed for every file.
     pub free: u64,
 }
 
@@ -26,7 +26,7 @@ impl Expansion {
     }
 }
 
-/// A reader of the plain or unpacked bytes of a file, and its path. Reading fails beyond `limit` bytes, or beyond the
+/// Returns a reader of the plain or unpacked bytes of a file, and its path. Reading fails beyond `limit` bytes, or beyond the
 /// [`EXPANSION`] of a compressed file.
 pub(crate) fn open(file: Opened, limit: u64) -> Result<(PathBuf, BufReader<Capped>)> {
     open_within(file, limit, EXPANSION)
@@ -77,7 +77,7 @@ enum Source {
 pub(crate) struct Capped {
     source: Source,
     left: u64,
-    /// The error beyond them.
+    /// Makes the error for a file beyond the limits.
     past: io::ErrorKind,
 }
 

@@ -1,7 +1,7 @@
 //! Splits a set into named parts (`train`, `valid`, …): disjoint, complete, and the same for the same seed.
 //!
 //! A part can be requested alone, without declaring the others: `("train", 0.8)` and `("valid", 0.2)`
-//! must be disjoint although neither call knows of the other. So the positions of one permutation are assigned in a fixed
+//! must be disjoint although neither call refers to the other. So the positions of one permutation are assigned in a fixed
 //! order, the other parts by name first and `train` last, and fractions are rounded to a billionth, so that 1 - 0.2 and
 //! 0.8 are equal. Not supported: splits by group or by class.
 

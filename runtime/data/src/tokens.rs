@@ -1,8 +1,8 @@
 //! Reads token ids as llm.c and nanoGPT write them: `.bin` files of little-endian u16 or u32.
 //!
-//! llm.c's files start with 256 i32 words: a magic number, a version, the count of tokens. Magic 20240520 with version 1 is GPT-2's,
-//! u16; 20240801 with version 7 is Llama 3's, u32. nanoGPT writes u16 ids without a header. Ids are returned as i32, which every vocabulary
-//! fits.
+//! llm.c's files start with 256 i32 words: a magic number, a version, the count of tokens. Magic 20240520 with version 1 is
+//! GPT-2's, u16; 20240801 with version 7 is Llama 3's, u32. nanoGPT writes u16 ids without a header. Ids are returned as i32,
+//! which every vocabulary fits.
 
 use crate::error::{Error, Result};
 use perilune_core::{DType, HostTensor, Shape};

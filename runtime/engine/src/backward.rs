@@ -18,11 +18,12 @@ impl Engine {
     }
 
     pub fn set_state_grad(&mut self, id: StateId, grad: Option<NodeId>) -> Result<()> {
+        let state = self.states.get(id)?;
         if let Some(g) = grad
-            && self.recorder.graph.shape(g) != self.states.get(id)?.shape
+            && self.recorder.graph.shape(g) != state.desc.shape
         {
-            let (got, want) = (self.recorder.graph.shape(g), self.states.get(id)?.shape);
-            return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}")));
+            let (got, want, name) = (self.recorder.graph.shape(g), state.desc.shape, state.name());
+            return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}{name}")));
         }
         self.states.get_mut(id)?.grad = grad.map(Deferred::Node);
         Ok(())

@@ -4,26 +4,32 @@
 //! cannot run, is reported too. A listener is called in the middle of an evaluation and must not call the engine.
 
 use crate::profile::{HostStalls, Profile};
-use perilune_plan::Backend;
+use crate::show_plan::RecordedStep;
+use perilune_core::error::Result;
 use std::rc::Rc;
-use std::sync::Arc;
 
 /// The reports of one engine, and their listener.
 #[derive(Default)]
 pub struct Diagnostics {
     /// Plan cache misses of a warmed-up loop: recipe line and first difference.
     pub notices: Messages,
-    /// The text of every plan compiled, if the switch asks for it.
+    /// The text of every compiled plan, if the switch is set.
     pub plans_shown: Messages,
     /// Kernel times, while profiling.
     pub profile: Option<Profile>,
     /// Time that the host waits, while profiling.
     pub host_stalls: Option<HostStalls>,
-    /// A device that has kernel texts, to show them where the computing device has none.
-    pub paper: Option<Arc<dyn Backend>>,
-    /// A line of a loaded file, by its name and the number from 1: plans show the recipe's lines.
-    pub source_line: Option<fn(&str, u32) -> Option<String>>,
+    /// Shows a step with the text of its kernels, where the engine's device has no texts.
+    pub source_display: Option<SourceDisplay>,
+    /// Returns a line of a loaded file, by its name and the number from 1: plans show the recipe's lines.
+    pub source_line: SourceLine,
 }
+
+/// Finds a line of a loaded file.
+pub type SourceLine = Option<fn(&str, u32) -> Option<String>>;
+
+/// Called in the middle of an evaluation: it must not call the engine.
+pub type SourceDisplay = Rc<dyn Fn(&RecordedStep<'_>) -> Result<String>>;
 
 pub type Listener = Rc<dyn Fn(&str)>;
 

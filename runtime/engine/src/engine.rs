@@ -60,7 +60,7 @@ pub struct Engine {
     pub executor: Executor,
     pub diagnostics: Diagnostics,
     pub switches: Switches,
-    /// Ends what this engine runs; other threads hold clones.
+    /// The interrupt of this engine's work; other threads have clones.
     pub interrupt: Interrupt,
     pub(crate) states: StateTable,
     pub(crate) step: Step,
@@ -90,6 +90,7 @@ impl Engine {
 
     pub fn stats(&self) -> Stats {
         let c = self.executor.cache.counts;
+        let states = self.states.nbytes(&self.executor.backend.mesh());
         let values: usize = self.recorder.values().map(|v| v.buffer.nbytes()).sum();
         Stats {
             generation: self.recorder.generation(),
@@ -99,9 +100,9 @@ impl Engine {
             misses: c.misses,
             evictions: c.evictions,
             compile_ms: c.compile_ms,
-            held_bytes: values + self.states.nbytes(),
+            held_bytes: values + states,
             handles: self.recorder.handle_count(),
-            state_bytes: self.states.nbytes(),
+            state_bytes: states,
             ..self.stats
         }
     }

@@ -4,6 +4,7 @@ use crate::engine::{Engine, Fault};
 use crate::memory::Role;
 use crate::profile::Bound;
 use crate::recorder::{Handle, Value};
+use crate::shadow_weights::StepRequests;
 use crate::state::StateId;
 use crate::step::PrintPlan;
 use perilune_core::error::{Error, Result};
@@ -12,7 +13,7 @@ use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::{Backend, Buffer, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
+use perilune_plan::{Backend, Buffer, BufferDesc, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -62,7 +63,7 @@ impl Executor {
 impl Engine {
     /// Copies a tensor from host memory to the device.
     pub fn from_host(&mut self, t: &HostTensor) -> Result<NodeId> {
-        let buffer = self.executor.backend.upload(&t.bytes).map_err(|e| {
+        let buffer = self.executor.backend.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).map_err(|e| {
             self.executor.attempt = None;
             self.explain(e.into()).error
         })?;
@@ -137,8 +138,7 @@ impl Engine {
 
     fn run_plan(&mut self, request: &Request) -> std::result::Result<(), Fault> {
         let begun = std::time::Instant::now();
-        self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
-        self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
+        self.trace_run(request);
         let options = self.options();
         let steady = self.step.warm() && !request.state_writes.is_empty();
         let difference =
@@ -198,14 +198,16 @@ impl Engine {
             });
         }
         let mut outputs: Vec<Buffer> = Vec::with_capacity(program.outputs.len());
-        for nbytes in &program.outputs {
-            outputs.push(self.executor.backend.alloc(*nbytes)?);
+        for desc in &program.outputs {
+            outputs.push(self.executor.backend.alloc(desc)?);
         }
         let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
         let context = RunContext { interrupt: &self.interrupt, times };
-        if let Err(f) = plan.exec.run(&inputs, &self.executor.tracer.trace.slots, &outputs, context) {
+        let first = self.executor.backend.mesh().coordinates(0);
+        let numbers = program.numbers(&self.executor.tracer.trace.slots, &first);
+        if let Err(f) = plan.exec.run(&inputs, &numbers, &outputs, context) {
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
             return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });
@@ -216,12 +218,22 @@ impl Engine {
         self.stats.arena_bytes = program.arena_bytes;
         self.stats.live_bytes = program.live_bytes;
         self.stats.kernels = program.kernels.len();
-        self.stats.output_bytes = program.outputs.iter().sum();
+        self.stats.output_bytes = program.outputs.iter().map(BufferDesc::nbytes).sum();
         for (root, found) in request.roots.iter().zip(&program.results) {
             let buffer = match found {
                 Root::Output(k) => outputs[*k as usize].clone(),
                 Root::Input(k) => inputs[*k as usize].clone(),
             };
+            let node = self.recorder.graph.node(*root);
+            if !buffer.desc().holds(&node.shape, node.dtype) {
+                let message = format!(
+                    "this is a bug: {} {} is returned in a buffer of {:?}",
+                    node.dtype,
+                    node.shape,
+                    buffer.desc()
+                );
+                return Err(Error::system("plan", message).into());
+            }
             self.recorder.set_value(*root, buffer);
         }
         Ok(())
@@ -254,7 +266,7 @@ impl Engine {
         dtype: DType,
     ) -> std::result::Result<HostTensor, Fault> {
         let start = std::time::Instant::now();
-        let bytes = self.executor.backend.download(buffer, shape.numel() * dtype.size())?;
+        let bytes = self.executor.backend.download(buffer)?;
         if let (Some(stalls), true) = (&mut self.diagnostics.host_stalls, self.step.depth > 0) {
             stalls.add(Bound::Sync, self.recorder.graph.modes.loc, start.elapsed().as_secs_f64());
         }
@@ -270,13 +282,16 @@ impl Engine {
         self.bring(&v.buffer, v.shape, v.dtype)
     }
 
-    /// Traces the evaluation of `ids` and of the pending assignments.
-    pub(crate) fn trace_step(&mut self, ids: &[NodeId]) -> Result<Request> {
-        let mut request = self.states.request(ids.to_vec());
-        self.add_copies(&mut request)?;
+    /// Returns the requests that evaluate `ids` and write the pending assignments.
+    pub(crate) fn open_step(&mut self, ids: &[NodeId]) -> Result<StepRequests> {
+        let request = self.states.request(ids.to_vec());
+        self.step_requests(request)
+    }
+
+    /// Traces a request as a run of it would.
+    pub(crate) fn trace_run(&mut self, request: &Request) {
         self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
-        self.executor.tracer.run(&self.recorder.graph, &request, self.recorder.known());
-        Ok(request)
+        self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
     }
 
     /// Plans the last trace without compiling or running anything.
@@ -293,18 +308,28 @@ impl Engine {
     /// Returns the kernels that would run if the open step ended with these results. Nothing runs.
     pub fn fingerprint(&mut self, ids: &[NodeId]) -> std::result::Result<Fingerprint, Fault> {
         let roots = self.recorder.roots(ids);
-        let request = self.trace_step(&roots)?;
-        Ok(Fingerprint::of(&self.plan_traced(&request)?))
+        let mut fingerprint = Fingerprint::default();
+        for request in self.open_step(&roots)?.iter() {
+            self.trace_run(request);
+            fingerprint.kernels.extend(Fingerprint::of(&self.plan_traced(request)?).kernels);
+        }
+        Ok(fingerprint)
     }
 
     /// Starts to compile the machine code that is missing to end the open step with these results.
     pub fn prepare(&mut self, ids: &[NodeId]) -> std::result::Result<Code, Fault> {
         let roots = self.recorder.roots(ids);
-        let request = self.trace_step(&roots)?;
-        if self.executor.cache.has(&self.executor.tracer, self.options()) {
+        let mut missing = Vec::new();
+        for request in self.open_step(&roots)?.iter() {
+            self.trace_run(request);
+            if !self.executor.cache.has(&self.executor.tracer, self.options()) {
+                missing.push(self.plan_traced(request)?);
+            }
+        }
+        if missing.is_empty() {
             return Ok(Code::Known);
         }
-        let making = self.executor.backend.prepare(&self.plan_traced(&request)?)?;
+        let making = self.executor.backend.prepare(&missing)?;
         Ok(making.map_or(Code::Ready, Code::Making))
     }
 }

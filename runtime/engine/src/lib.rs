@@ -32,6 +32,7 @@ pub use nan_guard::NotFinite;
 pub use perilune_plan::show::Cost;
 pub use profile::Profile;
 pub use recorder::{Handle, Recorder};
+pub use show_plan::RecordedStep;
 pub use snapshot::Copies;
 pub use state::{StateId, StateInfo};
 pub use step::{PrintPlan, Switches};

@@ -8,7 +8,7 @@ use perilune_core::error::{Error, Kind};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, Shape, byte_size};
 use perilune_plan::ir::Storage;
-use perilune_plan::{Memory, PlannedStep, memory, show};
+use perilune_plan::{BufferDesc, Memory, PlannedStep, memory, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 
@@ -164,7 +164,7 @@ impl Engine {
                 text,
                 "\n  what was to run keeps {} in between and hands out {}",
                 byte_size::show(p.arena_bytes),
-                byte_size::show(p.outputs.iter().sum())
+                byte_size::show(p.outputs.iter().map(BufferDesc::nbytes).sum())
             );
         }
         text.push_str("\n  the largest owners:");

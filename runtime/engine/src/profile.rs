@@ -1,5 +1,5 @@
-//! Profiles kernels and host stalls: seconds by kernel (medians over all runs since profiling was enabled), by recipe line, and as a
-//! timeline; and the waits of the host for data, and for the device in the middle of a step.
+//! Profiles kernels and host stalls: seconds by kernel (medians over all runs since profiling was enabled), by recipe line, and
+//! as a timeline; and the waits of the host for data, and for the device in the middle of a step.
 
 use crate::step_parts::{RULE, median, outliers};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
@@ -261,9 +261,9 @@ fn percent(share: Option<f64>, width: usize) -> String {
     }
 }
 
-/// Formats a table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, the bound of most of
-/// its time and before it the percent of that peak. Stalls of the host, of one step each, have separate lines:
-/// they have no kernels, and may overlap kernels of other lines.
+/// Formats a table by recipe line, over `steps` steps: share, microseconds a step, kernels a step, GB/s, GFLOP/s, the bound of
+/// most of its time and before it the percent of that peak. Stalls of the host, of one step each, have separate lines: they
+/// have no kernels, and may overlap kernels of other lines.
 pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> String {
     let mut lines: Vec<(&str, Sum)> = Vec::new();
     for t in timings {
@@ -310,9 +310,9 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
     out
 }
 
-/// Formats a table by kernel, plan by plan, slowest first, equal kernels of a line together: share, microseconds a run, count, GB/s,
-/// GFLOP/s, percent of the bound's peak, bound, kernel, recipe line. Times are medians over the runs; a star
-/// marks those with outliers.
+/// Formats a table by kernel, plan by plan, slowest first, equal kernels of a line together: share, microseconds a run, count,
+/// GB/s, GFLOP/s, percent of the bound's peak, bound, kernel, recipe line. Times are medians over the runs; a star marks those
+/// with outliers.
 pub fn by_kernel(timings: &[Timing], c: &Ceiling) -> String {
     let mut out = String::new();
     for plan in timings.chunk_by(|a, b| a.plan == b.plan) {

@@ -135,7 +135,7 @@ impl Recorder {
                 *n = n.saturating_sub(1);
             }
         } else if let Some(c) = self.carried.get_mut(&h) {
-            // Its leaf in this generation, if any, is counted for handles of its own.
+            // Its leaf in this generation, if any, is counted separately.
             c.refs -= 1;
             if c.refs == 0
                 && let Some(c) = self.carried.remove(&h)
@@ -391,7 +391,7 @@ impl Recorder {
         (self.refs.iter().sum::<u32>() + self.carried.values().map(|c| c.refs).sum::<u32>()) as usize
     }
 
-    /// Returns whether the node's value is in memory; a State's leaf has no value of its own.
+    /// Returns whether the node's value is in memory; a State's leaf has no separate value.
     pub(crate) fn has_value(&self, id: NodeId) -> bool {
         self.is_evaluated(Handle { generation: self.generation, id }) && self.graph.node(id).op != &create::STATE
     }

@@ -22,10 +22,32 @@ pub(crate) struct ShadowWeight {
     pub valid: bool,
 }
 
+/// The requests that end a step, each of which becomes a program.
+pub(crate) struct StepRequests {
+    /// What runs first, in order.
+    pub before: Vec<Request>,
+    /// The step's own: its results, and the writes of its States.
+    pub own: Request,
+}
+
+impl StepRequests {
+    /// All of them, in the order in which they run.
+    pub fn iter(&self) -> impl Iterator<Item = &Request> {
+        self.before.iter().chain([&self.own])
+    }
+}
+
 impl Engine {
+    /// Returns the requests that end a step: `request` with its copies added, after the writes that make copies valid.
+    pub(crate) fn step_requests(&mut self, mut request: Request) -> Result<StepRequests> {
+        let before = self.add_copies(&mut request)?;
+        let before = if before.state_writes.is_empty() { Vec::new() } else { vec![before] };
+        Ok(StepRequests { before, own: request })
+    }
+
     /// Adds the copies to a request: casts that become reads of copies, and the writes of copies. Returns the writes that must
     /// come first, to make copies valid.
-    pub(crate) fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
+    fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
         if request.state_writes.is_empty() {
             return Ok(first);
@@ -67,16 +89,16 @@ impl Engine {
         Ok(first)
     }
 
-    /// Runs the request that ends a step, after the writes that its copies need.
-    pub(crate) fn run_with_copies(&mut self, mut request: Request) -> std::result::Result<Request, Fault> {
-        let first = self.add_copies(&mut request)?;
-        if !first.state_writes.is_empty() {
-            self.run(&first)?;
+    /// Runs the requests that end a step, and returns its own one.
+    pub(crate) fn run_step(&mut self, request: Request) -> std::result::Result<Request, Fault> {
+        let StepRequests { before, own } = self.step_requests(request)?;
+        for request in &before {
+            self.run(request)?;
         }
         // A failed run may have written some of them.
-        self.states.set_copies(&request, false);
-        self.run(&request)?;
-        self.states.set_copies(&request, true);
-        Ok(request)
+        self.states.set_copies(&own, false);
+        self.run(&own)?;
+        self.states.set_copies(&own, true);
+        Ok(own)
     }
 }

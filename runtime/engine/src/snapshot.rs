@@ -59,7 +59,6 @@ impl Engine {
         let mut entries = Vec::with_capacity(ids.len());
         for &id in ids {
             let info = self.state_info(id)?;
-            let nbytes = info.shape.numel() * info.dtype.size();
             let buffer = match self.states.written_buffer(id) {
                 Some(buffer) => buffer,
                 None => {
@@ -67,9 +66,14 @@ impl Engine {
                     self.value_of(node)?.buffer.clone()
                 }
             };
-            parts.push((buffer, nbytes));
+            if !buffer.desc().holds(&info.shape, info.dtype) {
+                let message =
+                    format!("this is a bug: a State of shape {} is stored as {:?}", info.shape, buffer.desc());
+                return Err(Error::system("checkpoint", message).into());
+            }
+            entries.push((Role::Checkpoint, self.states.loc(id), info.dtype, info.shape, buffer.nbytes()));
+            parts.push(buffer);
             metas.push((info.dtype, info.shape));
-            entries.push((Role::Checkpoint, self.states.loc(id), info.dtype, info.shape, nbytes));
         }
         let room = self.executor.memory_budget.map(|b| b.saturating_sub(self.executor.backend.memory().allocated));
         let snapshot = self.executor.backend.snapshot(&parts, room)?;

@@ -12,8 +12,8 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::{create, movement};
 use perilune_core::source_loc::SourceLoc;
-use perilune_core::{DType, HostTensor, Shape};
-use perilune_plan::{Backend, Buffer, Guard, Request};
+use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
+use perilune_plan::{Backend, Buffer, BufferDesc, Guard, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -24,8 +24,7 @@ pub struct StateId(pub u64);
 pub(crate) struct State {
     /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
     path: Option<Arc<str>>,
-    pub shape: Shape,
-    pub dtype: DType,
+    pub desc: BufferDesc,
     pub trainable: bool,
     buffer: Option<Buffer>,
     /// The node of the current value, after the first read: the leaf of the current generation, or the value assigned in it.
@@ -41,11 +40,20 @@ pub(crate) struct State {
     loc: SourceLoc,
 }
 
+impl State {
+    /// Returns its path for messages, in brackets behind a space; empty if it has none.
+    pub fn name(&self) -> String {
+        self.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
+    }
+}
+
 /// The public description of a State.
 #[derive(Clone, Copy, Debug)]
 pub struct StateInfo {
     pub shape: Shape,
     pub dtype: DType,
+    /// What each device of the engine's mesh holds of it.
+    pub placement: Placement,
     pub trainable: bool,
 }
 
@@ -66,14 +74,15 @@ pub(crate) struct StateTable {
 }
 
 impl StateTable {
-    pub fn nbytes(&self) -> usize {
-        self.all.values().map(|s| s.shape.numel() * s.dtype.size()).sum()
+    /// Bytes of all States on one device of `mesh`.
+    pub fn nbytes(&self, mesh: &Mesh) -> usize {
+        self.all.values().map(|s| s.desc.local(mesh).map_or(0, |part| part.nbytes())).sum()
     }
 
     /// Returns role, line, dtype, shape and bytes of each State that has memory.
     pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
         let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
-        held.map(|(s, b)| (s.role, s.loc, s.dtype, s.shape, b.nbytes()))
+        held.map(|(s, b)| (s.role, s.loc, s.desc.dtype, s.desc.shape, b.nbytes()))
     }
 
     pub fn get(&self, id: StateId) -> Result<&State> {
@@ -88,7 +97,7 @@ impl StateTable {
     pub fn buffer(&mut self, id: StateId, backend: &dyn Backend) -> Result<Buffer> {
         let s = self.get_mut(id)?;
         if s.buffer.is_none() {
-            s.buffer = Some(backend.alloc(s.shape.numel() * s.dtype.size())?);
+            s.buffer = Some(backend.alloc(&s.desc)?);
         }
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
@@ -108,7 +117,8 @@ impl StateTable {
         self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
-    /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step did not make.
+    /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step
+    /// did not make.
     pub fn request(&self, roots: Vec<NodeId>) -> Request {
         let state_writes = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
@@ -126,8 +136,7 @@ impl StateTable {
         let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
         let state = State {
             path: None,
-            shape,
-            dtype,
+            desc: BufferDesc::new(shape, dtype),
             trainable: false,
             buffer: None,
             current: None,
@@ -255,8 +264,7 @@ impl Engine {
         let id = StateId(self.states.next);
         let state = State {
             path: None,
-            shape,
-            dtype,
+            desc: BufferDesc::new(shape, dtype),
             trainable,
             buffer: None,
             current: None,
@@ -278,13 +286,16 @@ impl Engine {
     }
 
     pub fn state_info(&self, id: StateId) -> Result<StateInfo> {
-        self.states.get(id).map(|s| StateInfo { shape: s.shape, dtype: s.dtype, trainable: s.trainable })
+        self.states.get(id).map(|s| {
+            let BufferDesc { shape, dtype, placement } = s.desc;
+            StateInfo { shape, dtype, placement, trainable: s.trainable }
+        })
     }
 
     pub fn set_trainable(&mut self, id: StateId, on: bool) -> Result<()> {
         let s = self.states.get_mut(id)?;
-        if on && !s.dtype.is_float() {
-            return Err(Error::dtype("state", format!("a trainable State must be a float, not {}", s.dtype)));
+        if on && !s.desc.dtype.is_float() {
+            return Err(Error::dtype("state", format!("a trainable State must be a float, not {}", s.desc.dtype)));
         }
         s.trainable = on;
         Ok(())
@@ -340,7 +351,7 @@ impl Engine {
         if let Some(node) = s.current {
             return Ok(node);
         }
-        let (shape, dtype, assigned) = (s.shape, s.dtype, s.assigned);
+        let (shape, dtype, assigned) = (s.desc.shape, s.desc.dtype, s.assigned);
         let node = match assigned {
             Some(value) => self.boundary(value)?,
             None => {
@@ -356,12 +367,13 @@ impl Engine {
     /// Assigns `value` to the State: later reads return it, and the end of the step writes it.
     pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
         let s = self.states.get(id)?;
-        let (shape, dtype) = (s.shape, s.dtype);
+        let (shape, dtype) = (s.desc.shape, s.desc.dtype);
         let from = self.recorder.graph.shape(value);
         if Shape::broadcast(&from, &shape) != Some(shape) {
+            let name = s.name();
             return Err(Error::shape(
                 "assign",
-                format!("a tensor of shape {from} does not fit a State of shape {shape}"),
+                format!("a tensor of shape {from} does not fit a State of shape {shape}{name}"),
             )
             .hint("a State keeps its shape for life"));
         }
@@ -388,7 +400,7 @@ impl Engine {
         if s.assigned.is_none()
             && let Some(buffer) = s.buffer.clone()
         {
-            let (shape, dtype) = (s.shape, s.dtype);
+            let (shape, dtype) = (s.desc.shape, s.desc.dtype);
             return self.bring(&buffer, shape, dtype);
         }
         let node = self.state_node(id)?;
@@ -400,21 +412,18 @@ impl Engine {
         let backend = self.executor.backend.clone();
         let buffer = self.states.buffer(id, &*backend)?;
         let s = self.states.get(id)?;
-        let bytes = backend.download(&buffer, s.shape.numel() * s.dtype.size())?;
-        Ok(HostTensor::new(s.dtype, s.shape, bytes))
+        let bytes = backend.download(&buffer)?;
+        Ok(HostTensor::new(s.desc.dtype, s.desc.shape, bytes))
     }
 
     /// Overwrites a State from host memory (a checkpoint), between steps. Shape and dtype must be equal.
     pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
         let s = self.states.get(id)?;
-        if s.shape != t.shape || s.dtype != t.dtype {
+        if s.desc.shape != t.shape || s.desc.dtype != t.dtype {
+            let (desc, name) = (s.desc, s.name());
             let message = format!(
-                "a {} tensor of shape {} does not fit a {} State of shape {}{}",
-                t.dtype,
-                t.shape,
-                s.dtype,
-                s.shape,
-                s.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
+                "a {} tensor of shape {} does not fit a {} State of shape {}{name}",
+                t.dtype, t.shape, desc.dtype, desc.shape
             );
             return Err(Error::shape("load", message));
         }

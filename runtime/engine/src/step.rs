@@ -4,7 +4,7 @@ use crate::engine::{Engine, Fault};
 use crate::recorder::Deferred;
 use crate::state::StateId;
 use perilune_core::env_flags::{self, Setting};
-use perilune_core::error::Error;
+use perilune_core::error::{Error, Kind};
 use perilune_core::graph::NodeId;
 use perilune_plan::Request;
 
@@ -92,7 +92,12 @@ impl Engine {
         let roots = self.recorder.held();
         let wanted = self.wanted();
         self.recorder.drop_unreachable(&wanted, false);
-        self.finish(roots, true)
+        self.finish(roots, true).inspect_err(|fault| {
+            // A new State that had no memory and that nothing reaches is not asked for again.
+            if fault.error.kind == Kind::Memory {
+                self.states.drop_unborn();
+            }
+        })
     }
 
     /// Returns the nodes of pending assignments and gradients.
@@ -192,13 +197,13 @@ impl Engine {
         roots.retain(|id| !leaf(self, *id) && !self.recorder.has_value(*id));
         let request = self.states.request(roots);
         if !(request.roots.is_empty() && request.state_writes.is_empty())
-            && let Err(fault) = self.run_with_copies(request).and_then(|request| self.check_finite(&request))
+            && let Err(fault) = self.run_step(request).and_then(|request| self.check_finite(&request))
         {
             // The device checks indices before it writes; what was recorded cannot be run, so it is dropped.
             let undoing = self.interrupt.set_aside();
             self.states.roll_back();
             let initial = self.states.request(Vec::new());
-            let stands = initial.state_writes.is_empty() || self.run_with_copies(initial).is_ok();
+            let stands = initial.state_writes.is_empty() || self.run_step(initial).is_ok();
             drop(undoing);
             if !stands {
                 self.keep_initial();

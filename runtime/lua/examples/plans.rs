@@ -15,8 +15,8 @@ use std::sync::Arc;
 const ATTENTION: &str = "scaled_dot_product_attention";
 const ATTENTION_BACKWARD: &str = "scaled_dot_product_attention_backward";
 
-/// The ops that a GPU keeps in 16 bits: linear layers, attention, which writes all outputs except its saved sums through strides, and
-/// convolutions and pools, channels last.
+/// The ops that a GPU keeps in 16 bits: linear layers, attention, which writes all outputs except its saved sums through
+/// strides, and convolutions and pools, channels last.
 const GPU: NullWith = NullWith {
     has_kernel: |n| {
         [ATTENTION, ATTENTION_BACKWARD, "linear"].contains(&n.op.name)

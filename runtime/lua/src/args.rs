@@ -113,10 +113,10 @@ fn wrong_operand(lua: &Lua, value: &Value) -> mlua::Error {
     errors::argument(&host, lua, "", message, hint.map(str::to_string))
 }
 
-/// Bytes of a string that a message shows.
+/// The maximum bytes of a string shown in a message.
 const SHOWN: usize = 200;
 
-/// A string in quotes; of a long one the beginning and its length.
+/// Quotes a string; a long one is truncated, with its length.
 fn quoted(bytes: &[u8]) -> String {
     match bytes.get(..SHOWN) {
         Some(head) if bytes.len() > SHOWN => {

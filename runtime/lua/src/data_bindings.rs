@@ -393,7 +393,7 @@ fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
     writable(&host, lua, &op, &name, &["safetensors", "npz"]).map(drop)
 }
 
-/// The permutations of 0..n, by epoch.
+/// Caches the permutations of 0..n by epoch.
 fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl Fn(u64) -> Permutation> {
     if n > 1 << 62 {
         let message = format!("the set has {n} samples; at most 2^62 are ordered");
@@ -539,7 +539,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
-    native.set("source_on_paper", lua.create_function(kernels::on_paper)?)?;
+    native.set("record_offline_kernel", lua.create_function(crate::offline_source::record_kernel)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;

@@ -1,7 +1,7 @@
 //! Records a step without running it: the check of an edit under `--watch` before it takes over.
 //!
-//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the current States finds the errors that a step would
-//! raise, without device time. Only values that the recipe reads in the middle of the step are computed.
+//! Every op checks shapes, dtypes and devices when it is recorded, so a recording on the current States finds the errors that a
+//! step would raise, without device time. Only values that the recipe reads in the middle of the step are computed.
 
 use crate::args::RefGuard;
 use crate::errors::{self, Raise};
@@ -11,7 +11,7 @@ use mlua::{Function, Lua, MultiValue};
 use perilune_engine::Code;
 use perilune_plan::Fingerprint;
 
-/// What was asked of the last dry run besides, kept with the Lua state.
+/// Additional results of the last dry run, stored with the Lua state.
 #[derive(Default)]
 pub struct Planned {
     /// The kernels of the step.
@@ -20,8 +20,8 @@ pub struct Planned {
     pub code: Code,
 }
 
-/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is used up, no file is
-/// written. With
+/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed, no file
+/// is written. With
 /// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
 /// its plan was cached.
 pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {

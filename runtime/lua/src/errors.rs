@@ -253,10 +253,10 @@ impl RecipeError {
     }
 }
 
-/// Bytes of an error's text that are kept.
+/// The maximum bytes of an error's text.
 const LONGEST: usize = 16 << 10;
 
-/// The beginning of a long text, and its traceback.
+/// Truncates a long text, keeping its traceback.
 fn shortened(text: &str) -> std::borrow::Cow<'_, str> {
     if text.len() <= LONGEST {
         return text.into();

@@ -1,4 +1,4 @@
-//! Binds gradients for Lua: `backward`, `pl.grad`, `.grad`, and functions with a backward of their own.
+//! Binds gradients for Lua: `backward`, `pl.grad`, `.grad`, and custom functions with their own backward.
 
 use crate::args::{Operand, RefGuard, show};
 use crate::errors::{self, Raise};

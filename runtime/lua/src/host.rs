@@ -27,7 +27,7 @@ pub struct Host {
     pub engine: RefCell<Engine>,
     /// What the recipe may open, and how much it may use.
     pub policy: Arc<Policy>,
-    /// The engine's interrupt, which ends Lua code too.
+    /// The engine's interrupt, which also stops Lua code.
     pub interrupt: Interrupt,
     /// Handles dropped by Lua's collector. It runs inside any Lua call, so they wait here until the engine is free.
     dropped: RefCell<Vec<Ref>>,
@@ -42,6 +42,8 @@ pub struct Host {
     pub called_at: Cell<SourceLoc>,
     /// The handler of `pl.breakpoint()`; without one it does nothing.
     pub pause: RefCell<Option<crate::console::Pause>>,
+    /// Shows plans with the source of a device that is not there.
+    pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
     /// The globals defined at breakpoints, shared by all of them.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
@@ -75,6 +77,7 @@ impl Host {
             next_custom: Cell::new(1),
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
+            offline: RefCell::default(),
             scratch: RefCell::default(),
         })
     }

@@ -37,7 +37,7 @@ impl UserData for FolderData {
     }
 }
 
-/// Raises for the number of an image that the folder has not.
+/// Raises for an image number beyond the folder.
 fn check_rows(lua: &Lua, folder: &Folder, rows: &[usize]) -> mlua::Result<()> {
     let Some(beyond) = rows.iter().find(|i| **i >= folder.len()) else { return Ok(()) };
     let message =
@@ -48,7 +48,7 @@ fn check_rows(lua: &Lua, folder: &Folder, rows: &[usize]) -> mlua::Result<()> {
 struct ReaderData(Reader, Arc<Folder>);
 
 fn items(rows: &[usize], first: u64) -> Vec<Item> {
-    // Numbers of samples wrap: they only seed crops.
+    // Sample numbers wrap around, because they only seed crops.
     let numbers = (0..).map(|k: u64| first.wrapping_add(k));
     numbers.zip(rows).map(|(sample, &image)| Item { image, sample }).collect()
 }

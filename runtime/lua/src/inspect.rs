@@ -1,4 +1,5 @@
-//! Implements queries for `pl.summary` and the prompt: the cost of a recording that is not run, the States that a tensor depends on.
+//! Implements queries for `pl.summary` and the prompt: the cost of a recording that is not run, the States that a tensor
+//! depends on.
 
 use crate::args::show;
 use crate::errors;

@@ -32,29 +32,8 @@ pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
     out.into_iter().map(|id| crate::functions::into_lua(lua, host.tensor(id))).collect()
 }
 
-/// `native.source_on_paper({ … }, { results })`: records the kernel that a GPU would run instead of a reference with these results, for
-/// plans with source text. No node reads it, so it is never computed.
-pub fn on_paper(lua: &Lua, (t, results): (Table, Table)) -> mlua::Result<()> {
-    let host = host(lua)?;
-    if host.engine.borrow().diagnostics.paper.is_none() {
-        return Ok(());
-    }
-    let kernels = call(lua, t)?;
-    let mut refs = Vec::new();
-    for v in results.sequence_values::<Value>() {
-        let v = v?;
-        refs.extend(v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what))));
-    }
-    host.record(lua, |engine| {
-        for (r, kernel) in refs.iter().zip(&kernels) {
-            let reference = r.node(engine)?;
-            engine.recorder.graph.kernel_substitutes.push((reference, *kernel));
-        }
-        Ok(())
-    })
-}
-
-fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
+/// Records a call of a kernel and returns its outputs.
+pub(crate) fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     let host = host(lua)?;
     let name: String = t.get("name")?;
     let three = |key: &str| -> mlua::Result<[i64; 3]> {

@@ -22,6 +22,7 @@ mod kernels;
 mod loader;
 mod nan_guard;
 mod no_tail_calls;
+mod offline_source;
 mod optim;
 mod options;
 mod print;

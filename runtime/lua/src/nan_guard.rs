@@ -1,5 +1,5 @@
-//! Binds `native.guard` and `native.not_finite`, with which the training loop guards States against NaN and finds the op that made the
-//! first one.
+//! Binds `native.guard` and `native.not_finite`, with which the training loop guards States against NaN and finds the op that
+//! made the first one.
 
 use crate::errors;
 use crate::functions::host;

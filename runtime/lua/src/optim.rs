@@ -2,10 +2,11 @@
 //! model is bound by the host, and most of the host's time was spent on one call per parameter.
 
 use crate::args::{Operand, RefGuard, show};
+use crate::boundary::memory_limit;
 use crate::errors;
 use crate::functions::host;
 use crate::host::Host;
-use crate::tensor::{Ref, Tensor};
+use crate::tensor::{HANDLE_BYTES, Ref, Tensor};
 use mlua::{FromLua, IntoLua, Lua, Table, Value};
 use perilune_core::DType;
 use perilune_core::ops::optim::{ADAMW_UPDATE, AdamW};
@@ -44,14 +45,16 @@ fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
         }
         Ok(found)
     })?;
-    let out = lua.create_table_with_capacity(found.len(), 0)?;
-    for g in found {
-        out.raw_push(match g {
-            Some(id) => host.tensor(id).into_lua(lua)?,
-            None => Value::Boolean(false),
-        })?;
-    }
-    Ok(out)
+    memory_limit::with_room(lua, found.len() * HANDLE_BYTES, || {
+        let out = lua.create_table_with_capacity(found.len(), 0)?;
+        for g in found {
+            out.raw_push(match g {
+                Some(id) => host.tensor(id).into_lua(lua)?,
+                None => Value::Boolean(false),
+            })?;
+        }
+        Ok(out)
+    })
 }
 
 /// `native.adamw(weights, grads, slots, options)`: `pl.adamw_update` of each weight with its gradient and the States m and v of
@@ -59,11 +62,13 @@ fn gradients(lua: &Lua, states: Table) -> mlua::Result<Table> {
 fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Table)) -> mlua::Result<()> {
     let (host, op) = (host(lua)?, ADAMW_UPDATE.name);
     let mut all = Vec::with_capacity(weights.raw_len());
+    // One Lua string for each key, not one for each parameter.
+    let (key_m, key_v) = (lua.create_string("m")?, lua.create_string("v")?);
     for k in 1..=weights.raw_len() {
         let own: Table = slots.raw_get(k)?;
         let w = state(&host, lua, op, &weights.raw_get(k)?)?;
         let g = tensor(&host, lua, op, &grads.raw_get(k)?)?;
-        let (m, v) = (state(&host, lua, op, &own.raw_get("m")?)?, state(&host, lua, op, &own.raw_get("v")?)?);
+        let (m, v) = (state(&host, lua, op, &own.raw_get(&key_m)?)?, state(&host, lua, op, &own.raw_get(&key_v)?)?);
         all.push((w, g, m, v));
     }
     let mut numbers: SmallVec<[Operand; 6]> = SmallVec::new();

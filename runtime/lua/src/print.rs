@@ -15,7 +15,13 @@ const LINE: usize = 76;
 /// `tostring(x)`: evaluates it.
 pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
     let device = t.host().engine.borrow().backend().name().to_string();
-    let state = if matches!(t.what, Ref::State(_)) { " state" } else { "" };
+    let state = match t.what {
+        Ref::State(id) => {
+            let path = t.host().engine.borrow().state_path(id);
+            path.map_or_else(|| " state".into(), |path| format!(" state {path}"))
+        }
+        Ref::Node(_) => String::new(),
+    };
     let value = table::read(lua, t)?;
     let head = format!("tensor {} {} {device}{state}", value.shape, value.dtype);
     if value.numel() == 0 {

@@ -161,7 +161,7 @@ pub fn stubs() -> String {
 pub fn reference_markdown() -> String {
     let mut out = String::from(
         "# Reference: tensor operations\n\nMade from the op registry by `perilune reference`; edit the op, not this page.\n\
-         Coordinates count from 0 and dims may be negative. Options stand in a trailing table.\n",
+         Coordinates count from 0 and dims may be negative. Options are a trailing table.\n",
     );
     for op in public() {
         let sig = signature(op);
@@ -179,7 +179,7 @@ pub fn reference_markdown() -> String {
             let _ = writeln!(out, "- `{}`: {}{default}", p.name, args::want(&p.ty));
         }
     }
-    out.push_str("\n# Reference: tensors, States, steps, gradients\n\nFunctions that are no ops. A `?` marks what may be absent.\n");
+    out.push_str("\n# Reference: tensors, States, steps, gradients\n\nFunctions that are not ops. A `?` marks an optional parameter.\n");
     for f in own().filter(|f| !FILES.contains(&format!("\n## {}\n", f.name))) {
         let _ = writeln!(out, "\n## {}\n\n    {}", f.name, f.call);
         if !f.doc.is_empty() {
@@ -204,15 +204,14 @@ const FILES: &str = "
 
 path string -> {name = tensor} for .safetensors, .npz and the index of a sharded model (.safetensors.index.json), a tensor for
 .npy; on the CPU, with the dtypes of the file.
-A relative path is one of the current directory, where `pl.save` writes; if there is no such file, one beside the recipe.
-Errors: no such file (with the nearest name), an extension that is none of these, a file that is broken or of a dtype that
-there is no tensor of.
+A relative path is searched for in the current directory, where `pl.save` writes, then in the recipe's folder.
+Errors: a missing file (with the nearest name), another extension, a broken file, an unsupported dtype.
 
 ## save
 
     save(path, tensors)
 
 path string, tensors {name = tensor} for .safetensors and .npz, a tensor or a table of one for .npy -> nothing. A relative
-path is one of the current directory. The file is written whole or not at all, over one that is there.
-Errors: an entry that is no tensor, an extension that is none of these, a folder that is not there.
+path starts at the current directory. Writing is atomic and replaces an existing file.
+Errors: an entry that is not a tensor, another extension, a missing folder.
 ";

@@ -118,7 +118,10 @@ impl Recipe {
             opts.set("memory_budget", bytes)?;
         }
         let table: Table = new.call((&self.table, params, opts))?;
-        Ok(Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() })
+        let run = Run { table, recipe: self.table.clone(), lua: self.lua.clone(), host: self.host.clone() };
+        // Names the States for messages.
+        run.list_states()?;
+        Ok(run)
     }
 }
 

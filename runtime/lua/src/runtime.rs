@@ -264,7 +264,7 @@ impl Runtime {
         }
     }
 
-    /// Does what the runtime's interrupt may end, Lua code included. Without it Lua checks nothing, which costs time.
+    /// Runs `f` with interrupts enabled, also in Lua code. By default Lua does not check them, which costs time.
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();
@@ -315,8 +315,8 @@ impl Runtime {
 }
 
 impl Runtime {
-    /// Checks the result of a file: one that does not return its recipe, or returns a table not made by `pl.recipe`, would seem to run
-    /// and do nothing.
+    /// Checks the result of a file: one that does not return its recipe, or returns a table not made by `pl.recipe`, would seem
+    /// to run and do nothing.
     fn refuse_lost_recipe(&self, value: &Value, params: &Params, chunk: &str) -> Result<(), Failed> {
         let part = |t: &Table, name: &str| t.raw_get::<Value>(name).is_ok_and(|v| v.is_function());
         let (message, hint) = match value {

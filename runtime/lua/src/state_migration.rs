@@ -240,9 +240,9 @@ impl Run {
         Ok(list.into_iter().map(|(path, s)| described(&self.host, path, &s)).collect::<mlua::Result<_>>()?)
     }
 
-    /// Moves this newly built run to the position of `source`: matching States get their values, `recipe.migrate(old, new)` may fill
-    /// others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The source
-    /// is not changed.
+    /// Moves this newly built run to the position of `source`: matching States get their values, `recipe.migrate(old, new)` may
+    /// fill others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The
+    /// source is not changed.
     pub fn take_over(&self, source: Source<'_>, parked: &DroppedStates, how: Taking) -> Result<StateMigration, Failed> {
         let live;
         let (names, old): (Vec<Described>, Vec<Held<'_>>) = match source {
@@ -321,7 +321,7 @@ impl Run {
         Ok(self.dry_run_with(Some("kernels"))?.fingerprint.unwrap_or_default())
     }
 
-    /// The same as `dry_run`; and what machine code the step lacks begins to be made beside the caller. `None`: it lacks
+    /// Does the same as `dry_run`, and starts to compile missing machine code of the step in the background. `None`: it lacks
     /// none that takes long to compile.
     pub fn prepare(&self) -> Result<Option<JoinHandle<()>>, Failed> {
         match self.dry_run_with(Some("code"))?.code {

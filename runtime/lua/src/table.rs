@@ -1,6 +1,7 @@
 //! Converts between Lua tables and tensors.
 
 use crate::args::{RefGuard, show};
+use crate::boundary::memory_limit;
 use crate::errors;
 use crate::functions::host;
 use crate::options;
@@ -39,7 +40,9 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     }
     let mut dims = Vec::new();
     let mut leaves = Vec::new();
-    flatten(&value, 0, &mut dims, &mut leaves)
+    // The numbers are gathered outside of Lua, where no limit counts them: one list may stand in another many times.
+    let most = memory_limit::room(lua) / size_of::<Value>();
+    flatten(&value, 0, most, &mut dims, &mut leaves)
         .map_err(|(message, hint)| errors::argument(&host, lua, "tensor", message, Some(hint.to_string())))?;
     let found = leaves.iter().fold(None, |seen: Option<DType>, v| {
         let d = match v {
@@ -68,21 +71,17 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
 
 const RAGGED: &str = "lists of one depth have the same length: pad the short ones, or keep several tensors";
 
-/// Numbers of a table literal. One list that stands in another many times needs no memory of its own in Lua.
-const MOST_NUMBERS: usize = 1 << 27;
-
 fn flatten(
     v: &Value,
     depth: usize,
+    most: usize,
     dims: &mut Vec<usize>,
     leaves: &mut Vec<Value>,
 ) -> Result<(), (String, &'static str)> {
     let mixed = || Err(("a ragged list: numbers and lists side by side".to_string(), RAGGED));
-    if leaves.len() >= MOST_NUMBERS {
-        return Err((
-            format!("it holds more than {MOST_NUMBERS} numbers"),
-            "a list may stand in another several times, which multiplies; large data are read: pl.load, pl.data",
-        ));
+    if leaves.len() >= most {
+        let hint = "a list that stands in another many times multiplies; large data are read: pl.load, pl.data";
+        return Err((format!("its lists hold more than {most} numbers, which do not fit into Lua's memory"), hint));
     }
     match v {
         Value::Table(t) => {
@@ -110,7 +109,7 @@ fn flatten(
                     let hole = format!("element {k} of a list of {n} is nil");
                     return Err((hole, "a list has no holes: give the missing number, 0 or 0/0 (NaN)"));
                 }
-                flatten(&x, depth + 1, dims, leaves)?;
+                flatten(&x, depth + 1, most, dims, leaves)?;
             }
             Ok(())
         }

@@ -1,6 +1,7 @@
 //! Defines the one handle type of the Lua API: a node of a recording, or a State.
 
 use crate::args::{self, Operand};
+use crate::boundary::memory_limit;
 use crate::errors;
 use crate::host::Host;
 use crate::{functions, grads, indexing, print, table};
@@ -252,11 +253,16 @@ impl UserData for Tensor {
     }
 }
 
+/// More than a handle takes in Lua's memory, with its share of the tables that refer to it.
+pub const HANDLE_BYTES: usize = 512;
+
 /// Converts one or several tensors to Lua values.
 pub fn many(host: &Rc<Host>, lua: &Lua, ids: &[NodeId]) -> mlua::Result<mlua::MultiValue> {
-    let mut out = mlua::MultiValue::new();
-    for &id in ids {
-        out.push_back(host.tensor(id).into_lua(lua)?);
-    }
-    Ok(out)
+    memory_limit::with_room(lua, ids.len() * HANDLE_BYTES, || {
+        let mut out = mlua::MultiValue::new();
+        for &id in ids {
+            out.push_back(host.tensor(id).into_lua(lua)?);
+        }
+        Ok(out)
+    })
 }

@@ -3,7 +3,7 @@
 use crate::ir::Program;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::{Interrupt, Layout};
+use perilune_core::{DType, Interrupt, Layout, Mesh, Placement, Shape};
 use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -13,8 +13,44 @@ use std::thread::JoinHandle;
 /// Memory of a device, freed on drop. Cheap to clone.
 pub type Buffer = Arc<dyn DeviceBuffer>;
 
+/// What a buffer stores: a tensor, and what each device of a mesh holds of it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BufferDesc {
+    /// Of the whole tensor.
+    pub shape: Shape,
+    pub dtype: DType,
+    pub placement: Placement,
+}
+
+impl BufferDesc {
+    /// A tensor that each device holds as a whole.
+    pub fn new(shape: Shape, dtype: DType) -> BufferDesc {
+        BufferDesc { shape, dtype, placement: Placement::REPLICATED }
+    }
+
+    /// Bytes of the whole tensor.
+    pub fn nbytes(&self) -> usize {
+        self.shape.numel() * self.dtype.size()
+    }
+
+    /// What one device of `mesh` stores, padding included: the same on all of them.
+    pub fn local(&self, mesh: &Mesh) -> Result<BufferDesc> {
+        let part = self.placement.local(mesh, &mesh.coordinates(0), &self.shape)?;
+        Ok(BufferDesc::new(part.shape, self.dtype))
+    }
+
+    /// Whether it stores the elements of a tensor of that shape and dtype, in the same order.
+    pub fn holds(&self, shape: &Shape, dtype: DType) -> bool {
+        self.dtype == dtype && self.shape.numel() == shape.numel()
+    }
+}
+
 pub trait DeviceBuffer: Debug + Send + Sync {
-    fn nbytes(&self) -> usize;
+    fn desc(&self) -> &BufferDesc;
+    /// Bytes of the tensor that it stores.
+    fn nbytes(&self) -> usize {
+        self.desc().nbytes()
+    }
     /// Downcasts to the backend's own type.
     fn as_any(&self) -> &dyn Any;
 }
@@ -101,22 +137,24 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Returns the mesh of devices that this one stands for.
+    fn mesh(&self) -> Mesh {
+        Mesh::ONE
+    }
+
     /// Allocates uninitialised memory; out-of-memory is an `Err`.
-    fn alloc(&self, nbytes: usize) -> Result<Buffer>;
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer>;
 
-    /// Allocates memory that holds `bytes`.
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer>;
+    /// Allocates memory that stores a tensor, whose elements `bytes` holds in row-major order.
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer>;
 
-    /// Returns the first `nbytes` bytes of a buffer, after all work queued so far.
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>>;
+    /// Returns the elements of the tensor that a buffer stores, after all work queued so far.
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>>;
 
-    /// Overwrites the start of a buffer, after all work queued so far.
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()>;
-
-    /// Copies the first bytes of each buffer, after all work queued so far. `room`: maximum bytes of device memory for
-    /// the copies; all free memory if absent.
-    fn snapshot(&self, parts: &[(Buffer, usize)], _room: Option<usize>) -> Result<Snapshot> {
-        Ok(Snapshot::of(parts.iter().map(|(buffer, n)| self.download(buffer, *n)).collect::<Result<_>>()?))
+    /// Copies buffers, after all work queued so far. `room`: maximum bytes of device memory for the copies; all free memory
+    /// if absent.
+    fn snapshot(&self, buffers: &[Buffer], _room: Option<usize>) -> Result<Snapshot> {
+        Ok(Snapshot::of(buffers.iter().map(|buffer| self.download(buffer)).collect::<Result<_>>()?))
     }
 
     /// Returns the memory use of the device.
@@ -144,9 +182,9 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
-    /// Starts a thread that generates the machine code that `compile` will need for this program. `None` if there is
-    /// nothing to generate.
-    fn prepare(&self, _program: &Program) -> Result<Option<JoinHandle<()>>> {
+    /// Starts a thread that generates the machine code that `compile` will need for these programs. `None` if there is nothing
+    /// to generate.
+    fn prepare(&self, _programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
         Ok(None)
     }
 

@@ -19,7 +19,7 @@ pub fn check(p: &Program) -> Result<(), String> {
                     return Err(format!("value {k} disagrees with input {i}"));
                 }
             }
-            Storage::Output(o) if p.outputs.get(o as usize).is_none_or(|n| *n < v.nbytes()) => {
+            Storage::Output(o) if p.outputs.get(o as usize).is_none_or(|desc| desc.nbytes() < v.nbytes()) => {
                 return Err(format!("value {k} does not fit output {o}"));
             }
             Storage::Arena(at) if at + v.nbytes() > p.arena_bytes => {

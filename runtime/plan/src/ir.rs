@@ -29,10 +29,13 @@
 //!   the identity; chunks combine in order: f32 sums and products in f64.
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
+use crate::backend::BufferDesc;
+use perilune_core::mesh::{Coordinates, Start};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
 use perilune_core::{DType, Layout, Shape};
 use smallvec::SmallVec;
+use std::borrow::Cow;
 
 /// Lanes of a row reduction.
 pub const LANES: usize = 16;
@@ -115,11 +118,11 @@ pub enum Source {
     Slot(u32),
     /// A constant of the program: f64 bits for float dtypes, i64 for others.
     Constant(u64),
-    /// `p` itself, as i64.
-    Iota,
+    /// `p` itself, as i64; plus an i64 slot, if there is a `start`.
+    Iota { start: Option<u32> },
     /// A uniform random f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64
-    /// slots.
-    Uniform { seed: u32, counter: u32 },
+    /// slots. With a `start`, the i64 number in that slot is added to `p`.
+    Uniform { seed: u32, counter: u32, start: Option<u32> },
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -320,13 +323,25 @@ pub struct Program {
     pub kernels: Vec<Kernel>,
     /// Shape and dtype of each input buffer.
     pub inputs: Vec<(Shape, DType)>,
-    /// Bytes of each output buffer.
-    pub outputs: Vec<usize>,
-    /// Dtype of each run-time number.
+    /// What each output buffer stores.
+    pub outputs: Vec<BufferDesc>,
+    /// Dtype of each run-time number: those of the recording, then the i64 numbers of `starts`.
     pub slots: Vec<DType>,
+    /// Where the device's parts of tensors begin. A program for one device has none; one for a mesh is the same for all its devices.
+    pub starts: Vec<Start>,
     /// Where each root is stored, in the order of the request.
     pub results: Vec<Root>,
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
+}
+
+impl Program {
+    /// Returns the run-time numbers on the device at `at`: the recorded ones, and where its parts begin.
+    pub fn numbers<'a>(&self, recorded: &'a [u64], at: &Coordinates) -> Cow<'a, [u64]> {
+        if self.starts.is_empty() {
+            return Cow::Borrowed(recorded);
+        }
+        recorded.iter().copied().chain(self.starts.iter().map(|start| start.at(at))).collect()
+    }
 }

@@ -10,6 +10,7 @@ use crate::passes::remat::{self, Spans};
 use crate::reachability::{self, NEEDED, RECOMPUTED};
 use crate::request::{InputBuffer, Request};
 use perilune_core::graph::{Graph, NodeId};
+use perilune_core::mesh::Start;
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
@@ -30,6 +31,8 @@ pub struct Trace {
     /// Bits of the run-time numbers, in order of the nodes that hold them.
     pub slots: Vec<u64>,
     pub slot_dtypes: Vec<DType>,
+    /// Where the parts of tensors begin on a device: run-time numbers behind `slots`, in order of the nodes that hold them.
+    pub starts: Vec<Start>,
     /// The canonical words.
     pub key: Vec<u64>,
     /// For each State write, the input that it overwrites.
@@ -70,6 +73,7 @@ impl Trace {
         self.metas.clear();
         self.slots.clear();
         self.slot_dtypes.clear();
+        self.starts.clear();
         self.key.clear();
         self.state_write_inputs.clear();
         self.spans = Spans::default();
@@ -136,9 +140,13 @@ impl Tracer {
             let counts = (node.attrs.len() as u64) << 16 | (node.inputs.len() as u64) << 32;
             t.key.extend([u64::from(node.op.code()), node.dtype as u64 | u64::from(node.tf32) << 8 | counts]);
             if let Class::Generator(kind) = node.op.class {
-                if kind == Generator::Scalar {
-                    t.slots.push(node.payload);
-                    t.slot_dtypes.push(node.dtype);
+                match kind {
+                    Generator::Scalar => {
+                        t.slots.push(node.payload);
+                        t.slot_dtypes.push(node.dtype);
+                    }
+                    Generator::Shard => t.starts.push(Start::from_attrs(&node.attrs)),
+                    Generator::Constant | Generator::Iota | Generator::Uniform => {}
                 }
                 t.key.push(node.shape.rank() as u64);
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u64));

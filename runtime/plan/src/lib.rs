@@ -31,7 +31,9 @@ pub mod recompute;
 pub mod request;
 pub mod show;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot};
+pub use backend::{
+    Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot,
+};
 pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;
 pub use key::Tracer;

@@ -20,7 +20,7 @@ pub struct Lowered {
     pub state_writes: Vec<NodeId>,
     /// The bool that guards State writes, until `passes::guard` turns it into selects.
     pub ok: Option<NodeId>,
-    /// Slot number of each `scalar` node.
+    /// Slot number of each `scalar` and `shard` node.
     pub slots: FxHashMap<NodeId, u32>,
     /// Input number of each leaf node.
     pub inputs: FxHashMap<NodeId, u32>,

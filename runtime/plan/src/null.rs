@@ -1,7 +1,7 @@
 //! Implements the null device, which plans and checks programs but does not run them, for planner tests without
 //! hardware.
 
-use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, RunContext};
+use crate::backend::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, RunContext};
 use crate::check::check;
 use crate::ir::Program;
 use perilune_core::Layout;
@@ -15,11 +15,11 @@ use std::sync::Arc;
 pub struct Null;
 
 #[derive(Debug)]
-struct NullBuffer(usize);
+struct NullBuffer(BufferDesc);
 
 impl DeviceBuffer for NullBuffer {
-    fn nbytes(&self) -> usize {
-        self.0
+    fn desc(&self) -> &BufferDesc {
+        &self.0
     }
 
     fn as_any(&self) -> &dyn Any {
@@ -55,20 +55,16 @@ impl Backend for Null {
         false
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Ok(Arc::new(NullBuffer(nbytes)))
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Ok(Arc::new(NullBuffer(*desc)))
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        self.alloc(bytes.len())
+    fn upload(&self, desc: &BufferDesc, _: &[u8]) -> Result<Buffer> {
+        self.alloc(desc)
     }
 
-    fn download(&self, _: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Ok(vec![0; nbytes])
-    }
-
-    fn write(&self, _: &Buffer, _: &[u8]) -> Result<()> {
-        Ok(())
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Ok(vec![0; buffer.nbytes()])
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
@@ -94,20 +90,16 @@ impl Backend for NullWith {
         (self.can_store_layout)(node, output, layout)
     }
 
-    fn alloc(&self, nbytes: usize) -> Result<Buffer> {
-        Null.alloc(nbytes)
+    fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
+        Null.alloc(desc)
     }
 
-    fn upload(&self, bytes: &[u8]) -> Result<Buffer> {
-        Null.upload(bytes)
+    fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
+        Null.upload(desc, bytes)
     }
 
-    fn download(&self, buffer: &Buffer, nbytes: usize) -> Result<Vec<u8>> {
-        Null.download(buffer, nbytes)
-    }
-
-    fn write(&self, buffer: &Buffer, bytes: &[u8]) -> Result<()> {
-        Null.write(buffer, bytes)
+    fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
+        Null.download(buffer)
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

@@ -1,5 +1,6 @@
 //! Builds a program from clusters: registers, kernels, and storage for results and State writes.
 
+use crate::backend::BufferDesc;
 use crate::cluster::{self, Assignment, Fusion};
 use crate::epilogue;
 use crate::ir::*;
@@ -28,7 +29,8 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
             kernels: Vec::new(),
             inputs: trace.metas.clone(),
             outputs: Vec::new(),
-            slots: trace.slot_dtypes.clone(),
+            slots: trace.slot_dtypes.iter().copied().chain(trace.starts.iter().map(|_| DType::I64)).collect(),
+            starts: trace.starts.clone(),
             results: Vec::new(),
             arena_bytes: 0,
             live_bytes: 0,
@@ -237,16 +239,19 @@ impl Builder<'_> {
     }
 
     fn source(&self, base: NodeId) -> Source {
-        let g = &self.low.graph;
-        let node = g.node(base);
-        match g.generator(base) {
+        let (g, slots) = (&self.low.graph, &self.low.slots);
+        let (start, node) = match g.generator(base) {
+            Some(Generator::Shard) => (Some(slots[&base]), g.node(base).inputs[0]),
+            _ => (None, base),
+        };
+        let inputs = &g.node(node).inputs;
+        match g.generator(node) {
             None => Source::Value(self.value_of[&base]),
-            Some(Generator::Scalar) => Source::Slot(self.low.slots[&base]),
-            Some(Generator::Constant) => Source::Constant(node.attrs[0] as u64),
-            Some(Generator::Iota) => Source::Iota,
-            Some(Generator::Uniform) => {
-                Source::Uniform { seed: self.low.slots[&node.inputs[0]], counter: self.low.slots[&node.inputs[1]] }
-            }
+            Some(Generator::Scalar) => Source::Slot(slots[&node]),
+            Some(Generator::Constant) => Source::Constant(g.node(node).attrs[0] as u64),
+            Some(Generator::Iota) => Source::Iota { start },
+            Some(Generator::Uniform) => Source::Uniform { seed: slots[&inputs[0]], counter: slots[&inputs[1]], start },
+            Some(Generator::Shard) => unreachable!("this is a bug: a part of a part"),
         }
     }
 
@@ -261,7 +266,8 @@ impl Builder<'_> {
                     let next = self.program.outputs.len() as u32;
                     let o = *outputs.entry(v).or_insert(next);
                     if o == next {
-                        self.program.outputs.push(self.values[v.0 as usize].nbytes());
+                        let value = &self.values[v.0 as usize];
+                        self.program.outputs.push(BufferDesc::new(value.shape, value.dtype));
                         self.values[v.0 as usize].storage = Storage::Output(o);
                     }
                     Root::Output(o)

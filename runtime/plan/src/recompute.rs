@@ -136,7 +136,7 @@ fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
     for (base, layout) in reads(low, id) {
         let b = base.index();
         if let Some(kind) = g.generator(base) {
-            out.flops += if kind == Generator::Uniform { UNIFORM_FLOPS } else { 0 };
+            out.flops += if matches!(kind, Generator::Uniform | Generator::Shard) { UNIFORM_FLOPS } else { 0 };
             continue;
         }
         let same = reading(&layout, node.shape.numel(), g.shape(base).numel()) == Reading::Same;

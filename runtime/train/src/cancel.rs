@@ -3,7 +3,7 @@
 //! A stop ends the run after the current step, with a checkpoint. A reload makes the loop look for a new version of the
 //! recipe. Both are flags that the loop polls at step boundaries. Cancellation reaches work that has no step boundary: a
 //! version that is being built, or one of its first steps, which may never end. A newer save or a stop request cancels it,
-//! through the interrupt of the runtime that does the work, which Lua and the backends check.
+//! through the interrupt of the runtime that does the work; Lua and the backends check it.
 
 use crate::error::Error;
 use perilune_core::Interrupt;
@@ -39,7 +39,7 @@ struct Current {
     work: Option<Running>,
 }
 
-/// Work that runs: what it is, since when, and what ends it.
+/// Running work: its kind, its start, and its interrupt.
 struct Running {
     work: Work,
     since: Instant,
@@ -142,7 +142,7 @@ pub(crate) fn cancelled(error: &Error) -> bool {
     error.cause() == Some(Cause::Interrupted)
 }
 
-/// Rewrites a cancellation into a message that says what was cancelled and why; returns any other error unchanged.
+/// Rewrites a cancellation into a message with its subject and its reason; returns any other error unchanged.
 pub(crate) fn explain(error: Error, was: &str) -> Error {
     match error {
         Error::Recipe(e) if e.cause == Cause::Interrupted => {

@@ -16,7 +16,7 @@ use std::time::Instant;
 const MODEL: &str = "model.";
 const SCALER: &str = "scaler.";
 
-/// How long the loop waited for a checkpoint: for its snapshot and for the end of the one before. The note says why the
+/// How long the loop waited for a checkpoint: for its snapshot and for the end of the one before. The note explains why the
 /// snapshot took longer than expected.
 #[derive(Clone, Default)]
 pub(crate) struct Stall {

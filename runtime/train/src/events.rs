@@ -29,7 +29,7 @@ impl<F: Fn(&Event<'_>)> Listener for F {
     }
 }
 
-/// One event of a run. Steps count from 1; an event belongs to the step before it unless it says otherwise.
+/// One event of a run. Steps count from 1; an event belongs to the step before it unless its doc states otherwise.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {

@@ -121,7 +121,7 @@ pub(crate) fn record(dir: &mut RunDir, e: &HistoryEntry<'_>) -> Result<()> {
     let mut line = Map::new();
     let mut put = |key: &str, value: Value| line.insert(key.into(), value);
     put("step", e.step.into());
-    put("time", crate::rundir::now().into());
+    put("time", crate::run_files::now().into());
     put("ok", ok.into());
     put("changed", e.changed.into());
     put("diff", diff(e.before, e.files, inside).into());

@@ -47,6 +47,7 @@ pub mod params;
 mod replay;
 mod resume;
 mod retention;
+mod run_files;
 mod run_lock;
 mod run_log;
 mod rundir;

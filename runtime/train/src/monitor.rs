@@ -1,4 +1,4 @@
-//! Samples the device's sensors every few seconds on a thread of its own, so that no step waits for them.
+//! Samples the device's sensors every few seconds on a separate thread, so that no step waits for them.
 
 use perilune_plan::{Probe, Readings};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};

@@ -22,18 +22,18 @@ pub struct Resume {
     pub record: Map<String, Value>,
     snapshot: Snapshot,
     path: PathBuf,
-    /// Of a run that is going to be written.
+    /// The lock of a run that will be written.
     _lock: Option<RunLock>,
 }
 
 /// Reads the `run.json` of a run, and checks its seal.
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
     let at = dir.join("run.json");
-    let text = crate::rundir::text_of(&at)?;
+    let text = crate::run_files::text_of(&at)?;
     let Ok(Value::Object(mut record)) = serde_json::from_str(&text) else {
         return Err(Error::Refused(format!("{}: is not the record of a run", at.display())));
     };
-    // A run without an id is of a release without seals.
+    // A run without an id was written by a release without seals.
     if record.contains_key(RECORD_SEAL) || record.contains_key("id") {
         seal::unseal(&mut record, &text).map_err(|rule| {
             let hint = "restore the file; `--set` changes the params of a run that is resumed";
@@ -68,7 +68,7 @@ impl Resume {
                 ))
             })?,
         };
-        // Before its checkpoint is read: another process may be replacing it.
+        // Lock before the checkpoint is read, because another process may be replacing it.
         let lock = dir.join("run.json").exists().then(|| RunLock::take(&dir)).transpose()?;
         Ok(Resume { _lock: lock, ..Resume::of(dir, "--resume")? })
     }

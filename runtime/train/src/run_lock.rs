@@ -1,23 +1,22 @@
-//! Locks a run directory for its one writer. Readers (`plot`, `ckpt`, `sample`) need no lock.
+//! Locks a run directory for a single writer. Readers (`plot`, `ckpt`, `sample`) need no lock.
 //!
 //! The lock is an advisory lock (flock) on the file `.lock`. The kernel releases it when the process ends in any way, so a
-//! killed run never blocks its directory. The text of the file says who holds the lock, for the message to others.
+//! killed run never blocks its directory. The text of the file names the owner of the lock, for messages.
 
 use crate::error::{Error, Result, disk};
-use crate::run_log::open;
-use crate::rundir::hostname;
+use crate::run_files::{hostname, open};
 use std::fs::{File, OpenOptions, TryLockError};
 use std::io::{Read, Write};
 use std::path::Path;
 
-/// The lock of a run directory; it ends when it is dropped.
+/// The lock of a run directory, released when it is dropped.
 #[derive(Debug)]
 pub(crate) struct RunLock {
     _file: File,
 }
 
 impl RunLock {
-    /// Locks the run in `dir`; another process that writes it is an error.
+    /// Locks the run in `dir`; fails if another process writes it.
     pub fn take(dir: &Path) -> Result<RunLock> {
         let at = dir.join(".lock");
         let mut file = open(&at, OpenOptions::new().read(true).write(true).create(true))?;
@@ -34,7 +33,7 @@ impl RunLock {
                     dir.display()
                 )));
             }
-            // A file system without locks: the run is not worse off than without this one.
+            // On a file system without locks the run continues unprotected.
             Err(TryLockError::Error(e)) => tracing::warn!("cannot lock {}: {e}", at.display()),
         }
         let holder = format!("process {} on {}\n", std::process::id(), hostname());

@@ -1,50 +1,25 @@
 //! Writes and reads the logs of a run directory: `metrics.jsonl` and `ledger.jsonl`.
 //!
-//! A log has one JSON object a line, each with a seal that continues a hash chain (`perilune_checkpoint::seal`). The chain
-//! starts at the run's `id` and the name of the log. A checkpoint records where both chains stood when it was taken, and
-//! `run.json` where they ended. Logs of releases before the seals are read without them, and sealed when the run is resumed.
+//! A log has one JSON object per line, each with a seal that continues a hash chain (`perilune_checkpoint::seal`). The chain
+//! starts at the run's `id` and the name of the log. A checkpoint records the heads of both chains at its time, and
+//! `run.json` their final heads. Logs of releases without seals are read unchecked, and sealed when the run is resumed.
 
 use crate::error::{Error, Result, disk};
+use crate::run_files::{create, text_within};
 use perilune_checkpoint::seal::{Chain, unsealed};
 use serde_json::{Map, Value};
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
 pub(crate) const METRICS: &str = "metrics.jsonl";
 pub(crate) const LEDGER: &str = "ledger.jsonl";
 
-/// The field of a record that says where the chains of the logs stand.
+/// The field of a record with the heads of the logs' chains.
 pub(crate) const LOGS: &str = "logs";
 
-/// A log of ten million steps fits.
+/// The size limit of a log, enough for ten million steps.
 const MAX_BYTES: u64 = 4 << 30;
-
-/// Opens a file of a run directory that may come from elsewhere. A link is an error: it could lead anywhere.
-pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> Result<File> {
-    let flags = (rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK).bits();
-    let file = options.custom_flags(flags as i32).open(path).map_err(|e| {
-        if path.is_symlink() { refused(path, "is not a regular file but a link") } else { disk("open", path)(e) }
-    })?;
-    if !file.metadata().map_err(disk("open", path))?.is_file() {
-        return Err(refused(path, "is not a regular file"));
-    }
-    Ok(file)
-}
-
-/// Creates a file in place of whatever has its name.
-pub(crate) fn create(path: &Path) -> Result<File> {
-    match fs::remove_file(path) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(disk("replace", path)(e)),
-        _ => {}
-    }
-    File::create_new(path).map_err(disk("create", path))
-}
-
-fn refused(path: &Path, rule: &str) -> Error {
-    Error::Refused(format!("{}: file: {rule}", path.display()))
-}
 
 /// Starts the chain of a log of the run with this record.
 pub(crate) fn chain(record: &Map<String, Value>, log: &str) -> Chain {
@@ -58,17 +33,17 @@ pub(crate) fn text(dir: &Path, log: &str) -> Result<String> {
     if at.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
         return Ok(String::new());
     }
-    crate::rundir::text_within(&at, MAX_BYTES)
+    text_within(&at, MAX_BYTES)
 }
 
-/// Returns the complete lines of a log: the last one may lack its end, since its process may have been killed.
+/// Returns the complete lines of a log; the last line may be incomplete if its process was killed.
 pub(crate) fn complete(text: &str) -> impl Iterator<Item = &str> {
     text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'))
 }
 
-/// Checks the seals of a log. `stood` is a head that the chain must have passed. Returns the chain at the end.
+/// Checks the seals of a log. `stood` is a head that the chain must have passed. Returns the chain at its end.
 ///
-/// A run without an `id` is of a release without seals; its logs are not checked.
+/// A run without an `id` was written by a release without seals; its logs are not checked.
 pub(crate) fn verify(
     dir: &Path,
     log: &str,
@@ -94,12 +69,12 @@ pub(crate) fn verify(
     }
     let (at, head) = (at.display(), stood.unwrap_or_default());
     Err(Error::Refused(format!(
-        "{at}: {}: the record of the run says that a line had seal {head}, and none has: lines were removed",
+        "{at}: {}: the record of the run has a line with seal {head}, but the log has none: lines were removed",
         perilune_checkpoint::seal::LINE_SEAL
     )))
 }
 
-/// Returns where a record says that the chain of a log stood.
+/// Returns the head of a log's chain according to a record.
 pub(crate) fn stood<'a>(record: &'a Map<String, Value>, log: &str) -> Option<&'a str> {
     record.get(LOGS)?.get(log)?.as_str()
 }
@@ -112,7 +87,7 @@ pub(crate) struct RunLog {
 }
 
 impl RunLog {
-    /// Replaces a log by these lines, whose seals are made anew, and opens it for appending.
+    /// Replaces a log by these lines with new seals, and opens it for appending.
     pub fn replace<'a>(
         dir: &Path,
         log: &str,
@@ -138,7 +113,7 @@ impl RunLog {
         self.file.flush().map_err(disk("write to", &self.path))
     }
 
-    /// Flushes to the disk. A file system that cannot sync gives no guarantee after a power failure anyway.
+    /// Flushes to the disk. A file system that cannot sync gives no guarantee after a power failure in any case.
     pub fn sync(&mut self) -> Result<()> {
         self.flush()?;
         let _ = self.file.get_ref().sync_all();
@@ -150,7 +125,7 @@ impl RunLog {
         self.chain.head()
     }
 
-    /// Whether the file still has its name: its directory may have been removed or renamed.
+    /// Returns whether the file still has its name; its directory may have been removed or renamed.
     pub fn is_in_place(&self) -> bool {
         use std::os::unix::fs::MetadataExt;
         let id = |m: fs::Metadata| (m.dev(), m.ino());
@@ -165,7 +140,9 @@ impl RunLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_files::open;
     use serde_json::json;
+    use std::fs::OpenOptions;
 
     fn record(id: &str) -> Map<String, Value> {
         Map::from_iter([("id".to_string(), id.into())])

@@ -10,17 +10,18 @@
 //! ```
 //!
 //! It is created when training starts; creating it claims its name, so two runs never share one. One process at a time writes
-//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals show a later change
+//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals reveal later changes
 //! (`run_log.rs`); a resume and a replay check them.
 
 use crate::error::{Error, Result, disk};
+use crate::run_files::{self, file_name, hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::tensorboard::EventFile;
 use perilune_checkpoint::seal;
 use serde_json::{Map, Value, json};
-use std::fs::{self, File, OpenOptions};
-use std::io::{ErrorKind, Read, Write};
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -36,11 +37,11 @@ pub struct RunDir {
     /// A write of `run.json` in the background.
     writing: Option<JoinHandle<Result<()>>>,
     metrics: RunLog,
-    /// Opened when the first line is written.
+    /// The history, opened when its first line is written.
     ledger: Option<RunLog>,
     board: EventFile,
     flushed: Instant,
-    /// Of a new run; that of a resumed one belongs to [`crate::Resume`].
+    /// The lock of a new run; that of a resumed one belongs to [`crate::Resume`].
     _lock: Option<RunLock>,
 }
 
@@ -55,50 +56,13 @@ pub(crate) struct LogTail {
     pub history: Vec<Option<(u64, f64, Option<f64>)>>,
 }
 
-/// Returns seconds since 1970.
-pub fn now() -> f64 {
-    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).map_or(0.0, |d| d.as_secs_f64())
-}
-
-/// Returns the host name, in characters that a file name may have.
-pub fn hostname() -> String {
-    let name = fs::read_to_string("/proc/sys/kernel/hostname").or_else(|_| fs::read_to_string("/etc/hostname"));
-    let name = file_name(name.unwrap_or_default().trim());
-    if name.is_empty() { "localhost".into() } else { name }
-}
-
-/// Reads a small text file of a run directory, which may come from an untrusted source.
-pub fn text_of(path: &Path) -> Result<String> {
-    text_within(path, 64 << 20)
-}
-
-/// Reads a text file of at most `most` bytes. Anything but a regular file is refused, and never waited for.
-pub(crate) fn text_within(path: &Path, most: u64) -> Result<String> {
-    let file = run_log::open(path, OpenOptions::new().read(true))?;
-    let size = file.metadata().map_err(disk("read", path))?.len();
-    if size > most {
-        return Err(Error::Refused(format!(
-            "{}: size: is {size} bytes; such a file has at most {most}",
-            path.display()
-        )));
-    }
-    let mut text = String::new();
-    file.take(most).read_to_string(&mut text).map_err(disk("read", path))?;
-    Ok(text)
-}
-
 /// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
 /// the old or the new one exists.
 fn replace(path: &Path, text: &str) -> Result<()> {
     let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
-    let mut file = run_log::create(&new)?;
+    let mut file = run_files::create(&new)?;
     let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, &to));
     written.map_err(disk("write", &to))
-}
-
-/// Replaces characters that a file name should not have.
-fn file_name(text: &str) -> String {
-    text.chars().map(|c| if c.is_alphanumeric() || "-_.".contains(c) { c } else { '_' }).collect()
 }
 
 /// Creates the directory: `given`, which must not have a run yet, or a new one below `runs/`.
@@ -163,7 +127,7 @@ fn board(path: &Path) -> Result<EventFile> {
     EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))
 }
 
-/// Creates a folder of the run directory unless it exists. A link is refused: it could lead anywhere.
+/// Creates a folder of the run directory unless it exists. A link is refused, because it could point anywhere.
 fn own_folder(path: &Path) -> Result<()> {
     if path.is_symlink() {
         return Err(Error::Refused(format!("{}: folder: is a link; it must be a folder of the run", path.display())));
@@ -197,7 +161,7 @@ impl RunDir {
     }
 
     /// Opens the directory of a run that continues from its checkpoint of `step`; events after it are dropped. The logs must
-    /// pass the lines where their chains stood in `record`, which is `run.json`, and in the record of the checkpoint.
+    /// contain the heads of their chains recorded in `record`, which is `run.json`, and in the record of the checkpoint.
     pub(crate) fn resume(
         path: &Path,
         mut record: Map<String, Value>,
@@ -214,7 +178,7 @@ impl RunDir {
         if !record.contains_key("id") {
             record.insert("id".into(), id(&record).into());
         }
-        // From here on the chains move: they end where the run does.
+        // From here on the chains grow with the run.
         record.shift_remove(LOGS);
         let mut resumed = record.get("resumed").and_then(Value::as_array).cloned().unwrap_or_default();
         resumed.push(step.into());
@@ -261,13 +225,13 @@ impl RunDir {
         };
         match std::thread::Builder::new().name("run.json".into()).spawn(work) {
             Ok(writing) => self.writing = Some(writing),
-            // The system refuses threads: write here.
+            // If no thread can be created, write here.
             Err(_) => replace(&path, &text)?,
         }
         Ok(())
     }
 
-    /// Ends the run: syncs both logs, and writes the last fields of `run.json` with where the chains of the logs ended.
+    /// Ends the run: syncs both logs, and writes the last fields of `run.json` with the final heads of the logs' chains.
     pub fn finish<'a>(&mut self, fields: impl IntoIterator<Item = (&'a str, Value)>) -> Result<()> {
         self.flush()?;
         self.metrics.sync()?;
@@ -301,14 +265,14 @@ impl RunDir {
         ledger.append(line).and_then(|()| ledger.flush())
     }
 
-    /// Returns the field `logs` of a record: where the chains of the logs stand.
+    /// Returns the field `logs` of a record: the heads of the logs' chains.
     pub(crate) fn heads(&self) -> Value {
         let ledger = self.ledger.as_ref().map(|l| l.head().to_string());
         let ledger = ledger.unwrap_or_else(|| run_log::chain(&self.record, LEDGER).head().to_string());
         json!({ METRICS: self.metrics.head(), LEDGER: ledger })
     }
 
-    /// Flushes both logs. A directory that was removed or renamed meanwhile is an error.
+    /// Flushes both logs. A directory that was removed or renamed in the meantime is an error.
     pub fn flush(&mut self) -> Result<()> {
         self.flushed = Instant::now();
         self.metrics.flush()?;
@@ -328,7 +292,7 @@ impl RunDir {
     }
 }
 
-/// Identifies a run: a hash of what is known of it at its start, among that the time, the process and the recipe.
+/// Returns the id of a run: a hash of its fields at the start, including the time, the process and the recipe.
 fn id(record: &Map<String, Value>) -> String {
     let text = Value::Object(record.clone()).to_string();
     blake3::hash(text.as_bytes()).to_hex()[..32].to_string()

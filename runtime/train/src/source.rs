@@ -7,10 +7,10 @@ use perilune_policy::open_named;
 use std::io::{ErrorKind, Read};
 use std::path::{Path, PathBuf};
 
-/// A recipe file has at most so many bytes.
+/// The size limit of a recipe file in bytes.
 const MAX_BYTES: u64 = 64 << 20;
 
-/// Reads a regular file that the command names. Any other kind is an error, and is never waited for.
+/// Reads a regular file that the command names. Any other kind is an error, and is not opened, since opening a pipe would wait.
 fn read_regular(path: &Path) -> perilune_policy::Result<Vec<u8>> {
     let mut file = open_named(path)?;
     let mut bytes = Vec::new();

@@ -10,7 +10,8 @@ use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
 use crate::resume::Resume;
-use crate::rundir::{self, LogTail, RunDir};
+use crate::run_files::hostname;
+use crate::rundir::{LogTail, RunDir};
 use crate::source::Source;
 use crate::spec::RunSpec;
 use crate::training_loop::{End, TrainingLoop};
@@ -319,7 +320,7 @@ impl Session<'_> {
         let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
         record.insert("directory".into(), here.into());
         record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
-        record.insert("host".into(), rundir::hostname().into());
+        record.insert("host".into(), hostname().into());
         record.insert("pid".into(), std::process::id().into());
         RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
     }

@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used)]
 
 use perilune_cpu::Cpu;
-use perilune_lua::{Runtime, RuntimeOptions};
+use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_policy::Policy;
 use perilune_train::{Control, End, Error, Event, Outcome, Replay, Result, RunSpec, StartOptions, Trainer, record_of};
 use std::cell::RefCell;
@@ -288,4 +288,24 @@ fn options_of_the_caller_override_the_recipe() {
     };
     let (outcome, _) = try_train(both, Control::default(), |_| {});
     assert!(matches!(outcome, Err(Error::Usage(_))), "{outcome:?}");
+}
+
+#[test]
+fn prints_and_errors_name_states_by_their_paths() {
+    let place = Place::new();
+    let options = RuntimeOptions {
+        backend: Arc::new(Cpu::new(Some(1))),
+        params: Vec::new(),
+        policy: Policy::closed(),
+        strict: true,
+        print: Rc::new(|_| ()),
+    };
+    let runtime = Runtime::new(options).unwrap();
+    let Loaded::Recipe(recipe) = runtime.load(&place.recipe()).unwrap() else { panic!("a recipe") };
+    let run = recipe.start(None, None, None).unwrap();
+    let chunk = "local run = ...; local w = run.model[1].weight
+        return tostring(w), tostring(select(2, pcall(function() w:assign(w:t()) end)))";
+    let (shown, error): (String, String) = runtime.lua().load(chunk).call(run.table.clone()).unwrap();
+    assert!(shown.starts_with("tensor {1, 4} f32 cpu state model.1.weight\n"), "{shown}");
+    assert!(error.contains("does not fit a State of shape {1, 4} (model.1.weight)"), "{error}");
 }

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Makes table.npz: PyTorch's 8-bit floats in full.
+"""Makes table.npz: complete tables of PyTorch's 8-bit floats.
 
     python tests/golden/fp8/make.py        # needs torch, numpy
 
-values_FORMAT: what each of the 256 bytes means, f32. bytes_FORMAT: the byte of each bf16 (byte k is that of the bf16 with
-bits k), u8. What is larger than the largest number is bounded first: what PyTorch makes of it depends on its version. For
-infinity and NaN the bytes stand here that nearest rounding of IEEE gives (E5M2), or NaN where there is none (E4M3).
+values_FORMAT: the value of each of the 256 bytes, f32. bytes_FORMAT: the byte of each bf16 (byte k is that of the bf16 with
+bits k), u8. Values above the largest number are clamped first, because PyTorch's result for them depends on its version. For
+infinity and NaN the table has the bytes of IEEE rounding to nearest (E5M2), or NaN if there is no infinity (E4M3).
 """
 
 import os

@@ -1,7 +1,7 @@
 """Writes small images of many kinds and their pixels by Pillow: decoded.npz (RGB, the bits of each file) and scaled.npz (crops and sizes).
 
-Pillow is what torchvision's ImageFolder, Resize, CenterCrop and RandomResizedCrop work with by default. Needs Pillow (13.0.0 wrote these) and NumPy;
-the files are committed. The pictures are drawn here, in soft waves, since what JPEG loses of noise would differ from decoder to decoder.
+torchvision's ImageFolder, Resize, CenterCrop and RandomResizedCrop use Pillow by default. Needs Pillow (13.0.0 wrote these) and NumPy;
+the files are committed. The images are smooth waves, because decoders would differ in the JPEG artefacts of noise.
 """
 
 import io

@@ -1,5 +1,5 @@
 local pl = require "perilune"
--- The labels are looked at when the step runs.
+-- The labels are checked when the step runs.
 local w = pl.state(pl.zeros({4, 10}))
 local labels = pl.tensor {1, 2, 3, 10}     -- 10 classes are 0 to 9
 pl.step(function()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
-"""Tiny GPT-2, Llama and ResNet with random weights, and what transformers and torchvision make of them: what
-tests/tests/models.rs compares with.
+"""Writes tiny GPT-2, Llama and ResNet models with random weights, and their results by transformers and torchvision, as
+references for tests/tests/models.rs.
 
     python tests/golden/models/make.py                          needs torch, transformers, torchvision, safetensors
-    python tests/golden/models/make.py check gpt2 FILE          logits of a file that our recipe wrote, in their program
+    python tests/golden/models/make.py check gpt2 FILE          logits of transformers for a file that the recipe wrote
 
-NAME.safetensors holds the weights as they save them, in bf16, which f32 holds exactly. NAME_want.safetensors holds inputs,
-logits, the loss, and the gradient of each of our weights under our path. All is f32, made on a CPU. tiny sizes are those of the recipes.
+NAME.safetensors has the weights as these libraries save them, in bf16, which f32 represents exactly. NAME_want.safetensors has inputs,
+logits, the loss, and the gradient of each weight under Perilune's path. All results are f32, computed on a CPU. The sizes are the recipes' tiny ones.
 """
 
 import copy

@@ -5,10 +5,10 @@
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
 
 A case is an op, its arguments by name and a variant. Variants `full` and `grid` are in f64 (the numbers of `grid` are
-exact in every float dtype, so its reference serves f32, bf16 and f16 too); the others hold small integers or bools in
-their place. Where PyTorch refuses these, and for composites, which here convert integers to floats, the reference is that
+exact in every float dtype, so its reference serves f32, bf16 and f16 too); the others have small integers or bools in
+their place. If PyTorch does not support these, and for composites, which convert integers to floats here, the reference is that
 of the same numbers in i64 or f64, listed under `fallback` in the metadata: its values count, its dtype does not. `dtypes`
-says what dtypes PyTorch gives for f32, bf16 and f16 inputs.
+lists the result dtypes of PyTorch for f32, bf16 and f16 inputs.
 """
 
 import json

@@ -1,25 +1,32 @@
 //! Tests integers at their limits: arguments of every op, chains of views, casts between all dtypes, sizes beyond any memory.
 //!
-//! A call is an error that names the number, or its result is right. Nothing panics or aborts, and memory stays within the limit of
-//! the device. `PERILUNE_FUZZ_COUNT=100000` makes that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the seventh.
+//! A call is an error that names the number, or its result is correct. Nothing panics or aborts, and memory stays within the
+//! limit of the device. `PERILUNE_FUZZ_COUNT=100000` runs that many calls in each sweep, `PERILUNE_FUZZ_SEED=7` only the
+//! seventh.
 #![allow(clippy::unwrap_used)]
 
+mod casts;
 #[path = "../../../runtime/core/tests/registry/eval.rs"]
 mod eval;
+mod indices;
+mod long;
+mod memory;
 mod ops;
 mod views;
 
 use perilune_cpu::Cpu;
 use perilune_engine::Engine;
+use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_tests::harness;
 use perilune_tests::rng::Pcg;
+use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
-/// Bytes that buffers and the arena may take together.
+/// The limit of buffers and the arena together in bytes.
 const LIMIT: usize = 64 << 20;
 
-/// Integers around which arithmetic in 32 and 64 bits changes.
+/// Integers at which 32-bit and 64-bit arithmetic changes behaviour.
 const EXTREMES: &[i64] = &[
     0,
     1,
@@ -46,7 +53,7 @@ const EXTREMES: &[i64] = &[
     i64::MIN + 1,
 ];
 
-/// An extreme integer, or one near `n`.
+/// Picks an extreme integer, or one near `n`.
 fn extreme(rng: &mut Pcg, n: i64) -> i64 {
     match rng.below(4) {
         0 => n.wrapping_add(rng.range(-1, 2)),
@@ -54,7 +61,7 @@ fn extreme(rng: &mut Pcg, n: i64) -> i64 {
     }
 }
 
-/// An engine whose memory is limited, or one on the device that `PERILUNE_DEVICE` names.
+/// Creates an engine with limited memory, or one on the device named by `PERILUNE_DEVICE`.
 fn engine() -> Engine {
     if harness::on_gpu() {
         return harness::engine(1);
@@ -62,6 +69,21 @@ fn engine() -> Engine {
     let mut e = Engine::new(Arc::new(Cpu::limited(Some(1), Some(LIMIT))));
     e.switches.fusion = true;
     e
+}
+
+/// Runs a recipe text on a device without a limit of its own; what it printed.
+fn script(text: &str) -> Result<String, Failed> {
+    let printed: Rc<RefCell<String>> = Rc::default();
+    let sink = printed.clone();
+    let runtime = Runtime::new(RuntimeOptions {
+        backend: harness::device(2),
+        params: Vec::new(),
+        strict: true,
+        print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
+    })?;
+    runtime.load_text(text, "@extreme.lua")?;
+    let out = printed.borrow().clone();
+    Ok(out)
 }
 
 /// The seeds of a sweep.
@@ -73,7 +95,7 @@ fn seeds(count: u64) -> std::ops::Range<u64> {
     }
 }
 
-/// Runs `f`; a panic is an error that says so.
+/// Runs `f` and converts a panic to an error.
 fn caught<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().cloned();
@@ -82,7 +104,7 @@ fn caught<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
     })
 }
 
-/// Fails with the first of many findings, each once.
+/// Fails with the first findings, without duplicates.
 fn report(mut found: Vec<String>) {
     let all = found.len();
     found.sort();

@@ -3,8 +3,11 @@
 use crate::{caught, engine, eval, extreme, report, seeds};
 use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{self, Args, Class, Op, Param, Ty, Value, create, parse_signature};
-use perilune_core::{DType, HostTensor, Kind, Shape};
+use perilune_core::{DType, HostTensor, Kind, Shape, grad};
+use perilune_cuda::launch::Props;
+use perilune_cuda::{OfflineTarget, offline_target};
 use perilune_engine::Engine;
+use perilune_plan::{Options, Request, Tracer, pipeline};
 use perilune_tests::case::{self, Arg, Case, Variant};
 use perilune_tests::harness::{self, Layout};
 use perilune_tests::reference;
@@ -12,13 +15,13 @@ use perilune_tests::rng::Pcg;
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-/// Bytes and operations up to which a call is run.
+/// The maximum bytes and operations of a call that is run.
 const WORTH: usize = 20_000_000;
 
-/// What a call gave.
+/// The outcome of a call.
 enum Outcome {
     Refused(String),
-    /// The memory that it needs is more than the device has, or its work more than a test has time for.
+    /// It needs more memory than the device has, or too much time for a test.
     TooLarge,
     Values(Vec<HostTensor>),
 }
@@ -27,13 +30,13 @@ fn numeric(p: &Param) -> bool {
     matches!(p.ty, Ty::Int | Ty::Ints | Ty::IntsOr(_) | Ty::Float | Ty::Number)
 }
 
-/// Ops with a number among their arguments.
+/// Returns the ops with a number among their arguments.
 fn candidates() -> Vec<(&'static Op, Vec<Param>)> {
     let with = |op: &'static Op| Some((op, parse_signature(op.sig).ok().filter(|p| p.iter().any(numeric))?));
     ops::all().iter().filter(|op| !op.sig.is_empty()).filter_map(|op| with(op)).collect()
 }
 
-/// Replaces one numeric argument, or each with some chance; the integers put in, and whether something else changed.
+/// Replaces one numeric argument, or each with some probability. Returns the inserted integers, and whether something else changed.
 fn mutate(rng: &mut Pcg, case: &mut Case, params: &[Param]) -> (Vec<i64>, bool) {
     let sizes: Vec<i64> = case.tensors().flat_map(|t| t.dims.iter().map(|d| *d as i64)).collect();
     let slots: Vec<usize> = (0..params.len()).filter(|k| numeric(&params[*k])).collect();
@@ -92,7 +95,7 @@ fn float(rng: &mut Pcg) -> f64 {
 
 fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     e.recorder.seed(7);
-    let (args, _) = harness::args(e, case, Layout::Contiguous);
+    let (args, leaves) = harness::args(e, case, Layout::Contiguous);
     let from = e.recorder.graph.len();
     let out = match e.call(case.op, &args) {
         Ok(out) => out,
@@ -101,7 +104,7 @@ fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     for id in &out {
         e.recorder.graph.shape(*id).check("").map_err(|e| format!("a result is too large: {e}"))?;
     }
-    // What was uploaded counts as known.
+    // Uploaded values count as known.
     let cost = match e.cost_since(NodeId(from as u32), &out) {
         Ok((_, cost)) => cost,
         Err(f) => return Ok(Outcome::Refused(f.error.to_string())),
@@ -121,14 +124,38 @@ fn run(e: &mut Engine, case: &Case) -> Result<Outcome, String> {
     for id in &out {
         values.push(e.read_node(*id).map_err(|f| f.error.to_string())?);
     }
+    differentiate(e, &leaves, out[0])?;
     Ok(Outcome::Values(values))
 }
 
-/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
-fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
-    if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
-        return None;
+/// Records and runs the backward pass of a result, where there is one: it computes with the same numbers.
+fn differentiate(e: &mut Engine, leaves: &[NodeId], y: NodeId) -> Result<(), String> {
+    let g = &mut e.recorder.graph;
+    let leaves: Vec<NodeId> = leaves.iter().copied().filter(|x| g.dtype(*x).is_float()).collect();
+    if leaves.is_empty() || !g.dtype(y).is_float() {
+        return Ok(());
     }
+    let from = NodeId(g.len() as u32);
+    let total = g.sum_all(y).map_err(|e| e.to_string())?;
+    let one = g.constant(1.0, g.dtype(total));
+    let found = match grad::grad(g, total, one, &leaves, false) {
+        Ok(found) => found,
+        Err(e) if e.kind == Kind::Gradient => return Ok(()),
+        Err(e) => return Err(format!("backward: {e}")),
+    };
+    let found: Vec<NodeId> = found.into_iter().flatten().collect();
+    let (_, cost) = e.cost_since(from, &found).map_err(|f| format!("backward: {}", f.error))?;
+    if cost.read.saturating_add(cost.written).saturating_add(cost.flops) > WORTH {
+        return Ok(());
+    }
+    match e.evaluate(&found) {
+        Err(f) if f.error.kind != Kind::Memory => Err(format!("backward: {}", f.error)),
+        _ => Ok(()),
+    }
+}
+
+/// The call alone, recorded over leaves; its results, and what the leaves hold.
+fn recorded(case: &Case) -> Option<(Graph, Vec<NodeId>, HashMap<NodeId, Vec<f64>>)> {
     let mut g = Graph::new();
     let mut leaves = HashMap::new();
     let mut leaf = |g: &mut Graph, d: &case::Data| {
@@ -145,13 +172,37 @@ fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
         });
     }
     let out = ops::call(&mut g, case.op, &Args::new(case.op, values)).ok()?;
+    Some((g, out.to_vec(), leaves))
+}
+
+/// Plans an accepted call for a GPU and writes the texts and arguments of its launches, however large they are. Errors are fine.
+fn launch_on_paper(case: &Case) {
+    if matches!(case.op.class, Class::Host(_)) {
+        return;
+    }
+    let Some((g, out, leaves)) = recorded(case) else { return };
+    let (target, props) = (OfflineTarget::default(), Props::H200);
+    let (mut tracer, request) = (Tracer::default(), Request { roots: out, ..Request::default() });
+    tracer.run(&g, &request, |id| leaves.contains_key(&id).then_some(u64::from(id.0)));
+    let Ok(program) = pipeline::plan(&g, &tracer, &request, Options::default(), &target) else { return };
+    for k in 0..program.kernels.len() {
+        offline_target::work(&program, k, &props).map(drop).unwrap_or_default();
+    }
+}
+
+/// The results by the interpreter of primitives, where it can say: i64 beyond 2^53 and random numbers it cannot.
+fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
+    if case::is_random(case.op) || matches!(case.op.class, Class::Host(_)) {
+        return None;
+    }
+    let (mut g, out, leaves) = recorded(case)?;
     let lowered = eval::lower(&mut g, &out, &mut HashMap::new());
     let large = |n: &perilune_core::graph::Node| {
         let number = if n.op == &create::SCALAR { n.payload as i64 } else { *n.attrs.first().unwrap_or(&0) };
         let exact = !n.dtype.is_float() && (n.op == &create::SCALAR || n.op == &create::CONSTANT);
         exact && number.unsigned_abs() > 1 << 53 || n.dtype.is_int() && n.dtype != DType::I64
     };
-    // The interpreter stores what a region of kernels never does.
+    // The interpreter stores intermediate values that a region keeps in registers.
     let elements: usize = g.nodes().iter().map(|n| n.shape.numel()).fold(0, usize::saturating_add);
     if elements > WORTH / 8 || g.nodes().iter().any(large) {
         return None;
@@ -159,18 +210,21 @@ fn wanted(case: &Case) -> Option<Vec<Vec<f64>>> {
     Some(eval::eval(&g, &leaves, &lowered))
 }
 
-/// Whether the interpreter's f64 hold these numbers if they are integers.
+/// Returns whether the interpreter's f64 represent these numbers exactly if they are integers.
 fn exact(values: &[f64]) -> bool {
     values.iter().all(|v| v.abs() < (1u64 << 53) as f64 || v.fract() != 0.0 || !v.is_finite())
 }
 
-/// What is wrong with a call, if anything; whether its values were compared.
+/// Returns the fault of a call, if any, and whether its values were compared.
 fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<bool, String> {
     let got = match run(e, case)? {
-        Outcome::TooLarge => return Ok(false),
+        Outcome::TooLarge => {
+            launch_on_paper(case);
+            return Ok(false);
+        }
         Outcome::Refused(text) => {
             let named = put.iter().any(|v| text.contains(&v.to_string()));
-            // One huge integer alone is what is wrong; of several, or a list of another length, it is open. With a tensor of
+            // A single huge integer is the fault; with several, or a list of another length, it is undetermined. With a tensor of
             // probabilities, `bernoulli` takes no shape at all.
             let alone = put.len() == 1 && !more && put[0].unsigned_abs() >= 1 << 31 && case.op.name != "bernoulli";
             let clear = named || !alone || text.contains("has more than 2^48 elements");
@@ -178,6 +232,7 @@ fn fault(e: &mut Engine, case: &Case, (put, more): &(Vec<i64>, bool)) -> Result<
         }
         Outcome::Values(got) => got,
     };
+    launch_on_paper(case);
     let Some(want) = caught(|| Ok(wanted(case))).ok().flatten() else { return Ok(false) };
     for (g, w) in got.iter().zip(&want).filter(|(_, w)| exact(w)) {
         let w = HostTensor::from_f64(g.dtype, g.shape, w);

@@ -1,7 +1,7 @@
-//! Chains views and copies with extreme numbers, beside index arithmetic in 128 bits.
+//! Compares chains of views and copies with extreme numbers to a reference with 128-bit index arithmetic.
 //!
-//! The reference stores which element of the input each element of a tensor shows, or that it is a constant. Its rules are those of
-//! the ops' docs, written anew: a call is valid or not, and a valid one has this shape and these elements.
+//! The reference stores for each element the input element that it shows, or that it is a constant. Its rules are those of
+//! the ops' docs, implemented independently: whether a call is valid, and the shape and elements of its result.
 
 use crate::{caught, engine, extreme, report, seeds};
 use perilune_core::graph::NodeId;
@@ -12,17 +12,17 @@ use perilune_engine::Engine;
 use perilune_tests::harness::{self, int, ints, t};
 use perilune_tests::rng::Pcg;
 
-/// Elements up to which a chain goes on.
+/// The number of elements up to which a chain continues.
 const SMALL: i128 = 4096;
 
-/// A tensor: its dims, and for each element the value of the input that it shows.
+/// A tensor: its dims, and for each element the input element that it shows.
 #[derive(Clone, Debug)]
 struct Tensor {
     dims: Vec<i128>,
     values: Vec<i64>,
 }
 
-/// What a call should give: an error, a tensor that is too large to look at, or this one.
+/// The expected outcome of a call: an error, a tensor that is too large to compare, or this one.
 enum Want {
     Refused,
     Large(Vec<i128>),
@@ -34,7 +34,7 @@ impl Tensor {
         self.dims.len() as i64
     }
 
-    /// The tensor of dims `dims` whose element at `i` is that of this one at `from(i)`, or 0.
+    /// Returns the tensor of dims `dims` whose element at `i` is that of this one at `from(i)`, or 0.
     fn gather(&self, dims: Vec<i128>, from: impl Fn(&[i128]) -> Option<Vec<i128>>) -> Want {
         if dims.len() > MAX_RANK || dims.iter().any(|d| *d < 0) {
             return Want::Refused;
@@ -68,7 +68,7 @@ impl Tensor {
         Want::Small(Tensor { dims, values })
     }
 
-    /// The same elements in order under other dims.
+    /// Returns the same elements in order with other dims.
     fn reshaped(&self, dims: Vec<i128>) -> Want {
         let flat = Tensor { dims: vec![self.values.len() as i128], values: self.values.clone() };
         let of = dims.clone();
@@ -78,7 +78,7 @@ impl Tensor {
         flat.gather(dims, move |i| Some(vec![i.iter().zip(&of).fold(0, |o, (k, d)| o * d + k)]))
     }
 
-    /// This tensor with dim `at` of size `n`, element `i` of it being element `from(i)`.
+    /// Returns this tensor with dim `at` of size `n`, whose element `i` is element `from(i)`.
     fn along(&self, at: usize, n: i128, from: impl Fn(i128) -> Option<i128>) -> Want {
         let mut dims = self.dims.clone();
         dims[at] = n;
@@ -95,11 +95,11 @@ impl Tensor {
     }
 }
 
-/// A random call: its name, its arguments behind the tensor, and what it should give.
+/// Makes a random call: its name, its arguments after the tensor, and the expected outcome.
 fn step(rng: &mut Pcg, x: &Tensor) -> (&'static str, Vec<Value>, Want) {
     let wide = i128::from;
     let rank = x.rank();
-    // Mostly a dim that there is.
+    // Mostly a valid dim.
     let dim = if rank > 0 && !rng.one_in(8) { rng.range(-rank, rank) } else { extreme(rng, rank) };
     let at = x.axis(dim);
     let n = at.map_or(1, |at| x.dims[at]);
@@ -111,7 +111,7 @@ fn step(rng: &mut Pcg, x: &Tensor) -> (&'static str, Vec<Value>, Want) {
     let (a, b, c) = (near(rng), near(rng), near(rng));
     let (wa, wb, wc) = (wide(a), wide(b), wide(c));
     let refuse = |at: Option<usize>, f: &dyn Fn(usize) -> Want| at.map_or(Want::Refused, f);
-    // Ends of a range as NumPy takes them.
+    // Clamp the ends of a range as NumPy does.
     let cut = |v: i128| if v < 0 { v + n } else { v }.clamp(0, n);
     match rng.below(12) {
         0 => {
@@ -155,7 +155,7 @@ fn step(rng: &mut Pcg, x: &Tensor) -> (&'static str, Vec<Value>, Want) {
                 let place = move |i: i128| Some(i - lo).filter(|j| (0..n).contains(j));
                 want = if inside { y.along(at, n + lo + hi, place) } else { Want::Refused };
             }
-            // What is padded further is not known here.
+            // The result of further padding is unknown here.
             let open = matches!(want, Want::Large(_)) && pads.len() > 2;
             if open {
                 want = Want::Large(Vec::new());
@@ -186,7 +186,7 @@ fn step(rng: &mut Pcg, x: &Tensor) -> (&'static str, Vec<Value>, Want) {
             ("permute", vec![ints(&axes)], want)
         }
         6 => {
-            // New leading dims, dims of 1 grown, -1 for those that stay.
+            // New leading dims, expanded dims of 1, -1 for unchanged dims.
             let lead = rng.below(2);
             let mut shape: Vec<i64> = (0..lead).map(|_| near(rng)).collect();
             for d in &x.dims {
@@ -273,7 +273,7 @@ fn step(rng: &mut Pcg, x: &Tensor) -> (&'static str, Vec<Value>, Want) {
     }
 }
 
-/// Runs a chain; what is wrong with it, if anything, and how many of its calls were accepted.
+/// Runs a chain. Returns its fault, if any, and the number of accepted calls.
 fn chain(e: &mut Engine, seed: u64) -> Result<usize, String> {
     let rng = &mut Pcg::new(seed ^ 0x71e3);
     let dims: Vec<usize> = (0..rng.below(5)).map(|_| *rng.pick(&[1, 2, 3, 4, 1, 5, 0])).collect();

@@ -2,7 +2,7 @@
 
 use super::{Class, Grad, Op, one};
 use crate::error::Result;
-use crate::graph::{Graph, Meta, NodeId};
+use crate::graph::{Graph, Meta, NodeId, Number};
 use crate::{DType, Shape};
 use smallvec::smallvec;
 
@@ -24,7 +24,9 @@ pub static TO: Op = Op {
     name: "to",
     sig: "x: tensor, dtype: dtype",
     doc: "x (...) -> (...) with elements of `dtype`.\n\
-          Floats round to nearest even; floats to integers truncate toward zero; anything to bool is \"not zero\".",
+          Floats round to nearest even. Floats to integers truncate toward zero; beyond the limits of `dtype` they become the\n\
+          nearer limit (3e9 as i32 is 2147483647, -1.0 as u8 is 0), and NaN becomes 0. Integers to narrower ones keep the low\n\
+          bits (300 as u8 is 44). Anything to bool is \"not zero\", NaN included. All devices give the same bits.",
     call: Some(|g, a| {
         let dtype = a.dtype(1).unwrap_or(DType::F32);
         cast(g, a.tensor(0)?, dtype).map(one)
@@ -48,7 +50,11 @@ pub fn cast(g: &mut Graph, x: NodeId, dtype: DType) -> Result<NodeId> {
     }
     if node.op == &super::create::CONSTANT && node.shape == Shape::SCALAR && dtype != DType::Bool {
         let bits = node.attrs[0] as u64;
-        let value = if node.dtype.is_float() { f64::from_bits(bits) } else { bits as i64 as f64 };
+        if !node.dtype.is_float() {
+            let bits = Number::Int(bits as i64).bits(dtype) as i64;
+            return Ok(g.leaf(&super::create::CONSTANT, Shape::SCALAR, dtype, &[bits], 0));
+        }
+        let value = f64::from_bits(bits);
         if !node.dtype.is_half() && (dtype.is_float() || value.fract() == 0.0) {
             return Ok(g.constant(value, dtype));
         }

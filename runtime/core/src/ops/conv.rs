@@ -975,8 +975,10 @@ pub static INTERPOLATE: Op = Op {
             }
             (true, Some(s)) => return Err(Error::argument(op, format!("scale is {s}; it must be above 0"))),
             (false, Some(s)) => {
-                let message =
-                    format!("size {:?} and scale {s} are both given; one of them says the result's size", a.ints(1)?);
+                let message = format!(
+                    "size {} and scale {s} are both given; one of them says the result's size",
+                    Dims(a.ints(1)?)
+                );
                 return Err(Error::argument(op, message));
             }
             _ => return Err(Error::argument(op, "neither size nor scale is given").hint("x:interpolate { scale = 2 }")),

@@ -5,9 +5,11 @@
 
 use super::{Class, Generator, Grad, Op, Out, one};
 use crate::error::{Error, Result};
-use crate::graph::{Graph, Meta, NodeId, Number};
+use crate::graph::{Graph, Meta, Node, NodeId, Number};
+use crate::mesh::{Along, Axis, Mesh, Placement, Start};
 use crate::shape::{MAX_NUMEL, size};
 use crate::{DType, Shape};
+use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[
     &LEAF,
@@ -27,6 +29,7 @@ pub static OPS: &[&Op] = &[
     &ARANGE,
     &LINSPACE,
     &EYE,
+    &SHARD,
 ];
 
 /// An evaluated value held by the engine; `payload` is its identity.
@@ -39,6 +42,8 @@ pub static SCALAR: Op = Op { name: "scalar", class: Class::Generator(Generator::
 pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generator::Constant), ..Op::BASE };
 /// `0 … attrs[0] - 1` as i64.
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
+/// The part of its input, an index ramp or uniform numbers, that one device of a mesh makes. `attrs`: [`Start::attrs`].
+pub static SHARD: Op = Op { name: "shard", class: Class::Generator(Generator::Shard), ..Op::BASE };
 /// Output `attrs[0]` of the multi-output op that is its input.
 pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
 /// The buffer that holds several outputs of its input; created by the planner, never recorded.
@@ -59,6 +64,27 @@ pub static CUSTOM: Op = Op {
 
 pub fn iota(g: &mut Graph, n: usize) -> Result<NodeId> {
     Ok(g.leaf(&IOTA, Shape::new(&[n])?, DType::I64, &[n as i64], 0))
+}
+
+/// The part of `x`, an index ramp or uniform numbers, that each device of `mesh` makes: elements have the values that they have in
+/// the whole tensor. The program is the same for all devices; where a part begins is a run-time number. On one device it is `x`.
+/// In the last parts of an uneven dim, elements behind the tensor's end have other values of the same kind.
+pub fn shard(g: &mut Graph, x: NodeId, mesh: &Mesh, placement: &Placement) -> Result<NodeId> {
+    let (shape, dtype) = (g.shape(x), g.dtype(x));
+    if !matches!(g.generator(x), Some(Generator::Iota | Generator::Uniform)) {
+        let message = format!("{} is stored; only random numbers and index ramps are made in parts", g.node(x).op.name);
+        return Err(Error::argument("shard", message));
+    }
+    if Axis::ALL.into_iter().any(|a| mesh.size(a) > 1 && matches!(placement.along(a), Along::Partial(_))) {
+        return Err(Error::argument("shard", format!("{placement}: generated numbers are no partial results")));
+    }
+    let start = Start::new(mesh, placement, &shape)?;
+    if start.is_empty() {
+        return Ok(x);
+    }
+    let local = placement.local(mesh, &mesh.coordinates(0), &shape)?.shape;
+    let (detached, attrs) = (g.modes.no_grad, start.attrs().collect());
+    Ok(g.add(Node { op: &SHARD, dtype, detached, tf32: false, shape: local, inputs: smallvec![x], attrs, payload: 0 }))
 }
 
 /// Converts user-given dims to a shape.

@@ -8,6 +8,7 @@ use super::matmul::matmul;
 use super::{Op, movement, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
+use std::collections::HashMap;
 
 pub static EINSUM: Op = Op {
     name: "einsum",
@@ -99,8 +100,14 @@ fn name(l: char) -> String {
     if l.is_ascii() { format!("'{l}'") } else { "a dim of '...'".into() }
 }
 
+/// The beginning of a long text.
+fn clipped(text: &str) -> String {
+    const MOST: usize = 60;
+    if text.chars().count() <= MOST { text.to_string() } else { text.chars().take(MOST).chain(['…']).collect() }
+}
+
 fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
-    let bad = |why: String| Error::argument("einsum", format!("\"{equation}\": {why}"));
+    let bad = |why: String| Error::argument("einsum", format!("\"{}\": {why}", clipped(equation)));
     let text: String = equation.chars().filter(|c| !c.is_whitespace()).collect();
     let (left, right) = match text.split_once("->") {
         Some((l, r)) => (l, Some(r)),
@@ -115,7 +122,7 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
     for (t, &x) in texts.iter().zip(xs) {
         let (shape, letters) = (g.shape(x), t.replacen("...", "", 1).chars().count());
         if letters > shape.rank() || (letters < shape.rank() && !t.contains("...")) {
-            return Err(bad(format!("'{t}' names {letters} dims of shape {shape}")));
+            return Err(bad(format!("'{}' names {letters} dims of shape {shape}", clipped(t))));
         }
         dots.push(shape.rank() - letters);
     }
@@ -169,11 +176,13 @@ fn einsum(g: &mut Graph, equation: &str, xs: &[NodeId]) -> Result<NodeId> {
             t.drop(g, i)?;
         }
     }
-    let later: Vec<Vec<char>> = terms.iter().map(|t| t.letters.clone()).collect();
+    // The last operand that has each letter.
+    let last: HashMap<char, usize> =
+        terms.iter().enumerate().flat_map(|(k, t)| t.letters.iter().map(move |l| (*l, k))).collect();
     let mut terms = terms.into_iter();
     let Some(mut acc) = terms.next() else { return Err(bad("names no operand".into())) };
     for (k, next) in terms.enumerate() {
-        let needed = |l: &char| out.contains(l) || later[k + 2..].iter().any(|t| t.contains(l));
+        let needed = |l: &char| out.contains(l) || last.get(l).is_some_and(|last| *last > k + 1);
         let both: Vec<char> = acc.letters.iter().filter(|l| next.letters.contains(l)).copied().collect();
         let (batch, contract): (Vec<char>, Vec<char>) = both.iter().partition(|l| needed(l));
         let rows: Vec<char> = acc.letters.iter().filter(|l| !both.contains(l)).copied().collect();

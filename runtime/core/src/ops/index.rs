@@ -8,7 +8,7 @@ use super::loss::{CLASS_IDS, IGNORES_NONE, OF_CLASSES};
 use super::{Args, Class, Grad, IndexFault, Op, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
-use crate::{DType, HostTensor, Shape};
+use crate::{DType, HostTensor, Shape, host_memory};
 use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[
@@ -319,8 +319,10 @@ pub static EMBEDDING: Op = Op {
     ..Op::BASE
 };
 
-fn positions(x: &HostTensor) -> Vec<usize> {
-    (0..x.numel()).filter(|&i| x.get_f64(i) != 0.0).collect()
+/// Where x is not zero; an error unless there is memory for all coordinates of all elements.
+fn positions(op: &str, x: &HostTensor) -> Result<Vec<usize>> {
+    host_memory::check(op, x.numel().saturating_mul((1 + x.shape.rank()) * size_of::<i64>()))?;
+    Ok((0..x.numel()).filter(|&i| x.get_f64(i) != 0.0).collect())
 }
 
 pub static NONZERO: Op = Op {
@@ -331,7 +333,7 @@ pub static NONZERO: Op = Op {
     class: Class::Host(|xs, _| {
         let x = &xs[0];
         let strides = x.shape.strides();
-        let at = positions(x);
+        let at = positions("nonzero", x)?;
         let rank = x.shape.rank();
         let coords: Vec<i64> = at
             .iter()
@@ -355,7 +357,7 @@ pub static MASKED_SELECT: Op = Op {
             let message = format!("x {} and mask {} must have the same shape", x.shape, mask.shape);
             return Err(Error::shape("masked_select", message));
         }
-        let at: Vec<i64> = positions(mask).into_iter().map(|p| p as i64).collect();
+        let at: Vec<i64> = positions("masked_select", mask)?.into_iter().map(|p| p as i64).collect();
         Ok(vec![HostTensor::from_i64(Shape::of(&[at.len()]), &at)])
     }),
     // The host finds the positions; gathering the elements has a gradient.

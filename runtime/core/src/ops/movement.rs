@@ -72,10 +72,7 @@ pub fn reshape(g: &mut Graph, x: NodeId, shape: Shape) -> Result<NodeId> {
 
 /// Resolves dims with at most one -1 against `shape`.
 fn resolve(op: &str, shape: Shape, dims: &[i64]) -> Result<Shape> {
-    let bad = |why: String| {
-        let wanted: Vec<String> = dims.iter().map(i64::to_string).collect();
-        Err(Error::shape(op, format!("shape {shape} cannot become {{{}}}: {why}", wanted.join(", "))))
-    };
+    let bad = |why: String| Err(Error::shape(op, format!("shape {shape} cannot become {}: {why}", Dims(dims))));
     let mut known = 1u128;
     let mut free = None;
     for (i, &d) in dims.iter().enumerate() {
@@ -251,9 +248,7 @@ pub static PERMUTE: Op = Op {
         let mut sorted = axes.clone();
         sorted.sort_unstable();
         if sorted.iter().enumerate().any(|(i, &a)| i != a) || axes.len() != shape.rank() {
-            let given: Vec<String> = dims.iter().map(i64::to_string).collect();
-            let message =
-                format!("{{{}}} must name each of the {} dims of {shape} once", given.join(", "), shape.rank());
+            let message = format!("{} must name each of the {} dims of {shape} once", Dims(dims), shape.rank());
             return Err(Error::argument("permute", message));
         }
         permute(g, x, &axes).map(one)
@@ -852,8 +847,7 @@ pub static SPLIT: Op = Op {
                     Some(s) => format!("a piece of size {s} is asked for"),
                     None => {
                         let sum: i128 = list.iter().map(|&s| i128::from(s)).sum();
-                        let list: Vec<usize> = list.iter().map(|&s| s as usize).collect();
-                        format!("sizes {} add up to {sum}, but dim {at} has {n}", Dims(&list))
+                        format!("sizes {} add up to {sum}, but dim {at} has {n}", Dims(list))
                     }
                 };
                 let hint = "give one size of 1 or more for all pieces, or sizes that add up to the dim's";

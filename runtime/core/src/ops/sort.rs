@@ -5,7 +5,7 @@
 use super::{Args, Class, Op, Out, create, index, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Meta, NodeId};
-use crate::{DType, HostTensor, Shape};
+use crate::{DType, HostTensor, Shape, host_memory};
 use smallvec::smallvec;
 use std::cmp::Ordering;
 
@@ -78,6 +78,8 @@ fn order(x: &HostTensor, i: usize, j: usize) -> Ordering {
 }
 
 fn unique(x: &HostTensor, a: &Args) -> Result<Vec<HostTensor>> {
+    // An order, the inverse and the counts.
+    host_memory::check("unique", x.numel().saturating_mul(3 * size_of::<i64>()))?;
     let mut at: Vec<usize> = (0..x.numel()).collect();
     at.sort_by(|&i, &j| order(x, i, j));
     let size = x.dtype.size();

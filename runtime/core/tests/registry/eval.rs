@@ -249,6 +249,8 @@ fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeI
             let (seed, counter) = (g.node(n.inputs[0]).payload, g.node(n.inputs[1]).payload);
             (0..n.shape.numel()).map(|p| f64::from(uniform(seed, counter, p as u64))).collect()
         }
+        // Recorded for several devices only: `tests/mesh.rs`.
+        Class::Generator(Generator::Shard) => panic!("a part of a tensor"),
         Class::View(f) => match f(&Layout::contiguous(shape(0)), &n.attrs, &n.shape) {
             Some(l) => positions(&l).into_iter().map(|p| x(0)[p]).collect(),
             None => x(0).clone(),

@@ -25,7 +25,7 @@ use crate::worker_pool::SendPtr;
 use ::gemm::Parallelism;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
-use perilune_core::{DType, Layout, Shape};
+use perilune_core::{DType, Layout, Shape, host_memory};
 
 /// Minimum multiply-adds for more than one thread.
 const PARALLEL_OPS: usize = 1 << 21;
@@ -74,6 +74,7 @@ pub fn run(c: &Call) -> Result<()> {
     let r = out.rank();
     let (m, n, k) = (out.dims()[r - 2], out.dims()[r - 1], sa.dims()[r - 1]);
     let sizes = GemmShape { batch: out.dims()[..r - 2].iter().product(), m, n, k };
+    check_room(c, &[&a, &b])?;
     match c.out_dtype() {
         DType::F32 => {
             let (a, b) =
@@ -94,7 +95,21 @@ pub fn run(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Computes an f32 product and stores it through the layout of its output.
+/// An error unless there is memory for what a product keeps beside its output: 16-bit operands and their product in f32, or f32 that
+/// are stored through another layout afterwards.
+fn check_room(c: &Call, inputs: &[&Input]) -> Result<()> {
+    let out = c.out_shape().numel();
+    let elements = if c.out_dtype().is_half() {
+        inputs.iter().map(|x| x.layout.numel()).fold(out, usize::saturating_add)
+    } else if c.out_layout().is_dense() {
+        0
+    } else {
+        out
+    };
+    host_memory::check("cpu", elements.saturating_mul(size_of::<f32>()))
+}
+
+/// A product of f32, stored through the layout of its output.
 fn f32_to_layout(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatrix<f32>) {
     let (out, layout) = (c.output::<f32>(), c.out_layout());
     if layout.is_dense() {
@@ -118,6 +133,7 @@ pub fn linear(c: &Call) -> Result<()> {
     let (x, mut w, bias) = (c.input(0), c.input(1), c.input(2));
     let (m, n, k) = (x.shape().dims()[0], w.shape().dims()[0], x.shape().dims()[1]);
     w.layout = w.layout.permute(&[1, 0]);
+    check_room(c, &[&x, &w])?;
     let (sizes, bias) = (GemmShape { batch: 1, m, n, k }, widen(c, &bias));
     match c.out_dtype() {
         DType::BF16 => half_gemm(c, sizes, &x, &w, Some(&bias), c.output::<bf16>()),

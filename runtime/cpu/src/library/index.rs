@@ -12,27 +12,27 @@ use crate::worker_pool::SendPtr;
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::index::{INDEX_SELECT, OF_EMBEDDING};
 use perilune_core::ops::loss::{OF_CLASSES, cure_of_class};
-use perilune_core::{Layout, Shape};
+use perilune_core::{Layout, Shape, host_memory};
 use std::borrow::Cow;
 
-/// The elements of a view in its order; borrowed if they are contiguous in memory, otherwise copied.
-pub fn dense<'a, T: Pod>(x: &Input<'a>) -> Cow<'a, [T]> {
+/// The elements of a view in its order; borrowed if they are contiguous in memory, else copied.
+pub fn dense<'a, T: Pod>(x: &Input<'a>) -> Result<Cow<'a, [T]>> {
     let (all, n) = (x.elements::<T>(), x.layout.numel());
     if n == 0 {
-        return Cow::Borrowed(&[]);
+        return Ok(Cow::Borrowed(&[]));
     }
     if x.layout.is_dense() {
         let lo = x.layout.offset as usize;
-        return Cow::Borrowed(&all[lo..lo + n]);
+        return Ok(Cow::Borrowed(&all[lo..lo + n]));
     }
-    let mut out = vec![T::default(); n];
+    let mut out = host_memory::filled("cpu", n)?;
     copy(all, &x.layout.collapse(), 0, &mut out);
-    Cow::Owned(out)
+    Ok(Cow::Owned(out))
 }
 
 /// Input 1 as checked indices into `n` elements.
 fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
-    let index = dense::<i64>(&c.input(1));
+    let index = dense::<i64>(&c.input(1))?;
     match index.iter().find(|i| **i < 0 || **i >= n as i64) {
         None => Ok(index),
         Some(i) if c.name() == INDEX_SELECT.name && c.flag(1) == Some(OF_EMBEDDING) => {
@@ -54,17 +54,32 @@ fn indices<'a>(c: &Call<'a>, n: usize) -> Result<Cow<'a, [i64]>> {
     }
 }
 
-/// Copies class ids, after checking that each names a class.
+/// Checks the indices of gather, scatter, scatter_add, index_select and index_add.
+pub fn check(c: &Call) -> Result<()> {
+    indices(c, c.input(0).shape().dims()[c.axis()]).map(drop)
+}
+
+/// Checks that each class id names a class.
+pub fn check_class_ids(c: &Call) -> Result<()> {
+    checked_class_ids(c).map(drop)
+}
+
+/// Copies class ids, after checking them.
 pub fn class_ids(c: &Call) -> Result<()> {
+    let ids = checked_class_ids(c)?;
+    c.output::<i64>().copy_from_slice(&ids);
+    Ok(())
+}
+
+fn checked_class_ids<'a>(c: &Call<'a>) -> Result<Cow<'a, [i64]>> {
     let (n, ignored) = (c.attr(0), c.attr(2));
-    let ids = dense::<i64>(&c.input(0));
+    let ids = dense::<i64>(&c.input(0))?;
     if let Some(at) = ids.iter().position(|&id| (id < 0 || id >= n) && id != ignored) {
         let message = format!("target {at} is class {}, but there are {n} classes", ids[at]);
         let of = OF_CLASSES[c.attr(1) as usize];
         return Err(Error::argument(of, message).hint(cure_of_class(n, ignored)));
     }
-    c.output::<i64>().copy_from_slice(&ids);
-    Ok(())
+    Ok(ids)
 }
 
 /// A layout over the shape of the index with stride 0 along the axis: the positions that index 0 addresses.
@@ -136,7 +151,7 @@ pub fn scatter(c: &Call) -> Result<()> {
 fn scatter_of<T: Pod>(c: &Call) -> Result<()> {
     let x = c.input(0);
     let index = indices(c, x.shape().dims()[c.axis()])?;
-    let (src, out) = (dense::<T>(&c.input(2)), c.output::<T>());
+    let (src, out) = (dense::<T>(&c.input(2))?, c.output::<T>());
     copy_all(c, &x, out);
     each_write(c, &index, out, |o, k| *o = src[k]);
     Ok(())
@@ -149,24 +164,26 @@ pub fn scatter_add(c: &Call) -> Result<()> {
 fn scatter_add_of<T: Element>(c: &Call) -> Result<()> {
     let x = c.input(0);
     let index = indices(c, x.shape().dims()[c.axis()])?;
-    let src = dense::<T>(&c.input(2));
-    accumulate::<T>(c, |sums| each_write(c, &index, sums, |o, k| *o = o.add(src[k].to_acc())));
-    Ok(())
+    let src = dense::<T>(&c.input(2))?;
+    accumulate::<T>(c, |sums| each_write(c, &index, sums, |o, k| *o = o.add(src[k].to_acc())))
 }
 
-/// Converts x to the accumulator type, applies `add`, then stores; 16-bit floats are rounded once.
-fn accumulate<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) {
+/// Converts x to the accumulator type, applies `add`, then stores: 16-bit floats are rounded once.
+fn accumulate<T: Element>(c: &Call, add: impl FnOnce(&mut [T::Acc])) -> Result<()> {
     let (x, out) = (c.input(0), c.output::<T>());
     copy_all(c, &x, out);
     if size_of::<T>() == size_of::<T::Acc>() {
-        // SAFETY: the sizes are equal, so `T` and its accumulator are the same type (`Element`).
-        return add(unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T::Acc>(), out.len()) });
+        // SAFETY: of one size, `T` and its accumulator are the same type (`Element`).
+        add(unsafe { std::slice::from_raw_parts_mut(out.as_mut_ptr().cast::<T::Acc>(), out.len()) });
+        return Ok(());
     }
-    let mut sums: Vec<T::Acc> = out.iter().map(|v| v.to_acc()).collect();
+    let mut sums: Vec<T::Acc> = host_memory::reserve("cpu", out.len())?;
+    sums.extend(out.iter().map(|v| v.to_acc()));
     add(&mut sums);
     for (o, &s) in out.iter_mut().zip(&sums) {
         *o = T::from_acc(s);
     }
+    Ok(())
 }
 
 pub fn index_select(c: &Call) -> Result<()> {
@@ -210,8 +227,7 @@ fn index_add_of<T: Element>(c: &Call) -> Result<()> {
     let src = c.input(2);
     let (outer, n, inner) = split_at_axis(&c.out_shape(), axis);
     if index.is_empty() {
-        accumulate::<T>(c, |_| {});
-        return Ok(());
+        return accumulate::<T>(c, |_| {});
     }
     let from = src.elements::<T>();
     let pieces = inner.div_ceil(WIDTH);
@@ -245,6 +261,5 @@ fn index_add_of<T: Element>(c: &Call) -> Result<()> {
                 }
             }
         });
-    });
-    Ok(())
+    })
 }

@@ -83,6 +83,18 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];
 
+/// The ops that check indices when they run: which operand holds them, and the check alone.
+static INDEX_CHECKS: &[(&Op, usize, Run)] = &[
+    (&grouped::GROUPED_MATMUL, 2, gemm::grouped::check),
+    (&grouped::GROUPED_SUMS, 2, gemm::grouped::check),
+    (&ops::index::GATHER, 1, index::check),
+    (&ops::index::SCATTER, 1, index::check),
+    (&ops::index::SCATTER_ADD, 1, index::check),
+    (&ops::index::INDEX_SELECT, 1, index::check),
+    (&ops::index::INDEX_ADD, 1, index::check),
+    (&ops::loss::CLASS_IDS, 0, index::check_class_ids),
+];
+
 impl Routine {
     pub fn compile(program: &Program, l: &Library, isa: Isa) -> Result<Routine> {
         let outputs: Vec<_> = l
@@ -145,7 +157,42 @@ impl Routine {
         self.work
     }
 
-    /// See `crate::fingerprint`. The op's name identifies the routine and is not written.
+    /// The operand that holds indices, if the op checks any: a value, or `None` for a constant.
+    pub fn index_operand(&self) -> Option<Option<u32>> {
+        let (_, operand, _) = INDEX_CHECKS.iter().find(|c| c.0.name == self.name)?;
+        Some(self.inputs.get(*operand)?.value.ok())
+    }
+
+    /// Checks the indices of the call without running it.
+    pub fn check_indices(&self, context: &Context) -> std::result::Result<(), Failure> {
+        let Some((_, _, check)) = INDEX_CHECKS.iter().find(|c| c.0.name == self.name) else { return Ok(()) };
+        check(&Call { routine: self, context }).map_err(|error| Failure { origin: self.origin, error })
+    }
+
+    /// An upper bound of the bytes that the call allocates besides its values.
+    pub fn temporary_bytes(&self) -> usize {
+        let Some(out) = self.outputs.first() else { return 0 };
+        let numel = |slot: &InputSlot| slot.layout.numel();
+        let bytes = |slot: &InputSlot| numel(slot).saturating_mul(slot.dtype.size());
+        let products = [matmul::MATMUL.name, matmul::LINEAR.name];
+        let elements = match (products.contains(&self.name), out.2.is_half()) {
+            // 16-bit operands and their product are widened (`gemm`).
+            (true, true) => self.inputs.iter().map(numel).fold(out.1.numel(), usize::saturating_add),
+            (true, false) if !self.out_layout.is_dense() => out.1.numel(),
+            // Sums of 16-bit floats are kept in f32 (`index::accumulate`).
+            (false, true) if self.index_operand().is_some() => out.1.numel(),
+            _ => 0,
+        };
+        let copied = match self.index_operand() {
+            Some(_) => {
+                self.inputs.iter().skip(1).filter(|s| !s.layout.is_dense()).map(bytes).fold(0, usize::saturating_add)
+            }
+            None => 0,
+        };
+        elements.saturating_mul(size_of::<f32>()).saturating_add(copied)
+    }
+
+    /// See `crate::fingerprint`. The routine itself is known by the op's name, which is not written.
     pub fn fingerprint(&self, w: &mut Words) {
         w.put(self.attrs.len());
         w.list.extend(self.attrs.iter().map(|a| *a as u64));

@@ -107,8 +107,7 @@ pub fn strided_pad(c: &Call) -> Result<()> {
 fn strided_pad_of<T: Pod>(c: &Call) -> Result<()> {
     let (lo, step) = (c.attr(1) as usize, c.attr(2) as usize);
     let fill = f64::from_bits(c.attr(4) as u64);
-    // Integers and bools store the number itself.
-    let bits = if c.out_dtype().is_float() { fill.to_bits() } else { fill as i64 as u64 };
+    let bits = perilune_core::Number::Float(fill).bits(c.out_dtype());
     let bytes = super::constant(c.out_dtype(), bits);
     let fill = super::first::<T>(&bytes);
     let (x, out) = (c.input(0), c.output::<T>());

@@ -209,28 +209,29 @@ impl Load {
                         },
                     }
                 }
-                Source::Uniform { seed, counter } => {
+                Source::Uniform { seed, counter, start: from } => {
                     let (seed, counter) = (context.slots[seed as usize], context.slots[counter as usize]);
-                    let out = out.cast::<f32>();
+                    let (out, from) = (out.cast::<f32>(), context.start(from));
                     walk(&self.layout, start, len, |position, stride, count, done| {
                         if stride == 1 {
-                            let stream = Stream { seed, counter, first: position as u64 };
+                            let stream = Stream { seed, counter, first: from + position as u64 };
                             let arg = Arg { ptr: (&raw const stream).cast(), step: 0 };
                             (self.uniform)(out.add(done).cast(), &arg, 1, count);
                         } else {
                             for i in 0..count {
-                                let element = (position + i as isize * stride) as u64;
+                                let element = from + (position + i as isize * stride) as u64;
                                 *out.add(done + i) = philox::uniform(seed, counter, element);
                             }
                         }
                     });
                 }
                 // Constants and slots are never gathered.
-                Source::Iota | Source::Constant(_) | Source::Slot(_) => {
-                    let out = out.cast::<i64>();
+                Source::Constant(_) | Source::Slot(_) => {}
+                Source::Iota { start: from } => {
+                    let (out, from) = (out.cast::<i64>(), context.start(from) as i64);
                     walk(&self.layout, start, len, |position, stride, count, done| {
                         for i in 0..count {
-                            *out.add(done + i) = (position + i as isize * stride) as i64;
+                            *out.add(done + i) = from + (position + i as isize * stride) as i64;
                         }
                     });
                 }
@@ -266,10 +267,10 @@ impl Constant {
         match self.source {
             Source::Slot(s) => number(self.dtype, context.slots[s as usize]),
             Source::Constant(bits) => number(self.dtype, bits),
-            Source::Iota => self.at as u64,
-            Source::Uniform { seed, counter } => {
+            Source::Iota { start } => context.start(start) + self.at as u64,
+            Source::Uniform { seed, counter, start } => {
                 let (seed, counter) = (context.slots[seed as usize], context.slots[counter as usize]);
-                philox::uniform(seed, counter, self.at as u64).to_bits() as u64
+                philox::uniform(seed, counter, context.start(start) + self.at as u64).to_bits() as u64
             }
             Source::Value(v) => {
                 let base = context.values[v.0 as usize].0.cast_const();

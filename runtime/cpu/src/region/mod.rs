@@ -60,6 +60,13 @@ pub struct Context<'a> {
     pub pool: &'a WorkerPool,
 }
 
+impl Context<'_> {
+    /// Where a part of a generated tensor begins: the number in that slot, 0 for a whole tensor.
+    pub fn start(&self, slot: Option<u32>) -> u64 {
+        slot.map_or(0, |slot| self.slots[slot as usize])
+    }
+}
+
 /// An iteration space: `batch * rows` rows of `cols` elements.
 #[derive(Clone, Copy, Debug)]
 struct IterSpace {

@@ -11,7 +11,7 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_core::{DType, HostTensor, Interrupt, Layout, Shape, philox};
 use perilune_cpu::Cpu;
 use perilune_plan::ir::*;
-use perilune_plan::{Backend, RunContext};
+use perilune_plan::{Backend, BufferDesc, RunContext};
 use reference::{column_of, eval, row};
 use std::sync::Arc;
 
@@ -159,8 +159,9 @@ impl Build {
             values: self.values.clone(),
             kernels,
             inputs: self.inputs.iter().map(|t| (t.shape, t.dtype)).collect(),
-            outputs: self.outputs.iter().map(|(s, d)| s.numel() * d.size()).collect(),
+            outputs: self.outputs.iter().map(|(s, d)| BufferDesc::new(*s, *d)).collect(),
             slots: self.slots.iter().map(|s| s.0).collect(),
+            starts: Vec::new(),
             results: (0..self.outputs.len() as u32).map(Root::Output).collect(),
             arena_bytes: 0,
             live_bytes: 0,
@@ -170,18 +171,19 @@ impl Build {
     /// Runs the program on a device; returns outputs, then written inputs.
     pub fn run(&self, cpu: &Cpu, kernels: Vec<Kernel>) -> Result<Vec<HostTensor>, perilune_plan::Failure> {
         let program = cpu.compile(self.program(kernels)).expect("compiles");
-        let inputs: Vec<_> = self.inputs.iter().map(|t| cpu.upload(&t.bytes).expect("memory")).collect();
+        let upload = |t: &HostTensor| cpu.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).expect("memory");
+        let inputs: Vec<_> = self.inputs.iter().map(upload).collect();
         let outputs: Vec<_> =
-            self.outputs.iter().map(|(s, d)| cpu.alloc(s.numel() * d.size()).expect("memory")).collect();
+            self.outputs.iter().map(|(s, d)| cpu.alloc(&BufferDesc::new(*s, *d)).expect("memory")).collect();
         let slots: Vec<u64> = self.slots.iter().map(|s| s.1).collect();
         program.run(&inputs, &slots, &outputs, RunContext::new(&Interrupt::default()))?;
         let mut out = Vec::new();
         for (b, (s, d)) in outputs.iter().zip(&self.outputs) {
-            out.push(HostTensor::new(*d, *s, cpu.download(b, s.numel() * d.size()).expect("bytes")));
+            out.push(HostTensor::new(*d, *s, cpu.download(b).expect("bytes")));
         }
         for &k in &self.written {
             let t = &self.inputs[k];
-            out.push(HostTensor::new(t.dtype, t.shape, cpu.download(&inputs[k], t.bytes.len()).expect("bytes")));
+            out.push(HostTensor::new(t.dtype, t.shape, cpu.download(&inputs[k]).expect("bytes")));
         }
         Ok(out)
     }
@@ -253,10 +255,11 @@ impl Build {
             }
             Source::Constant(bits) => number(dtype, bits),
             Source::Slot(s) => number(dtype, self.slots[s as usize].1),
-            Source::Iota => p as u64,
-            Source::Uniform { seed, counter } => {
+            Source::Iota { start } => p as u64 + start.map_or(0, |s| self.slots[s as usize].1),
+            Source::Uniform { seed, counter, start } => {
                 let (seed, counter) = (self.slots[seed as usize].1, self.slots[counter as usize].1);
-                philox::uniform(seed, counter, p as u64).to_bits() as u64
+                let start = start.map_or(0, |s| self.slots[s as usize].1);
+                philox::uniform(seed, counter, p as u64 + start).to_bits() as u64
             }
         }
     }

@@ -7,8 +7,8 @@
 use super::{Address, Device, check, sys};
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
-use perilune_plan::DeviceBuffer;
 use perilune_plan::memory::Offsets;
+use perilune_plan::{BufferDesc, DeviceBuffer};
 use std::any::Any;
 use std::ffi::c_void;
 use std::ptr::null_mut;
@@ -199,7 +199,7 @@ impl Heap {
         (space.used, space.peak, space.range.mapped())
     }
 
-    pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<CudaBuffer> {
+    pub fn alloc(self: &Arc<Heap>, nbytes: usize) -> Result<Allocation> {
         // An empty buffer gets an address too, since kernels may receive it.
         let room = nbytes.max(1).next_multiple_of(ALIGN);
         let mut space = self.lock();
@@ -214,21 +214,42 @@ impl Heap {
         space.used += room;
         space.peak = space.peak.max(space.used);
         let address = space.range.base + at as u64;
-        Ok(CudaBuffer { heap: self.clone(), at, room, nbytes, address, written: AtomicU64::new(0) })
+        Ok(Allocation { heap: self.clone(), at, room, address })
     }
 }
 
 /// Memory of the device, freed on drop.
-pub struct CudaBuffer {
+pub struct Allocation {
     heap: Arc<Heap>,
     at: usize,
     room: usize,
-    nbytes: usize,
     pub address: Address,
+}
+
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        let mut space = self.heap.lock();
+        space.places.give(self.at, self.room);
+        space.used -= self.room;
+    }
+}
+
+/// A buffer of the device: memory that stores a tensor.
+pub struct CudaBuffer {
+    memory: Allocation,
+    desc: BufferDesc,
     written: AtomicU64,
 }
 
 impl CudaBuffer {
+    pub fn new(desc: &BufferDesc, heap: &Arc<Heap>) -> Result<CudaBuffer> {
+        Ok(CudaBuffer { memory: heap.alloc(desc.nbytes())?, desc: *desc, written: AtomicU64::new(0) })
+    }
+
+    pub fn address(&self) -> Address {
+        self.memory.address
+    }
+
     /// The number of the last queued operation that writes here (`copy_streams`).
     pub fn last_write(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
@@ -242,21 +263,13 @@ impl CudaBuffer {
 
 impl std::fmt::Debug for CudaBuffer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{} bytes at {:#x}", self.nbytes, self.address)
-    }
-}
-
-impl Drop for CudaBuffer {
-    fn drop(&mut self) {
-        let mut space = self.heap.lock();
-        space.places.give(self.at, self.room);
-        space.used -= self.room;
+        write!(f, "{} bytes at {:#x}", self.nbytes(), self.address())
     }
 }
 
 impl DeviceBuffer for CudaBuffer {
-    fn nbytes(&self) -> usize {
-        self.nbytes
+    fn desc(&self) -> &BufferDesc {
+        &self.desc
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -14,7 +14,7 @@ mod module;
 mod snapshot;
 mod stream;
 
-pub use alloc::{CudaBuffer, Heap, Pinned, Range};
+pub use alloc::{Allocation, CudaBuffer, Heap, Pinned, Range};
 pub use context::{Context, Handle};
 pub use copy_streams::CopyStreams;
 pub use device::Device;

@@ -70,7 +70,7 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     let small = loads.iter().all(|i| g.dtype(*i).size() <= 2);
     let runs = OCTET / v;
     let together = if stores.is_empty() { (AHEAD / (loads.len().max(1) * runs)).clamp(1, AHEAD) } else { 1 };
-    let assumed_false = strands;
+    let row_step = strands;
     // The next row is loaded to registers while the current one is processed.
     let early = together == 1 && small && loads.len() <= 2 && loads.iter().all(|i| g.can_stage(*i));
     let row = Indexing {
@@ -93,13 +93,13 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     } else if together == 1 {
         g.text.line("#pragma unroll 2");
     }
-    g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * assumed_false));
+    g.text.open(format!("for ({t} y = chunk * chunk_rows + strand; y < stop; y += {})", together * row_step));
     if early {
         g.unpack_words_now(runs);
-        ask(&mut g, &format!("y + {assumed_false}"));
+        ask(&mut g, &format!("y + {row_step}"));
     }
     let mut decl =
-        vec![format!("const {t} down = y + k / {runs} * {assumed_false}, row = b * rows + (down < stop ? down : y);")];
+        vec![format!("const {t} down = y + k / {runs} * {row_step}, row = b * rows + (down < stop ? down : y);")];
     decl.extend(g.walked(t, format!("origin + k % {runs} * {}", lanes * v), g.ragged()));
     decl.extend(Writer::aside(
         &mut g,

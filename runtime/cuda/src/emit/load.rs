@@ -17,6 +17,8 @@ pub(super) struct Load {
     pub(super) constant: bool,
     /// Names of seed and counter.
     pub(super) stream: (String, String),
+    /// Where a device's part of a generated tensor begins: empty, or a name.
+    pub(super) start: String,
     /// Names of the strides other than 0 and 1.
     pub(super) lead: Vec<String>,
     pub(super) tail: Vec<String>,
@@ -47,6 +49,7 @@ impl<'a> Emitter<'a> {
                 pointer: String::new(),
                 constant: false,
                 stream: Default::default(),
+                start: String::new(),
                 lead: vec![],
                 tail: vec![],
                 from: String::new(),
@@ -58,7 +61,7 @@ impl<'a> Emitter<'a> {
                     load.pointer = self.fields.pointer(*v, expr::stored(d));
                     load.constant = !self.analysis.is_written(*v);
                 }
-                Source::Uniform { seed, counter } => {
+                Source::Uniform { seed, counter, .. } => {
                     let mut word = |slot: u32| {
                         let at = self.fields.number("slot", ParamValue::U32(slot));
                         format!("slots[{at}]")
@@ -69,6 +72,12 @@ impl<'a> Emitter<'a> {
                     self.text.line(format!("const u64 seed{i} = {s}, counter{i} = {c};"));
                 }
                 _ => {}
+            }
+            if let Source::Uniform { start: Some(slot), .. } | Source::Iota { start: Some(slot) } = source {
+                self.slots = true;
+                let at = self.fields.number("slot", ParamValue::U32(*slot));
+                load.start = format!("start{i}");
+                self.text.line(format!("const u64 start{i} = slots[{at}];"));
             }
             let mut strides = |dims: &[(usize, isize)]| -> Vec<String> {
                 dims.iter()
@@ -271,7 +280,7 @@ impl<'a> Emitter<'a> {
                 };
                 self.text.line(line);
             }
-            Source::Uniform { .. } if vector && v.is_multiple_of(4) => {
+            Source::Uniform { start: None, .. } if vector && v.is_multiple_of(4) => {
                 let (s, c) = &load.stream;
                 let line = format!("uniform_vec<{v}>(r{i} + k * {v}, {s}, {c}, (u64)({index}));");
                 self.text.line(line);
@@ -310,7 +319,11 @@ impl<'a> Emitter<'a> {
 pub(super) fn element(load: &Load, at: &str) -> String {
     match load.source {
         Source::Value(_) => format!("widen({}[{at}])", load.pointer),
-        Source::Uniform { .. } => format!("uniform({}, {}, (u64){at})", load.stream.0, load.stream.1),
+        Source::Uniform { start, .. } => {
+            let from = if start.is_some() { format!(" + {}", load.start) } else { String::new() };
+            format!("uniform({}, {}, (u64){at}{from})", load.stream.0, load.stream.1)
+        }
+        Source::Iota { start: Some(_) } => format!("(i64)((u64){at} + {})", load.start),
         _ => format!("(i64){at}"),
     }
 }

@@ -255,7 +255,7 @@ impl<'a> Emitter<'a> {
         let Some(load) = self.loads.get(&i) else { return false };
         let r = &load.reading;
         let walked = matches!((&r.tail[..], r.access), ([(_, 1)], Access::Vector | Access::Run));
-        load.source == Source::Iota && walked && !r.flat
+        load.source == Source::Iota { start: None } && walked && !r.flat
     }
 
     /// The column index of the load at column `at`.

@@ -4,7 +4,7 @@ use super::call::{Call, Input, by_value, sized, stored, typed};
 use super::strided::Strided;
 use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
-use perilune_core::{DType, Layout};
+use perilune_core::{DType, Layout, Number};
 
 /// The largest number of elements, up to 16 bytes, that `fits` allows to be moved as one.
 fn group(size: usize, aligned: usize, fits: impl Fn(usize) -> bool) -> usize {
@@ -23,8 +23,7 @@ pub fn strided_pad(c: &mut Call) -> Result<()> {
     let (mut low, mut count, mut x_step) = (low, x.shape().dims()[axis] as i64, x.strides()[axis] as i64);
     let number = f64::from_bits(c.attr(4) as u64);
     let dtype = c.out_dtype();
-    // Integers and bools store the number itself.
-    let fill = stored(dtype, if dtype.is_float() { number.to_bits() } else { number as i64 as u64 });
+    let fill = stored(dtype, Number::Float(number).bits(dtype));
     if shape.numel() == 0 {
         return Ok(());
     }

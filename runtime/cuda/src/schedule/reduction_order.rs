@@ -59,10 +59,10 @@ pub struct Columns {
 pub fn columns(batch: usize, rows: usize, cols: usize) -> Columns {
     let most = 256 / (lanes(cols) * warps(cols));
     let strands = most.min(rows.div_ceil(2).next_power_of_two());
-    let assumed_false = max(1, batch * cols.div_ceil(CHUNK));
+    let units = max(1, batch * cols.div_ceil(CHUNK));
     // Enough chunks to fill a GPU, but at least two rows per strand, and at most as many rows as a strand may add.
     let most_chunks = COL_CHUNKS[usize::from(matches!(cols, 513..=1024 | 4097..))];
-    let wanted = (most_chunks / assumed_false).min(rows.div_ceil(LEAST_ROWS.max(2 * strands)));
+    let wanted = (most_chunks / units).min(rows.div_ceil(LEAST_ROWS.max(2 * strands)));
     let chunks = max(wanted, rows.div_ceil(STRAND * strands)).max(1);
     let chunk = rows.div_ceil(chunks).next_multiple_of(strands).max(strands);
     Columns { strands, chunk, chunks: rows.div_ceil(chunk).max(1) }

@@ -123,12 +123,12 @@ impl Functions {
 
     /// Compiles all functions in parallel and checks that no register spills. Without NVRTC, prints that the test is
     /// skipped.
-    pub fn compile(&self, arch: &str) -> Vec<nvrtc::CudaExecutable> {
+    pub fn compile(&self, arch: &str) -> Vec<nvrtc::FunctionReport> {
         let Some(nvrtc) = nvrtc::Nvrtc::open() else {
             return Vec::new();
         };
         let all: Vec<&Function> = self.by_text.values().collect();
-        let done: Vec<nvrtc::CudaExecutable> = all.chunks(24).flat_map(|c| nvrtc.functions(c, arch)).collect();
+        let done: Vec<nvrtc::FunctionReport> = all.chunks(24).flat_map(|c| nvrtc.functions(c, arch)).collect();
         let spilled: Vec<String> =
             done.iter().filter(|c| c.spilled > 0).map(|c| format!("{} spills {} bytes", c.name, c.spilled)).collect();
         assert!(spilled.is_empty(), "{arch}: {}", spilled.join("; "));

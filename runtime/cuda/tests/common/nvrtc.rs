@@ -16,7 +16,7 @@ pub struct Nvrtc(Library);
 
 /// ptxas's report about a function.
 #[derive(Clone, Debug)]
-pub struct CudaExecutable {
+pub struct FunctionReport {
     pub name: String,
     pub registers: usize,
     /// Bytes of registers spilled to memory.
@@ -40,7 +40,7 @@ impl Nvrtc {
     }
 
     /// Compiles functions as one program, as the backend compiles fused regions.
-    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<CudaExecutable> {
+    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<FunctionReport> {
         let texts = functions.iter().enumerate();
         let source: String = texts.map(|(k, f)| f.text.replace("KERNEL", &format!("{}__{k}", f.label))).collect();
         let (log, cubin) =
@@ -121,15 +121,15 @@ impl Nvrtc {
 }
 
 /// Parses the report of `ptxas -v` about each function.
-pub fn read_log(log: &str) -> Vec<CudaExecutable> {
-    let mut out: Vec<CudaExecutable> = Vec::new();
+pub fn read_log(log: &str) -> Vec<FunctionReport> {
+    let mut out: Vec<FunctionReport> = Vec::new();
     let number = |line: &str, before: &str| -> usize {
         let head = line.split(before).next().unwrap_or("").trim_end();
         head.rsplit(|c: char| !c.is_ascii_digit()).next().and_then(|s| s.parse().ok()).unwrap_or(0)
     };
     for line in log.lines() {
         if let Some(name) = line.split("entry function '").nth(1).and_then(|s| s.split('\'').next()) {
-            out.push(CudaExecutable { name: name.into(), registers: 0, spilled: 0, stack: 0 });
+            out.push(FunctionReport { name: name.into(), registers: 0, spilled: 0, stack: 0 });
         }
         let Some(last) = out.last_mut() else { continue };
         if line.contains("bytes stack frame") {

@@ -5,10 +5,10 @@
 //! `f_NUMBER.cu`, each with its own name in place of KERNEL.
 
 use super::Call;
-use perilune_core::Interrupt;
+use perilune_core::{HostTensor, Interrupt};
 use perilune_cpu::Cpu;
 use perilune_cuda::launch::{Arg, Props, Word};
-use perilune_plan::{Backend, RunContext};
+use perilune_plan::{Backend, BufferDesc, RunContext};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::path::Path;
@@ -42,10 +42,10 @@ impl<'a> Dump<'a> {
             file(&format!("in{k}"), &t.bytes);
         }
         let dtype = c.program.values.last().expect("a value").dtype;
-        let size = c.program.outputs[0];
+        let size = c.program.outputs[0].nbytes();
         let _ = writeln!(text, "output {size} {dtype}\nscratch {}", work.scratch_bytes);
         let given = c.inputs.len() == c.program.inputs.len();
-        if let Some(want) = given.then(|| self.want(c, size)).flatten() {
+        if let Some(want) = given.then(|| self.want(c)).flatten() {
             file("want", &want);
         }
         for l in &work.launches {
@@ -85,11 +85,12 @@ impl<'a> Dump<'a> {
     }
 
     /// The CPU's result, if the indices are valid.
-    fn want(&self, c: &Call, size: usize) -> Option<Vec<u8>> {
+    fn want(&self, c: &Call) -> Option<Vec<u8>> {
         let program = self.cpu.compile(c.program.clone()).expect("compiles");
-        let inputs: Vec<_> = c.inputs.iter().map(|t| self.cpu.upload(&t.bytes).expect("memory")).collect();
-        let output = self.cpu.alloc(size).expect("memory");
+        let upload = |t: &HostTensor| self.cpu.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).expect("memory");
+        let inputs: Vec<_> = c.inputs.iter().map(upload).collect();
+        let output = self.cpu.alloc(&c.program.outputs[0]).expect("memory");
         program.run(&inputs, &[], std::slice::from_ref(&output), RunContext::new(&Interrupt::default())).ok()?;
-        Some(self.cpu.download(&output, size).expect("bytes").to_vec())
+        Some(self.cpu.download(&output).expect("bytes").to_vec())
     }
 }

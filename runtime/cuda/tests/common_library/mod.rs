@@ -9,6 +9,7 @@ pub mod nvrtc;
 use perilune_core::ops::{Op, by_name, movement, reduce};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_cuda::launch::{Props, Work};
+use perilune_plan::BufferDesc;
 use perilune_plan::ir::*;
 use std::sync::Arc;
 
@@ -189,8 +190,9 @@ impl Case {
             values: self.values,
             kernels: vec![Kernel::Library(library.clone())],
             inputs,
-            outputs: vec![shape.numel() * dtype.size()],
+            outputs: vec![BufferDesc::new(shape, dtype)],
             slots: Vec::new(),
+            starts: Vec::new(),
             results: vec![Root::Output(0)],
             arena_bytes: 0,
             live_bytes: 0,

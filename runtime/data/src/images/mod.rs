@@ -4,8 +4,8 @@
 //! PIL's arithmetic: [`folder`] lists the files, [`read`] decodes one to RGB, [`crop`] computes the crop, [`resize`] scales
 //! it, and [`prefetch`] does this for whole batches on several threads in advance.
 //!
-//! Only the list of files is kept in memory. A sample is a function of its file, its number in the stream and the seed, so neither the
-//! number of threads nor a resume changes it. Not included: flips and colours, which are maps over the batch on the
+//! Only the list of files is kept in memory. A sample is a function of its file, its number in the stream and the seed, so
+//! neither the number of threads nor a resume changes it. Not included: flips and colours, which are maps over the batch on the
 //! device.
 
 pub mod crop;

@@ -1,9 +1,9 @@
 //! Decodes batches of images on several threads before they are requested.
 //!
-//! A batch is a job: a buffer for all its images, and one task per image in the queue of a thread pool, first in,
-//! first out. A [`Reader`] keeps the jobs of expected batches; `batch` takes the job of the same items, or makes a new one, and waits.
-//! So the result depends on the items alone, not on expectations or the number of threads. An error belongs to
-//! its batch: `batch` returns it, the first image's if there are several.
+//! A batch is a job: a buffer for all its images, and one task per image in the queue of a thread pool, first in, first out. A
+//! [`Reader`] keeps the jobs of expected batches; `batch` takes the job of the same items, or makes a new one, and waits. So
+//! the result depends on the items alone, not on expectations or the number of threads. An error belongs to its batch: `batch`
+//! returns it, the first image's if there are several.
 
 use super::crop::Crop;
 use super::folder::Folder;

@@ -1,10 +1,10 @@
 //! Decodes one image file to 8-bit RGB: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK) and PNG of every kind.
 //!
-//! The format is detected by the first bytes, not by the name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha channel is
-//! dropped, 16 bits keep their high 8, CMYK is assumed to be inverted as Adobe writes it; PIL's `convert("RGB")` does the
-//! same, except for 16-bit grey, which it clamps at 255. As in torchvision, EXIF orientation and colour profiles are
-//! ignored. Files are untrusted: sizes are checked before pixels are allocated, and a truncated or undecodable file
-//! is an error, never a part of an image.
+//! The format is detected by the first bytes, not by the name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha
+//! channel is dropped, 16 bits keep their high 8, CMYK is assumed to be inverted as Adobe writes it; PIL's `convert("RGB")`
+//! does the same, except for 16-bit grey, which it clamps at 255. As in torchvision, EXIF orientation and colour profiles are
+//! ignored. Files are untrusted: sizes are checked before pixels are allocated, and a truncated or undecodable file is an
+//! error, never a part of an image.
 
 use crate::error::{Error, Result};
 use crate::image;

@@ -1,4 +1,5 @@
-//! Scales images bilinearly with antialias, to the bits of PIL's `Image.resize(…, BILINEAR)`, which torchvision uses for PIL images.
+//! Scales images bilinearly with antialias, to the bits of PIL's `Image.resize(…, BILINEAR)`, which torchvision uses for PIL
+//! images.
 //!
 //! A triangle filter that widens as the image shrinks, one pass along rows and one along columns, with a rounding to u8 between
 //! them; weights are whole multiples of 2^-22 (Pillow, src/libImaging/Resample.c). Only the requested part of the result is

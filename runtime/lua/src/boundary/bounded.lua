@@ -1,6 +1,6 @@
--- bounded.lua: replaces library functions whose C loops no interrupt reaches by ones whose long loops are Lua.
+-- bounded.lua: replaces library functions whose C loops cannot be interrupted by versions whose long loops are in Lua.
 --
--- The count hook of an interrupt runs between Lua instructions. What is left in C is bounded by the size of plain tables and
+-- The count hook of an interrupt runs between Lua instructions. The remaining C loops are bounded by the size of plain tables and
 -- strings, which the memory limit bounds; a metamethod (`__len`, `__index`) or a range given as numbers is not.
 
 local native = ...
@@ -8,15 +8,15 @@ local getmetatable, type, select, error, rawequal = getmetatable, type, select, 
 local integer, maxinteger = math.tointeger, math.maxinteger
 local c = {
   rep = string.rep, concat = table.concat, insert = table.insert, remove = table.remove, sort = table.sort, move = table.move,
-  pcall = pcall, xpcall = xpcall, resume = coroutine.resume,
+  pcall = pcall, resume = coroutine.resume,
 }
 
----Elements from which a loop is Lua.
+---The number of elements above which a loop runs in Lua.
 local MANY <const> = 100000
----Bytes from which a string is compared with the memory that is left.
+---The bytes above which a string is compared with the remaining memory.
 local LARGE <const> = 1048576
 
-function string.rep(s, n, sep)
+local function rep(s, n, sep)
   if (type(s) == "string" or type(s) == "number") and type(n) == "number" and (sep == nil or type(sep) == "string") then
     local each = #(s .. "") + #(sep or "")
     if each == 0 then n = n > 0 and 1 or 0 end -- C would join nothing n times
@@ -26,7 +26,7 @@ function string.rep(s, n, sep)
   return c.rep(s, n, sep)
 end
 
----The elements i to j of a table with a metatable in a plain one.
+---Copies the elements i to j of a table with a metatable to a plain table.
 local function plain(t, i, j)
   local out, n = {}, 0
   for k = i, j do
@@ -40,14 +40,14 @@ local function whole(value, name, position)
   return integer(value) or error(("bad argument #%d to '%s' (an integer expected)"):format(position, name), 3)
 end
 
-function table.concat(t, sep, i, j)
+local function concat(t, sep, i, j)
   if getmetatable(t) == nil then return c.concat(t, sep, i, j) end
   i, j = i == nil and 1 or whole(i, "concat", 3), j == nil and #t or whole(j, "concat", 4)
   local out, n = {}, 0
   for k = i, j do
     local v = t[k]
     if type(v) ~= "string" and type(v) ~= "number" then
-      error(("invalid value (at index %d) in table for 'concat'"):format(k), 2)
+      error(("invalid value (%s) at index %d in table for 'concat'"):format(type(v), k), 2)
     end
     n = n + 1
     out[n] = v
@@ -55,7 +55,7 @@ function table.concat(t, sep, i, j)
   return c.concat(out, sep)
 end
 
-function table.insert(t, ...)
+local function insert(t, ...)
   if getmetatable(t) == nil then return c.insert(t, ...) end
   local given, n = select("#", ...), #t
   if given == 1 then
@@ -71,7 +71,7 @@ function table.insert(t, ...)
   end
 end
 
-function table.remove(t, pos)
+local function remove(t, pos)
   if getmetatable(t) == nil then
     if pos == nil then return c.remove(t) end
     return c.remove(t, pos)
@@ -92,7 +92,7 @@ function table.remove(t, pos)
   return v
 end
 
-function table.sort(t, before)
+local function sort(t, before)
   local as_given = getmetatable(t) == nil
   if as_given and (type(t) ~= "table" or #t < MANY) then
     if before == nil then return c.sort(t) end
@@ -106,7 +106,7 @@ function table.sort(t, before)
   for k = 1, n do t[k] = list[k] end
 end
 
-function table.move(a, from, to, at, b)
+local function move(a, from, to, at, b)
   if b == nil then b = a end
   local f, e, t = integer(from), integer(to), integer(at)
   if not (f and e and t) or e < f or (e - f >= 0 and e - f < MANY) then return c.move(a, from, to, at, b) end
@@ -120,7 +120,7 @@ function table.move(a, from, to, at, b)
   return b
 end
 
----Lua's message for an exhausted memory is a fixed text without a line.
+---Adds the line to Lua's out-of-memory error, which is a fixed text.
 local function explained(ok, e, ...)
   if not ok and e == "not enough memory" then
     return false, select(2, c.pcall(native.exhausted))
@@ -128,14 +128,29 @@ local function explained(ok, e, ...)
   return ok, e, ...
 end
 
-function pcall(...) -- luacheck: ignore
+local function protected(...)
   return explained(c.pcall(...))
 end
 
-function xpcall(...) -- luacheck: ignore
-  return explained(c.xpcall(...))
+local function handled(handler, ok, e, ...)
+  if ok then return true, e, ... end
+  return false, (select(2, c.pcall(handler, e)))
 end
 
-function coroutine.resume(...)
+---Calls the handler once the stack is unwound. C calls it inside the error, which may be inside of the hook, where no hook runs and
+---a handler's loop has no end. Without the debug library a handler cannot tell the difference.
+local function protected_with(f, handler, ...)
+  if type(handler) ~= "function" then
+    error(("bad argument #2 to 'xpcall' (function expected, got %s)"):format(type(handler)), 2)
+  end
+  return handled(handler, explained(c.pcall(f, ...)))
+end
+
+local function resume(...)
   return explained(c.resume(...))
 end
+
+return {
+  string = { rep = rep }, table = { concat = concat, insert = insert, remove = remove, sort = sort, move = move },
+  coroutine = { resume = resume }, _G = { pcall = protected, xpcall = protected_with },
+}

@@ -1,7 +1,7 @@
-//! Limits the memory of a recipe's Lua values: the default from the machine, the errors, and room for what comes after one.
+//! Limits the memory of a recipe's Lua values: the default by the machine, the errors, and a reserve for code after an error.
 //!
-//! Lua's allocator refuses what would pass the limit. Lua first collects garbage and tries again; then the script meets an
-//! error that `pcall` catches. Tensors are the engine's and are not counted here.
+//! Lua's allocator refuses allocations above the limit. Lua first collects garbage and tries again; then the script gets an
+//! error that `pcall` catches. Tensors belong to the engine and are not counted.
 
 use super::recipe_line;
 use crate::errors::Cause;
@@ -13,7 +13,7 @@ use std::cell::Cell;
 const SHARE: usize = 4;
 const LEAST: usize = 256 << 20;
 const MOST: usize = 8 << 30;
-/// What the prompt leaves free for the line that is to let go of a value that fills the memory.
+/// The reserve of the prompt, for a line that releases a value that fills the memory.
 const HEADROOM: usize = 8 << 20;
 
 thread_local! {
@@ -24,13 +24,13 @@ thread_local! {
 /// The limit of a Lua state, in its app data.
 struct Limit(usize);
 
-/// The default limit: a quarter of the memory that the machine, or the control group of the process, has; at least 256 MiB,
+/// Returns the default limit: a quarter of the memory of the machine or of the process's control group; at least 256 MiB,
 /// at most 8 GiB.
 pub fn default_limit() -> usize {
     (machine_memory().unwrap_or(MOST) / SHARE).clamp(LEAST, MOST)
 }
 
-/// The memory of the machine, or less where a control group limits the process.
+/// Returns the memory of the machine, or less if a control group limits the process.
 fn machine_memory() -> Option<usize> {
     let read = |path: &str| std::fs::read_to_string(path).ok();
     let total = read("/proc/meminfo").and_then(|text| {
@@ -43,7 +43,7 @@ fn machine_memory() -> Option<usize> {
         let mut parts = line.splitn(3, ':').skip(1);
         let (controllers, path) =
             (parts.next().unwrap_or_default(), parts.next().unwrap_or_default().trim_end_matches('/'));
-        // A parent's limit holds for its children: version 2 has one hierarchy, version 1 one for memory.
+        // A parent's limit applies to its children: version 2 has one hierarchy, version 1 a separate one for memory.
         let (root, file) = match controllers {
             "" => ("/sys/fs/cgroup", "memory.max"),
             c if c.split(',').any(|c| c == "memory") => ("/sys/fs/cgroup/memory", "memory.limit_in_bytes"),
@@ -57,7 +57,7 @@ fn machine_memory() -> Option<usize> {
     limits.chain(total).min()
 }
 
-/// Limits the memory of a Lua state from now on.
+/// Sets the memory limit of a Lua state.
 pub fn set(lua: &Lua, bytes: usize) -> mlua::Result<()> {
     lua.set_memory_limit(bytes)?;
     lua.set_app_data(Limit(bytes));
@@ -69,12 +69,12 @@ fn limit(lua: &Lua) -> usize {
     lua.app_data_ref::<Limit>().map_or(usize::MAX, |l| l.0)
 }
 
-/// Bytes that are left, garbage not counted as free.
+/// Returns the remaining bytes, without counting garbage as free.
 pub fn room(lua: &Lua) -> usize {
     limit(lua).saturating_sub(lua.used_memory())
 }
 
-/// `native.need(op, bytes)`: an error unless that much is left once garbage is collected.
+/// `native.need(op, bytes)`: raises unless that much remains after a garbage collection.
 pub fn need(lua: &Lua, (op, bytes): (String, f64)) -> mlua::Result<()> {
     if bytes > room(lua) as f64 {
         lua.gc_collect()?;
@@ -93,22 +93,49 @@ fn what(lua: &Lua) -> String {
     format!("the recipe's Lua values take {} of at most {}", byte_size::show(used), byte_size::show(limit))
 }
 
-/// `native.exhausted()`: raises what an exhausted memory is called.
+/// `native.exhausted()`: raises the out-of-memory error.
 pub fn exhausted(lua: &Lua, (): ()) -> mlua::Result<()> {
+    Err(out_of_memory(lua))
+}
+
+/// The error at the recipe's line.
+pub fn out_of_memory(lua: &Lua) -> mlua::Error {
     let message = format!("out of Lua memory: {}", rule(limit(lua)));
-    Err(recipe_line::raised(lua, message, Some(CURE.into()), Cause::System))
+    recipe_line::raised(lua, message, Some(CURE.into()), Cause::System)
 }
 
 fn rule(limit: usize) -> String {
     format!("the values of a recipe (strings, tables, functions) may take {}", byte_size::show(limit))
 }
 
-/// Message and cure for a memory error that left Lua.
+/// Returns message and cure for a memory error that left Lua.
 pub fn explain() -> (String, String) {
     (format!("out of Lua memory: {}", rule(LIMIT.get())), CURE.into())
 }
 
-/// Leaves room for a line of the prompt, whatever fills the memory: `big = nil` needs some.
+/// Lifts the limit until it is dropped.
+struct Lifted<'a>(&'a Lua, usize);
+
+impl Drop for Lifted<'_> {
+    fn drop(&mut self) {
+        // It only fails for a state whose allocator is not mlua's.
+        let _ = self.0.set_memory_limit(self.1);
+    }
+}
+
+/// Runs `f`, which makes at most `bytes` of Lua values and calls no Lua code. While a limit is set mlua makes every value in a
+/// protected call, tens of nanoseconds each; where so much is left anyway `f` runs without.
+pub fn with_room<T>(lua: &Lua, bytes: usize, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
+    let limit = lua.set_memory_limit(0)?;
+    let lifted = Lifted(lua, limit);
+    if limit.saturating_sub(lua.used_memory()) < bytes {
+        drop(lifted);
+        return f();
+    }
+    f()
+}
+
+/// Reserves memory for a line of the prompt, such as `big = nil`, even if the limit is reached.
 pub fn make_room(lua: &Lua) -> mlua::Result<()> {
     let limit = limit(lua);
     let free = lua.used_memory().saturating_add(HEADROOM);

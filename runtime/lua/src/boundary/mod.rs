@@ -1,4 +1,4 @@
-//! Contains what a recipe's Lua code may use: its memory, the time of library functions, and panics of native ones.
+//! Sandboxes a recipe's Lua code: limits its memory and the time of library functions, and catches panics of native functions.
 
 pub mod memory_limit;
 pub mod panics;
@@ -8,10 +8,10 @@ mod string_lib;
 
 pub use panics::{Guarded, Methods, caught};
 
-use mlua::{Lua, Table};
+use mlua::{Function, Lua, Table};
 use perilune_core::Interrupt;
 
-/// Replaces the library functions whose time or memory nothing bounds.
+/// Replaces library functions with unbounded time or memory.
 pub fn install(lua: &Lua) -> mlua::Result<()> {
     let string: Table = lua.globals().raw_get("string")?;
     string_lib::install(lua, &string)?;
@@ -19,13 +19,22 @@ pub fn install(lua: &Lua) -> mlua::Result<()> {
     native.raw_set("need", Guarded(lua).create_function(memory_limit::need)?)?;
     native.raw_set("exhausted", Guarded(lua).create_function(memory_limit::exhausted)?)?;
     let bounded = lua.load(include_str!("bounded.lua")).set_name("@perilune/bounded.lua").into_function()?;
-    bounded.call::<()>(native)
+    let globals = lua.globals();
+    for library in bounded.call::<Table>(native)?.pairs::<String, Table>() {
+        let (name, functions) = library?;
+        let to = if name == "_G" { globals.clone() } else { globals.raw_get(name.as_str())? };
+        for function in functions.pairs::<String, Function>() {
+            let (part, function) = function?;
+            to.raw_set(part, function)?;
+        }
+    }
+    Ok(())
 }
 
-/// Entries of a list between looks at the interrupt.
+/// The number of list entries between polls of the interrupt.
 const LOOK_EVERY: u64 = 1 << 12;
 
-/// The values of `f` for `first` .. `first + count - 1`: bounded by the memory limit, interruptible.
+/// Collects the values of `f` for `first` .. `first + count - 1`, interruptible and within the memory limit.
 pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i64) -> mlua::Result<Vec<i64>> {
     memory_limit::need(lua, (op.to_string(), count as f64 * 8.0))?;
     let mut out = Vec::with_capacity(count as usize);
@@ -43,15 +52,15 @@ pub fn interrupt(lua: &Lua) -> mlua::Result<Interrupt> {
     Ok(crate::functions::host(lua)?.interrupt.clone())
 }
 
-/// An error at the recipe's line if an interrupt was requested.
+/// Raises an error at the recipe's line if an interrupt was requested.
 pub fn look(lua: &Lua) -> mlua::Result<()> {
     interrupt(lua)?.check().map_err(|e| recipe_line::raised(lua, e.message, None, crate::errors::Cause::Interrupted))
 }
 
-/// Bytes of a text that `load` compiles: Lua's parser is not interruptible.
+/// The maximum bytes of a text for `load`, since Lua's parser is not interruptible.
 const LARGEST_CHUNK: usize = 16 << 20;
 
-/// Raises for a chunk that is too long for `load`, and for an interrupt while its pieces come.
+/// Raises for a chunk that is too long for `load`, and for an interrupt while its pieces arrive.
 pub fn check_chunk(lua: &Lua, bytes: usize) -> mlua::Result<()> {
     look(lua)?;
     if bytes <= LARGEST_CHUNK {

@@ -1,13 +1,13 @@
 //! Catches panics of native functions and raises them as Lua errors.
 //!
 //! A panic that mlua carries through Lua unwinds every Rust frame between the call and the command, past the code that ends
-//! step scopes and restores modes. Here each native function stops its own panic: `pcall` sees an error, an open step is
-//! aborted as after any error, borrows of the engine end with the frames that held them, and the prompt goes on.
+//! step scopes and restores modes. Here each native function catches its own panic: `pcall` gets an error, an open step is
+//! aborted as after any error, borrows of the engine end with their frames, and the prompt continues.
 //!
 //! [`Guarded`] and [`Methods`] register functions that do this; `mlua::Lua::create_function` is disallowed elsewhere
 //! (`clippy.toml`).
 
-use super::recipe_line;
+use super::{memory_limit, recipe_line};
 use crate::errors::Cause;
 use mlua::{AnyUserData, FromLua, FromLuaMulti, Function, IntoLua, IntoLuaMulti, Lua, UserDataFields, UserDataMethods};
 use std::any::Any;
@@ -17,13 +17,13 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Once;
 
 thread_local! {
-    /// How many guarded calls this thread is in: their panics are not printed.
+    /// The depth of guarded calls in this thread, whose panics are not printed.
     static DEPTH: Cell<u32> = const { Cell::new(0) };
-    /// File and line of the last panic in a guarded call.
+    /// The file and line of the last panic in a guarded call.
     static PLACE: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Keeps the panic hook from printing panics that become errors. Other panics reach the hook that was installed before.
+/// Installs a panic hook that does not print panics that become errors. Other panics reach the previous hook.
 pub fn install_hook() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -42,12 +42,16 @@ pub fn install_hook() {
     });
 }
 
-/// Runs `f`; a panic in it is an error at the recipe's line.
+/// Runs `f`. A panic becomes an error at the recipe's line, and exhausted memory the error that states the limit.
 pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
     DEPTH.with(|d| d.set(d.get() + 1));
     let out = catch_unwind(AssertUnwindSafe(f));
     DEPTH.with(|d| d.set(d.get() - 1));
-    out.unwrap_or_else(|payload| Err(internal(lua, &*payload)))
+    match out {
+        Ok(Err(mlua::Error::MemoryError(_))) => Err(memory_limit::out_of_memory(lua)),
+        Ok(out) => out,
+        Err(payload) => Err(internal(lua, &*payload)),
+    }
 }
 
 fn internal(lua: &Lua, payload: &(dyn Any + Send)) -> mlua::Error {
@@ -59,7 +63,7 @@ fn internal(lua: &Lua, payload: &(dyn Any + Send)) -> mlua::Error {
     recipe_line::raised(lua, message, Some(hint.into()), Cause::Internal)
 }
 
-/// A Lua state whose native functions stop their panics.
+/// A Lua state whose native functions catch their panics.
 pub struct Guarded<'a>(pub &'a Lua);
 
 impl Deref for Guarded<'_> {
@@ -82,7 +86,7 @@ impl Guarded<'_> {
     }
 }
 
-/// Registers methods and fields that stop their panics.
+/// Registers methods and fields that catch their panics.
 pub struct Methods<'a, M>(pub &'a mut M);
 
 impl<T, M: UserDataMethods<T>> UserDataMethods<T> for Methods<'_, M> {
@@ -206,5 +210,46 @@ impl<T, M: UserDataFields<T>> UserDataFields<T> for Methods<'_, M> {
         R: IntoLua,
     {
         self.0.add_meta_field_with(name, f);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Runtime, RuntimeOptions};
+    use std::rc::Rc;
+
+    /// A panic in a native function, also in one that holds the engine, is an error that `pcall` sees; steps are aborted and
+    /// the engine goes on.
+    #[test]
+    fn a_panic_is_an_error() {
+        let backend = std::sync::Arc::new(perilune_cpu::Cpu::new(Some(1)));
+        let (params, policy, print) = (Vec::new(), perilune_policy::Policy::closed(), Rc::new(|_: &str| ()));
+        let options = RuntimeOptions { backend, params, policy, strict: false, print };
+        let runtime = Runtime::new(options).expect("a runtime");
+        let lua = Guarded(runtime.lua());
+        let plain = lua.create_function(|_, ()| if true { panic!("as meant") } else { Ok(()) }).expect("made");
+        let holds = |lua: &Lua, ()| -> mlua::Result<()> {
+            crate::functions::host(lua)?.record(lua, |_| panic!("while the engine is held"))
+        };
+        lua.globals().set("plain", plain).expect("set");
+        lua.globals().set("holds", lua.create_function(holds).expect("made")).expect("set");
+        let text = r#"
+            local pl = require "perilune"
+            local w = pl.state(pl.ones { 2 })
+            for _, f in ipairs { plain, holds } do
+              local ok, e = pcall(f)
+              assert(not ok and tostring(e):find("^test.lua:5: internal error: ") and tostring(e):find("report it"), tostring(e))
+              ok, e = pcall(pl.step, function() w:assign(w * 2) f() end)
+              assert(not ok and tostring(e):find("internal error"))
+              assert(not pl.in_step() and w:sum():item() == 2)
+            end
+            pl.step(function() w:assign(w * 2) end)
+            return w:sum():item()
+        "#;
+        let sum: f64 = lua.load(text).set_name("@test.lua").eval().expect("runs");
+        assert_eq!(sum, 4.0);
+        let e = lua.load("plain()").set_name("@test.lua").exec().expect_err("raises");
+        assert_eq!(crate::RecipeError::new(&e).cause, Cause::Internal);
     }
 }

@@ -1,14 +1,14 @@
 //! Matches Lua patterns with an interruptible, step-counted port of the matcher of Lua 5.4 (lstrlib.c).
 //!
-//! The original backtracks for hours on a pattern such as `.-.-.-.-x` and looks at no flag. This port has the same grammar,
+//! The original backtracks for hours on a pattern such as `.-.-.-.-x` and polls no flag. This port has the same grammar,
 //! captures, limits and messages; a test of `string_lib.rs` compares the two on random patterns. Names follow the C source.
 
 use perilune_core::{Error, Interrupt};
 
-/// Nested matches before "pattern too complex".
+/// The maximum depth of nested matches before the error "pattern too complex".
 const MAX_DEPTH: u32 = 200;
 const MAX_CAPTURES: usize = 32;
-/// Steps between looks at the interrupt: below a millisecond.
+/// Steps between polls of the interrupt, less than a millisecond.
 const LOOK_EVERY: usize = 1 << 14;
 
 const ESC: u8 = b'%';
@@ -33,7 +33,7 @@ enum Extent {
     Bytes(usize),
 }
 
-/// What a capture gives.
+/// The value of a capture.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Captured {
     /// Start and end in the subject.
@@ -49,7 +49,7 @@ pub struct Matcher<'a> {
     level: usize,
     captures: [(usize, Extent); MAX_CAPTURES],
     depth: u32,
-    /// Work that is left before the next look at the interrupt.
+    /// The remaining work before the next poll of the interrupt.
     left: usize,
     interrupt: &'a Interrupt,
 }
@@ -67,23 +67,23 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// The end of a match that begins at `s`.
+    /// Returns the end of a match that begins at `s`.
     pub fn match_at(&mut self, s: usize) -> Result<Option<usize>> {
         (self.level, self.depth) = (0, MAX_DEPTH);
         self.do_match(s, 0)
     }
 
-    /// How many values a match gives: its captures, or the whole match if there are none.
+    /// Returns the number of values of a match: its captures, or the whole match if there are none.
     pub fn count(&self) -> usize {
         self.level.max(1)
     }
 
-    /// How many captures the last match has.
+    /// Returns the number of captures of the last match.
     pub fn captures(&self) -> usize {
         self.level
     }
 
-    /// Capture `i` of the match `start..end`; without captures, number 0 is the match.
+    /// Returns capture `i` of the match `start..end`; without captures, number 0 is the match.
     pub fn captured(&self, i: usize, start: usize, end: usize) -> Result<Captured> {
         if i >= self.level {
             return if i == 0 {
@@ -99,7 +99,7 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// Counts work of about `bytes` bytes looked at.
+    /// Counts work of about `bytes` scanned bytes.
     fn spend(&mut self, bytes: usize) -> Result<()> {
         match self.left.checked_sub(bytes) {
             Some(left) => self.left = left,
@@ -111,7 +111,7 @@ impl<'a> Matcher<'a> {
         Ok(())
     }
 
-    /// A byte of the pattern; C reads a zero behind its end.
+    /// Returns a byte of the pattern; C reads a zero after its end.
     fn p(&self, at: usize) -> u8 {
         self.pat.get(at).copied().unwrap_or(0)
     }
@@ -159,7 +159,7 @@ impl<'a> Matcher<'a> {
         }
     }
 
-    /// Whether `c` is in the set from `p`, a `[`, to `end`, its `]`.
+    /// Returns whether `c` is in the set from `p`, a `[`, to `end`, its `]`.
     fn in_set(&self, c: u8, mut p: usize, end: usize) -> bool {
         let mut sign = true;
         if self.p(p + 1) == b'^' {
@@ -202,7 +202,7 @@ impl<'a> Matcher<'a> {
             return malformed("malformed pattern (missing arguments to '%b')");
         }
         let (begin, end) = (self.p(p), self.p(p + 1));
-        // C reads a zero behind the subject's end.
+        // C reads a zero after the subject's end.
         if self.src.get(s).copied().unwrap_or(0) != begin {
             return Ok(None);
         }
@@ -273,7 +273,7 @@ impl<'a> Matcher<'a> {
         Ok(found)
     }
 
-    /// The end of what capture `digit` holds, if it stands at `s` again.
+    /// Returns the end of the repeated text of capture `digit` at `s`, if it matches.
     fn match_capture(&mut self, s: usize, digit: u8) -> Result<Option<usize>> {
         let l = self.check_capture(digit)?;
         if let (_, Extent::Bytes(n)) = self.captures[l] {
@@ -377,7 +377,7 @@ fn in_class(c: u8, class: u8) -> bool {
     found != class.is_ascii_uppercase()
 }
 
-/// Whether a pattern holds no special character and can be searched as text.
+/// Returns whether a pattern has no special character and can be searched as text.
 pub fn is_plain(pattern: &[u8]) -> bool {
     !pattern.iter().any(|c| b"^$*+?.([%-".contains(c))
 }

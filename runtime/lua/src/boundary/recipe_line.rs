@@ -5,17 +5,17 @@ use crate::host::INTERNAL;
 use mlua::Lua;
 use mlua::debug::Debug;
 
-/// Calls deep that a line of the recipe is looked for.
+/// The number of stack levels searched for a line of the recipe.
 const DEPTH: usize = 32;
 
-/// File and line of a frame that belongs to a recipe or to the prompt.
+/// Returns file and line of a frame that belongs to a recipe or to the prompt.
 pub fn own(d: &Debug<'_>) -> Option<(String, u32)> {
     let source = d.source();
     let name = source.source.as_deref().filter(|n| n.starts_with(['@', '=']) && !n.starts_with(INTERNAL))?;
     Some((name[1..].to_string(), u32::try_from(d.current_line()?).ok()?))
 }
 
-/// An error at the line of the recipe that runs.
+/// Makes an error at the running line of the recipe.
 pub fn raised(lua: &Lua, message: String, hint: Option<String>, cause: Cause) -> mlua::Error {
     let found = (0..DEPTH).map_while(|level| lua.inspect_stack(level, own)).flatten().next();
     let (file, line) = found.map_or((None, 0), |(file, line)| (Some(file), line));

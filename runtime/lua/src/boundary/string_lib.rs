@@ -16,7 +16,7 @@ fn raise(lua: &Lua, op: &str, problem: Problem) -> mlua::Error {
     }
 }
 
-/// Where a search begins, from 0; `None`: behind the end.
+/// Returns the start of a search, from 0; `None` if it is after the end.
 fn start(init: Option<i64>, len: usize) -> Option<usize> {
     let at = match init.unwrap_or(1) {
         n if n > 0 => usize::try_from(n - 1).unwrap_or(usize::MAX),
@@ -34,7 +34,7 @@ fn anchored(pattern: &[u8]) -> (&[u8], bool) {
     }
 }
 
-/// Adds what a match gives to `out`.
+/// Appends the values of a match to `out`.
 fn push(
     lua: &Lua,
     op: &str,
@@ -128,12 +128,12 @@ fn gmatch(lua: &Lua, (s, p, init): (LuaString, LuaString, Option<i64>)) -> mlua:
                 return Ok(out);
             }
         }
-        // C leaves its position too: another call searches again.
+        // Like C, keep the position: another call searches again.
         Ok(MultiValue::new())
     })
 }
 
-/// What a match is replaced by.
+/// The replacement of a match.
 enum Replacement {
     Text(LuaString),
     Table(Table),
@@ -233,7 +233,7 @@ fn gsub(lua: &Lua, (s, p, repl, max): (LuaString, LuaString, Value, Option<i64>)
     Ok((lua.create_string(&out.bytes)?, count))
 }
 
-/// Adds a replacement text with `%0` to `%9` and `%%` expanded.
+/// Appends a replacement text with `%0` to `%9` and `%%` expanded.
 fn expand(
     lua: &Lua,
     m: &Matcher<'_>,

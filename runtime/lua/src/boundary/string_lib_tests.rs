@@ -1,16 +1,22 @@
-//! Compares the port of Lua's patterns with the original on random patterns and subjects, and on chosen ones.
+//! Compares the port of Lua's pattern matcher with the original on random and on selected patterns and subjects.
 
+use crate::host::Host;
 use mlua::{Lua, Table};
+use perilune_engine::Engine;
+use perilune_plan::Null;
+use std::sync::Arc;
 
-/// Two Lua states: with the original functions, and with ours.
+/// Two Lua states: with the original functions, and with the port.
 fn pair() -> (Lua, Lua) {
     let (theirs, ours) = (Lua::new(), Lua::new());
+    // The library checks the interrupt of the state's engine.
+    ours.set_app_data(Host::new(Engine::new(Arc::new(Null)), perilune_policy::Policy::closed()));
     let string: Table = ours.globals().get("string").expect("a library");
     super::install(&ours, &string).expect("installed");
     (theirs, ours)
 }
 
-/// Results of all four functions for a subject and a pattern, as text. Messages are compared without place and name.
+/// Formats the results of all four functions for a subject and a pattern. Messages are compared without location and name.
 const DRIVER: &str = r#"
 local s, p, repl, init = ...
 local out = {}

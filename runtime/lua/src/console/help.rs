@@ -1,5 +1,5 @@
-//! Implements `?x` and `help(x)`: signature, doc and an example. Those of ops are in the registry; functions of the standard library and of
-//! the user's files are documented by the comments above them; the module's other functions by the editor stubs.
+//! Implements `?x` and `help(x)`: signature, doc and an example. Those of ops are in the registry; functions of the standard
+//! library and of the user's files are documented by the comments above them; the module's other functions by the editor stubs.
 
 use super::Console;
 use super::lexer::{Kind, tokens};

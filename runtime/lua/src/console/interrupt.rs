@@ -1,8 +1,7 @@
 //! Interrupts Lua code on Ctrl-C: a hook that checks the [`Interrupt`] of the runtime.
 //!
-//! The hook costs nothing to speak of at every 10,000th instruction, and comes sooner where instructions are slow. Once the
-//! grace is over it is called at every instruction, so that `while true do pcall(f) end` meets an error outside of its pcall
-//! too.
+//! The hook runs at every 10,000th instruction, at negligible cost, and sooner where instructions are slow. After the grace
+//! period it runs at every instruction, so that `while true do pcall(f) end` raises outside of its pcall too.
 
 use crate::boundary::Guarded;
 use crate::boundary::recipe_line::{own, raised};
@@ -14,22 +13,23 @@ use std::cell::Cell;
 use std::time::{Duration, Instant};
 
 const RARELY: u32 = 10_000;
-/// While an interrupt is pending: soon enough, and cheap enough for code that restores things.
+/// The interval after an interrupt: short, but cheap enough for clean-up code.
 const OFTEN: u32 = 100;
-/// Time between two calls of the hook that makes it more frequent: instructions may be slow, as `..` of long strings is.
+/// The time between two calls of the hook above which it becomes more frequent: instructions may be slow, such as `..` of long
+/// strings.
 const SLOW: Duration = Duration::from_millis(50);
-/// The library restores what it had changed and is not stopped; after this time it is.
+/// The time after which library code is interrupted too; until then it may restore what it has changed.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 thread_local! {
-    /// Since when an interrupt has been overdue.
+    /// The time since which an interrupt has been overdue.
     static OVERDUE: Cell<Option<Instant>> = const { Cell::new(None) };
 }
 
 /// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-    arm(lua, RARELY, host(lua)?.interrupt.clone())
+    arm(lua, OFTEN, host(lua)?.interrupt.clone()) // which becomes less often where instructions are quick
 }
 
 fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
@@ -40,7 +40,8 @@ fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
         let took = now.duration_since(last.replace(now));
         let wanted = match (requested, overdue) {
             (false, _) if took > SLOW => (every / 10).max(1),
-            (false, _) => every.saturating_mul(10).min(RARELY),
+            (false, _) if took < SLOW / 10 => every.saturating_mul(10).min(RARELY),
+            (false, _) => every,
             (true, false) => OFTEN.min(every),
             (true, true) => 1,
         };
@@ -64,7 +65,7 @@ fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
     })
 }
 
-/// `native.undisturbed(fn)`: a pending request is set aside until `fn` has ended.
+/// `native.undisturbed(fn)`: defers a pending request until `fn` has ended.
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let undisturbed = Guarded(lua).create_function(|lua, f: Function| {
         let _restoring = host(lua)?.interrupt.set_aside();

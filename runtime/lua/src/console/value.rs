@@ -6,9 +6,9 @@ use mlua::{Function, Lua, Table, Value};
 /// The maximum number of shown entries of a table, and of nested tables.
 const ENTRIES: usize = 24;
 const LEVELS: usize = 3;
-/// Named entries that are sorted and counted.
+/// The maximum number of named entries that are sorted and counted.
 const COUNTED: usize = 10_000;
-/// Bytes of a string that are shown.
+/// The maximum bytes of a string shown.
 const TEXT: usize = 64 << 10;
 /// The maximum width of a table shown on one line.
 const WIDTH: usize = 100;

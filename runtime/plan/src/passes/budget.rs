@@ -10,6 +10,7 @@
 //! need the least inside one. The memory of a choice is not estimated; the step is planned with it. The result is a
 //! function of the traced step and the budget.
 
+use crate::backend::BufferDesc;
 use crate::ir::Program;
 use crate::show::products;
 use perilune_core::byte_size;
@@ -39,7 +40,7 @@ impl From<Error> for OverBudget {
 /// Bytes that a step needs while it runs: inputs, outputs and temporaries.
 pub fn needs(p: &Program) -> usize {
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
-    inputs + p.outputs.iter().sum::<usize>() + p.arena_bytes
+    inputs + p.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + p.arena_bytes
 }
 
 /// Finds the plan with the least recomputation that stays within `limit`. `with` plans the step with additional spans.

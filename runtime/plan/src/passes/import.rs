@@ -12,7 +12,8 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     let trace = &tracer.trace;
     let position = |id: NodeId| NodeId(tracer.position(id) as u32);
     let mut out = Lowered::empty(trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect());
-    let mut slot = 0;
+    // Where parts begin comes behind the recorded numbers.
+    let (mut slot, mut start) = (0, trace.slots.len() as u32);
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);
         // Source locations of the lowered graph are positions in the trace: see `ir::Origin`.
@@ -25,10 +26,13 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
         let mut copy = node.clone();
         copy.inputs = node.inputs.iter().map(|x| position(*x)).collect();
         let new = out.graph.add(copy);
-        if out.graph.generator(new) == Some(Generator::Scalar) {
-            out.slots.insert(new, slot);
-            slot += 1;
-        }
+        let next = match out.graph.generator(new) {
+            Some(Generator::Scalar) => &mut slot,
+            Some(Generator::Shard) => &mut start,
+            _ => continue,
+        };
+        out.slots.insert(new, *next);
+        *next += 1;
     }
     out.roots = request.roots.iter().map(|r| position(*r)).collect();
     out.state_writes = request.state_writes.iter().map(|c| position(c.1)).collect();

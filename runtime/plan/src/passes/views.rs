@@ -80,6 +80,13 @@ fn resolve(from: &Lowered, to: &mut Rewriter, id: NodeId, viewed: &[bool]) -> No
             to.out.views.push((new, stored_layout(from, id)));
             new
         }
+        // Its elements keep their places in the whole tensor.
+        Class::Generator(Generator::Shard) => {
+            let whole = Layout::contiguous(from.graph.shape(node.inputs[0]));
+            let new = to.copy(from, id);
+            to.out.views.push((new, Layout { shape: node.shape, ..whole }));
+            new
+        }
         Class::TupleGet => {
             let new = to.copy(from, id);
             to.out.views.push((new, stored_layout(from, id)));

@@ -124,7 +124,7 @@ impl TrainingLoop<'_> {
             _ => String::new(),
         });
         let hint = format!(
-            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data; --on-nan skip skips such steps",
+            "try a lower learning rate{}, clip_norm = 1.0 in the optimizer, or look for log, sqrt and division at 0 in the loss and for NaN in the data; --on-nan skip omits such steps",
             lr.unwrap_or_default()
         );
         let place = found.and_then(|f| f.place).or_else(|| self.run.loss_place());

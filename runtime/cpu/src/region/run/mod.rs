@@ -8,7 +8,8 @@ mod frame;
 use super::*;
 use crate::loops::Arg;
 use crate::worker_pool::TaskQueue;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::Result;
+use perilune_core::host_memory;
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 use smallvec::SmallVec;
 use std::sync::{Mutex, PoisonError};
@@ -24,14 +25,7 @@ pub struct Partial {
 
 impl Partial {
     fn new(nbytes: usize) -> Result<Partial> {
-        let mut words: Vec<u64> = Vec::new();
-        if words.try_reserve_exact(nbytes.div_ceil(8)).is_err() {
-            let message = format!("out of memory: partial sums over rows need {nbytes} bytes");
-            return Err(
-                Error::system("cpu", message).hint("reduce over the last dim, or over fewer elements at a time")
-            );
-        }
-        words.resize(nbytes.div_ceil(8), 0);
+        let mut words: Vec<u64> = host_memory::filled("cpu", nbytes.div_ceil(8))?;
         let start = SendPtr(words.as_mut_ptr().cast());
         Ok(Partial { _cells: words, start })
     }
@@ -123,6 +117,30 @@ impl Region {
         if self.segmented { n.max(1) } else { n.max(1).next_multiple_of(self.block_rows) }
     }
 
+    /// An upper bound of the bytes that a run on that many threads allocates besides the values: partials of column reductions, and
+    /// what long rows keep.
+    pub fn temporary_bytes(&self, threads: usize) -> usize {
+        let IterSpace { batch, rows, cols } = self.space;
+        let total = batch * rows;
+        let area = |r: &ColReduction| (batch * rows.div_ceil(COL_CHUNK)).saturating_mul(cols).saturating_mul(r.size);
+        let areas = self.col_reductions.iter().map(area).fold(0, usize::saturating_add);
+        if !self.segmented {
+            return areas;
+        }
+        let units = if self.col_reductions.is_empty() { total } else { batch * rows.div_ceil(COL_CHUNK) };
+        let words = if self.work() <= PARALLEL_NS || units >= 4 * threads {
+            self.saved.saturating_mul(cols).saturating_mul(threads)
+        } else {
+            let folded = self.phases.iter().map(|p| p.reductions.len()).max().unwrap_or(0);
+            let chunks = total.saturating_mul(cols.div_ceil(ROW_CHUNK));
+            let saved = self.saved.saturating_mul(total.saturating_mul(cols));
+            (self.row_views.len().saturating_mul(total))
+                .saturating_add(saved)
+                .saturating_add(folded.saturating_mul(chunks))
+        };
+        areas.saturating_add(words.saturating_mul(8))
+    }
+
     /// Runs the region on the threads of the pool.
     pub fn run(&self, context: &Context) -> Result<()> {
         if self.is_predicated_off(context) {
@@ -135,7 +153,7 @@ impl Region {
         if !self.segmented {
             self.blocks(context, parallel, &areas);
         } else {
-            self.segments(context, parallel, &areas);
+            self.segments(context, parallel, &areas)?;
         }
         for (red, area) in self.col_reductions.iter().zip(&areas) {
             self.combine(context, red, area, chunks);
@@ -179,11 +197,14 @@ impl Region {
         });
     }
 
-    fn segments(&self, context: &Context, parallel: bool, areas: &[Partial]) {
+    fn segments(&self, context: &Context, parallel: bool, areas: &[Partial]) -> Result<()> {
         let IterSpace { batch, rows, cols } = self.space;
         let total = batch * rows;
         let units = if areas.is_empty() { total } else { batch * rows.div_ceil(COL_CHUNK) };
         if !parallel || units >= 4 * context.pool.threads() {
+            // Each worker saves registers of its row (`Frame::reserve_saved`).
+            let words = self.saved.saturating_mul(cols).saturating_mul(context.pool.threads());
+            host_memory::check("cpu", words.saturating_mul(8))?;
             context.pool.run(parallel, units, |tasks: &TaskQueue| {
                 let mut frame = Frame::new(self, context);
                 frame.reserve_saved();
@@ -199,22 +220,23 @@ impl Region {
                     }
                 }
             });
-            return;
+            return Ok(());
         }
         // Few rows: run phase by phase; a task is a chunk of columns of one unit.
         let chunks = cols.div_ceil(ROW_CHUNK);
         // Chunks per task: enough to use up packed panels, few enough to balance the load.
         let pack = self.loads.iter().filter_map(Load::pack_elements).max().unwrap_or(0);
         let group = (4 * pack / ROW_CHUNK).min(units * chunks / (4 * context.pool.threads())).max(1);
-        let mut rows_area = vec![0u64; self.row_views.len() * total];
+        let mut rows_area: Vec<u64> = host_memory::filled("cpu", self.row_views.len().saturating_mul(total))?;
         let shared = SendPtr(rows_area.as_mut_ptr().cast::<u8>());
-        let mut saved_area = vec![0u64; self.saved * total * cols];
+        let mut saved_area: Vec<u64> = host_memory::filled("cpu", self.saved.saturating_mul(total * cols))?;
         let saved = SendPtr(saved_area.as_mut_ptr().cast::<u8>());
         let mut main = Frame::new(self, context);
         main.share_rows(shared.0, total, 0);
         main.run(&self.prologue, TileRange { row: 0, k: total, col: 0, w: 1 });
         for (p, phase) in self.phases.iter().enumerate() {
-            let mut folded = vec![0u64; phase.reductions.len() * total * chunks];
+            let words = phase.reductions.len().saturating_mul(total * chunks);
+            let mut folded: Vec<u64> = host_memory::filled("cpu", words)?;
             let out = SendPtr(folded.as_mut_ptr());
             context.pool.run(parallel, (units * chunks).div_ceil(group), |tasks: &TaskQueue| {
                 let (shared, out, saved) = (&shared, &out, &saved);
@@ -255,6 +277,7 @@ impl Region {
             }
             main.run(&phase.row_ops, TileRange { row: 0, k: total, col: 0, w: 1 });
         }
+        Ok(())
     }
 
     /// Combines the partials of a column reduction and stores the results.

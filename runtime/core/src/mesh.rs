@@ -1,0 +1,417 @@
+//! Defines meshes of devices and the placement of tensors on them.
+//!
+//! A [`Mesh`] numbers devices by their coordinates along named axes; the last axis varies fastest, so that its neighbours have
+//! neighbouring ranks. A [`Placement`] says for each axis whether the devices along it hold the whole tensor, a block of one dim, or
+//! partial results that a reduction combines. Uneven dims are cut into blocks of equal size: the last ones are padded, and
+//! [`Local::valid`] counts the elements that belong to the tensor.
+
+use crate::error::{Error, Result, did_you_mean};
+use crate::shape::{MAX_RANK, Shape};
+use smallvec::SmallVec;
+use std::fmt::{self, Display};
+
+/// An axis of a mesh.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum Axis {
+    /// Pipeline stages.
+    Pp,
+    /// Copies of the model, each with a part of the batch.
+    Dp,
+    /// Parts of the batch over which States are split too.
+    Shard,
+    /// Parts of a sequence.
+    Cp,
+    /// Experts.
+    Ep,
+    /// Parts of a layer's matrices.
+    Tp,
+}
+
+impl Axis {
+    /// All axes, outermost first.
+    pub const ALL: [Axis; 6] = [Axis::Pp, Axis::Dp, Axis::Shard, Axis::Cp, Axis::Ep, Axis::Tp];
+
+    pub fn name(self) -> &'static str {
+        ["pp", "dp", "shard", "cp", "ep", "tp"][self as usize]
+    }
+}
+
+/// Coordinates of a device, in the order of [`Axis::ALL`].
+pub type Coordinates = [usize; Axis::ALL.len()];
+
+/// Devices along named axes.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Mesh {
+    sizes: Coordinates,
+}
+
+impl Default for Mesh {
+    fn default() -> Self {
+        Mesh::ONE
+    }
+}
+
+/// The most devices of a mesh.
+const MOST_DEVICES: usize = 1 << 16;
+
+impl Mesh {
+    /// One device.
+    pub const ONE: Mesh = Mesh { sizes: [1; Axis::ALL.len()] };
+
+    /// The mesh with those sizes; an axis that is not named has size 1.
+    pub fn new(sizes: &[(Axis, usize)]) -> Result<Mesh> {
+        let mut mesh = Mesh::ONE;
+        let mut devices = 1usize;
+        for (k, &(axis, n)) in sizes.iter().enumerate() {
+            let name = axis.name();
+            if sizes[..k].iter().any(|(other, _)| *other == axis) {
+                return Err(Error::argument("mesh", format!("{name} is given twice")));
+            }
+            if n == 0 {
+                return Err(Error::argument("mesh", format!("{name}=0: an axis has at least 1 device"))
+                    .hint("leave the axis out if it is not wanted"));
+            }
+            devices = devices.saturating_mul(n);
+            if devices > MOST_DEVICES {
+                let message = format!("{name}={n} makes more than {MOST_DEVICES} devices in all");
+                return Err(Error::argument("mesh", message).hint("the sizes of all axes are multiplied"));
+            }
+            mesh.sizes[axis as usize] = n;
+        }
+        Ok(mesh)
+    }
+
+    /// Parses `dp=2,tp=4`. Axes may come in any order; empty text is one device.
+    pub fn parse(text: &str) -> Result<Mesh> {
+        let axes = || Axis::ALL.map(Axis::name).join(", ");
+        let part = |part: &str| {
+            let Some((name, size)) = part.split_once('=').map(|(name, size)| (name.trim(), size.trim())) else {
+                let message = format!("{part:?} is no axis with a size");
+                return Err(Error::argument("mesh", message).hint("write a mesh as dp=2,tp=4"));
+            };
+            let Some(axis) = Axis::ALL.into_iter().find(|axis| axis.name() == name) else {
+                let hint = match did_you_mean(name, Axis::ALL.map(Axis::name)) {
+                    Some(near) => format!("did you mean {near}?"),
+                    None => format!("the axes are {}", axes()),
+                };
+                return Err(Error::argument("mesh", format!("there is no axis {name:?}")).hint(hint));
+            };
+            match size.parse::<usize>() {
+                Ok(n) => Ok((axis, n)),
+                Err(_) => Err(Error::argument("mesh", format!("{name}={size}: the size is not a whole number"))
+                    .hint(format!("write how many devices are along {name}, as in {name}=2"))),
+            }
+        };
+        if text.trim().is_empty() {
+            return Ok(Mesh::ONE);
+        }
+        Mesh::new(&text.split(',').map(|p| part(p.trim())).collect::<Result<Vec<_>>>()?)
+    }
+
+    /// The number of devices along an axis.
+    pub fn size(&self, axis: Axis) -> usize {
+        self.sizes[axis as usize]
+    }
+
+    /// The number of all devices.
+    pub fn devices(&self) -> usize {
+        self.sizes.iter().product()
+    }
+
+    /// The coordinates of a device; `rank` is below [`Mesh::devices`].
+    pub fn coordinates(&self, rank: usize) -> Coordinates {
+        let (mut rest, mut at) = (rank, [0; Axis::ALL.len()]);
+        for k in (0..at.len()).rev() {
+            at[k] = rest % self.sizes[k];
+            rest /= self.sizes[k];
+        }
+        at
+    }
+
+    /// The linear rank of a device.
+    pub fn rank(&self, at: &Coordinates) -> usize {
+        at.iter().zip(&self.sizes).fold(0, |rank, (at, size)| rank * size + at)
+    }
+}
+
+impl Display for Mesh {
+    /// As [`Mesh::parse`] reads it; nothing for one device.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let named = Axis::ALL.into_iter().filter(|axis| self.size(*axis) > 1);
+        for (k, axis) in named.enumerate() {
+            let comma = if k > 0 { "," } else { "" };
+            write!(f, "{comma}{}={}", axis.name(), self.size(axis))?;
+        }
+        Ok(())
+    }
+}
+
+/// How partial results are combined.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Combine {
+    Sum,
+    Max,
+    Min,
+}
+
+/// What the devices along one axis hold of a tensor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Along {
+    /// Each holds all of it.
+    #[default]
+    Replicated,
+    /// Each holds a block of that dim.
+    Split(u8),
+    /// Each holds a term; the tensor is their combination.
+    Partial(Combine),
+}
+
+/// What each device of a mesh holds of a tensor, axis by axis.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Placement {
+    axes: [Along; Axis::ALL.len()],
+}
+
+/// The part of a tensor that one device holds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Local {
+    /// The shape in the device's memory: the same on every device.
+    pub shape: Shape,
+    /// The first element's position in the tensor.
+    pub start: [usize; MAX_RANK],
+    /// How far the tensor's elements reach in each dim; the rest is padding.
+    pub valid: Shape,
+}
+
+impl Placement {
+    /// All of the tensor on every device.
+    pub const REPLICATED: Placement = Placement { axes: [Along::Replicated; Axis::ALL.len()] };
+
+    /// This placement, with another one along `axis`.
+    #[must_use]
+    pub fn with(mut self, axis: Axis, along: Along) -> Placement {
+        self.axes[axis as usize] = along;
+        self
+    }
+
+    pub fn along(&self, axis: Axis) -> Along {
+        self.axes[axis as usize]
+    }
+
+    /// Whether every device of `mesh` holds the whole tensor.
+    pub fn is_replicated(&self, mesh: &Mesh) -> bool {
+        Axis::ALL.into_iter().all(|axis| mesh.size(axis) == 1 || self.along(axis) == Along::Replicated)
+    }
+
+    /// The part of a tensor of shape `global` on the device at `at`. Where two axes split one dim, the inner one splits the blocks of
+    /// the outer one.
+    pub fn local(&self, mesh: &Mesh, at: &Coordinates, global: &Shape) -> Result<Local> {
+        let (mut shape, mut valid, mut start) = (*global, *global, [0; MAX_RANK]);
+        for axis in Axis::ALL {
+            let Along::Split(dim) = self.along(axis) else { continue };
+            let dim = usize::from(dim);
+            if dim >= global.rank() {
+                let message = format!("{} splits dim {dim}, which shape {global} does not have", axis.name());
+                return Err(Error::shape("placement", message));
+            }
+            let block = shape.dims()[dim].div_ceil(mesh.size(axis));
+            let skipped = block * at[axis as usize];
+            start[dim] += skipped;
+            shape = shape.with(dim, block);
+            valid = valid.with(dim, valid.dims()[dim].saturating_sub(skipped).min(block));
+        }
+        Ok(Local { shape, start, valid })
+    }
+}
+
+impl Display for Placement {
+    /// `replicated`, or what differs: `dp: split 0, tp: partial sum`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let differing = Axis::ALL.into_iter().filter(|axis| self.along(*axis) != Along::Replicated);
+        let mut comma = "";
+        for axis in differing {
+            write!(f, "{comma}{}: ", axis.name())?;
+            match self.along(axis) {
+                Along::Replicated => f.write_str("replicated")?,
+                Along::Split(dim) => write!(f, "split {dim}")?,
+                Along::Partial(combine) => write!(f, "partial {}", format!("{combine:?}").to_lowercase())?,
+            }
+            comma = ", ";
+        }
+        if comma.is_empty() { f.write_str("replicated") } else { Ok(()) }
+    }
+}
+
+/// Where the part of a device begins in a tensor, as the linear index of its first element: for each axis that splits the tensor,
+/// the coordinate times a step.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Start(SmallVec<[(Axis, usize); 2]>);
+
+impl Start {
+    /// The start of the parts of a tensor of shape `global`; empty if every device begins with the first element.
+    pub fn new(mesh: &Mesh, placement: &Placement, global: &Shape) -> Result<Start> {
+        let mut steps = SmallVec::new();
+        for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
+            let Along::Split(dim) = placement.along(axis) else { continue };
+            let mut next = Coordinates::default();
+            next[axis as usize] = 1;
+            let part = placement.local(mesh, &next, global)?;
+            steps.push((axis, part.start[usize::from(dim)] * global.strides()[usize::from(dim)] as usize));
+        }
+        Ok(Start(steps))
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// The index on the device at `at`.
+    pub fn at(&self, at: &Coordinates) -> u64 {
+        self.0.iter().map(|(axis, step)| (at[*axis as usize] * step) as u64).sum()
+    }
+
+    /// As attributes of a node: pairs of axis and step.
+    pub fn attrs(&self) -> impl Iterator<Item = i64> + '_ {
+        self.0.iter().flat_map(|(axis, step)| [*axis as i64, *step as i64])
+    }
+
+    /// Reads what [`Start::attrs`] gives.
+    pub fn from_attrs(attrs: &[i64]) -> Start {
+        Start(attrs.chunks_exact(2).map(|pair| (Axis::ALL[pair[0] as usize], pair[1] as usize)).collect())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_mesh_reads_what_it_prints() {
+        for text in ["dp=2,tp=4", "pp=2,dp=3,shard=4,cp=2,ep=2,tp=8", "shard=7", ""] {
+            assert_eq!(Mesh::parse(text).unwrap().to_string(), text);
+        }
+        let mesh = Mesh::parse(" tp = 4 , dp=2").unwrap();
+        assert_eq!((mesh.to_string().as_str(), mesh.devices(), mesh.size(Axis::Cp)), ("dp=2,tp=4", 8, 1));
+        assert_eq!(Mesh::parse("dp=1").unwrap(), Mesh::ONE);
+    }
+
+    #[test]
+    fn errors_name_the_part_and_the_cure() {
+        for (text, message) in [
+            ("dq=2", "mesh: there is no axis \"dq\" (did you mean dp?)"),
+            ("replicas=2", "mesh: there is no axis \"replicas\" (the axes are pp, dp, shard, cp, ep, tp)"),
+            ("dp", "mesh: \"dp\" is no axis with a size (write a mesh as dp=2,tp=4)"),
+            ("dp=2,,tp=2", "mesh: \"\" is no axis with a size (write a mesh as dp=2,tp=4)"),
+            (
+                "dp=two",
+                "mesh: dp=two: the size is not a whole number (write how many devices are along dp, as in dp=2)",
+            ),
+            ("dp=-1", "mesh: dp=-1: the size is not a whole number (write how many devices are along dp, as in dp=2)"),
+            ("dp=0", "mesh: dp=0: an axis has at least 1 device (leave the axis out if it is not wanted)"),
+            ("dp=2,tp=2,dp=4", "mesh: dp is given twice"),
+            (
+                "dp=1024,tp=1024",
+                "mesh: tp=1024 makes more than 65536 devices in all (the sizes of all axes are multiplied)",
+            ),
+        ] {
+            let e = Mesh::parse(text).unwrap_err();
+            let hint = e.hint.as_ref().map(|h| format!(" ({h})")).unwrap_or_default();
+            assert_eq!(format!("{}: {}{hint}", e.op, e.message), message, "{text}");
+        }
+    }
+
+    fn meshes() -> impl Iterator<Item = Mesh> {
+        let sizes = [[1, 1], [2, 1], [1, 3], [2, 3], [3, 2], [4, 8], [5, 7]];
+        let pairs = Axis::ALL.into_iter().flat_map(|a| Axis::ALL.into_iter().map(move |b| (a, b)));
+        pairs.filter(|(a, b)| a < b).flat_map(move |(a, b)| sizes.map(|[m, n]| Mesh::new(&[(a, m), (b, n)]).unwrap()))
+    }
+
+    #[test]
+    fn ranks_and_coordinates_are_inverse_and_the_last_axis_is_innermost() {
+        for mesh in meshes() {
+            for rank in 0..mesh.devices() {
+                let at = mesh.coordinates(rank);
+                assert_eq!(mesh.rank(&at), rank, "{mesh}");
+                assert!(Axis::ALL.into_iter().all(|axis| at[axis as usize] < mesh.size(axis)));
+            }
+        }
+        let mesh = Mesh::parse("dp=2,tp=4").unwrap();
+        assert_eq!(mesh.coordinates(5), [0, 1, 0, 0, 0, 1]);
+    }
+
+    /// Every element of the tensor is in the valid part of as many devices as hold it, and of each once.
+    fn reassembles(mesh: &Mesh, placement: &Placement, global: &Shape) {
+        let mut copies = vec![0usize; global.numel()];
+        for rank in 0..mesh.devices() {
+            let local = placement.local(mesh, &mesh.coordinates(rank), global).unwrap();
+            let same = placement.local(mesh, &mesh.coordinates(0), global).unwrap().shape;
+            assert_eq!(local.shape, same, "{mesh}, {placement}, {global}: shapes differ among devices");
+            for (v, s) in local.valid.dims().iter().zip(local.shape.dims()) {
+                assert!(v <= s);
+            }
+            let strides = global.strides();
+            let first: usize = (0..global.rank()).map(|d| local.start[d] * strides[d] as usize).sum();
+            let start = Start::new(mesh, placement, global).unwrap();
+            assert_eq!(start.at(&mesh.coordinates(rank)), first as u64, "{mesh}, {placement}, {global}");
+            assert_eq!(Start::from_attrs(&start.attrs().collect::<Vec<_>>()), start);
+            for k in 0..local.valid.numel() {
+                let (mut rest, mut at) = (k, 0);
+                for d in (0..global.rank()).rev() {
+                    let i = local.start[d] + rest % local.valid.dims()[d];
+                    assert!(i < global.dims()[d], "{mesh}, {placement}, {global}: padding counted as valid");
+                    at += i * strides[d] as usize;
+                    rest /= local.valid.dims()[d];
+                }
+                copies[at] += 1;
+            }
+        }
+        let holders: usize = Axis::ALL
+            .into_iter()
+            .filter(|axis| !matches!(placement.along(*axis), Along::Split(_)))
+            .map(|axis| mesh.size(axis))
+            .product();
+        assert!(copies.iter().all(|n| *n == holders), "{mesh}, {placement}, {global}: {copies:?}");
+    }
+
+    #[test]
+    fn local_parts_reassemble_to_the_tensor() {
+        let shapes: [&[usize]; 7] = [&[1], &[7], &[12], &[6, 4], &[5, 3], &[1, 1, 9], &[8, 0]];
+        let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Partial(Combine::Sum)];
+        let mut cases = 0;
+        for mesh in meshes() {
+            for global in shapes.map(Shape::of) {
+                for outer in along {
+                    for inner in along {
+                        let mut placement = Placement::REPLICATED;
+                        let used = Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1);
+                        for (axis, along) in used.zip([outer, inner]) {
+                            placement = placement.with(axis, along);
+                        }
+                        let known = |a: &Axis| !matches!(placement.along(*a), Along::Split(d) if usize::from(d) >= global.rank());
+                        if Axis::ALL.iter().all(known) {
+                            reassembles(&mesh, &placement, &global);
+                            cases += 1;
+                        } else {
+                            assert!(placement.local(&mesh, &mesh.coordinates(0), &global).is_err());
+                        }
+                    }
+                }
+            }
+        }
+        assert!(cases > 5000, "{cases}");
+    }
+
+    #[test]
+    fn uneven_dims_are_cut_by_rounding_up() {
+        let mesh = Mesh::parse("dp=4").unwrap();
+        let placement = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
+        let part = |rank| placement.local(&mesh, &mesh.coordinates(rank), &Shape::of(&[7, 3])).unwrap();
+        assert_eq!(part(0).shape, Shape::of(&[2, 3]));
+        assert_eq!([0, 1, 2, 3].map(|r| (part(r).start[0], part(r).valid.dims()[0])), [(0, 2), (2, 2), (4, 2), (6, 1)]);
+        let e = placement.with(Axis::Tp, Along::Split(2)).local(&mesh, &[0; 6], &Shape::of(&[7, 3])).unwrap_err();
+        assert_eq!(e.message, "tp splits dim 2, which shape {7, 3} does not have");
+        assert_eq!(placement.with(Axis::Tp, Along::Partial(Combine::Max)).to_string(), "dp: split 0, tp: partial max");
+        assert_eq!(Placement::REPLICATED.to_string(), "replicated");
+        assert!(placement.is_replicated(&Mesh::ONE) && !placement.is_replicated(&mesh));
+    }
+}
