@@ -135,7 +135,7 @@ fn awkward_arguments_are_errors() {
     let runtime = Runtime::new(RuntimeOptions {
         backend: Arc::new(Cpu::limited(Some(1), Some(64 << 20))),
         params: Vec::new(),
-        policy: perilune_tests::scripts::policy(&[]),
+        policy: perilune_policy::Policy::closed(),
         strict: true,
         print: Rc::new(print),
     })

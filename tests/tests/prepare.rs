@@ -22,7 +22,7 @@ fn all_programs_of_a_step_are_prepared() {
         let options = RuntimeOptions {
             backend: backend.clone(),
             params: Vec::new(),
-            policy: Policy::closed(),
+            policy: Policy::builder().recipe(Path::new("../recipes/digits.lua")).build(),
             strict: true,
             print: Rc::new(|_| ()),
         };

@@ -21,6 +21,7 @@ use perilune_tests::harness;
 use perilune_tests::rng::Pcg;
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The limit of buffers and the arena together in bytes.
@@ -79,6 +80,7 @@ fn script(text: &str) -> Result<String, Failed> {
         backend: harness::device(2),
         params: Vec::new(),
         strict: true,
+        policy: perilune_policy::Policy::closed(),
         print: Rc::new(move |line| sink.borrow_mut().push_str(&format!("{line}\n"))),
     })?;
     runtime.load_text(text, "@extreme.lua")?;
