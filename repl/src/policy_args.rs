@@ -8,7 +8,7 @@ use std::path::PathBuf;
 #[derive(clap::Args, Clone, Debug, Default)]
 pub struct PolicyArgs {
     /// Let the recipe read DIR, or one file, too; may be given several times. It reads its own folder, the current directory
-    /// if it lies beneath it, and what a --set names
+    /// if that contains the folder, and what a --set names
     #[arg(long, value_name = "DIR")]
     allow_read: Vec<PathBuf>,
     /// Let the recipe write .safetensors, .npy, .npz and .png files in DIR; may be given several times. It writes in the run

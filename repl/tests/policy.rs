@@ -40,6 +40,13 @@ fn tree(build: &str) -> Place {
     p
 }
 
+/// A record as releases before the seals wrote it, without a check of its text.
+fn unsealed(mut record: Value) -> Value {
+    let fields = record.as_object_mut().unwrap();
+    fields.retain(|key, _| key != "blake3" && key != "id");
+    record
+}
+
 fn run(p: &Place, args: &[&str]) -> support::Ran {
     p.command(args).current_dir(p.path("work")).output().unwrap().into()
 }
@@ -150,7 +157,7 @@ fn a_resume_and_a_replay_read_nothing_for_their_record() {
     assert_eq!(r.status, Some(0), "{}", r.err);
 
     // Neither does a recorded flag, nor the folder of a recorded recipe.
-    let mut record = p.run_json("work/c");
+    let mut record = unsealed(p.run_json("work/c"));
     let words = ["perilune", "run", "../big/r.lua", "--set", &set, "--allow-read=/"].map(Value::from);
     record["command"] = json!(words);
     p.file("work/c/run.json", record.to_string());
@@ -162,7 +169,7 @@ fn a_resume_and_a_replay_read_nothing_for_their_record() {
 fn a_replay_reads_the_files_of_its_run_directory_only() {
     let p = tree("");
     assert_eq!(run(&p, &["run", "r.lua", "--run-dir", "a"]).status, Some(0));
-    let whole = p.run_json("work/a");
+    let whole = unsealed(p.run_json("work/a"));
     let hash = |text: &str| blake3::hash(text.as_bytes()).to_hex().to_string();
     p.file("big/evil.lua", "return 1");
     for name in ["../../../big/evil.lua", "linked.lua", "folder/evil.lua"] {

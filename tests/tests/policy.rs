@@ -44,7 +44,7 @@ impl Tree {
         std::os::unix::fs::symlink(target, self.path(name)).unwrap();
     }
 
-    /// Runs text as the recipe `recipe/r.lua`; what it printed and its error, as a person sees them.
+    /// Runs text as the recipe `recipe/r.lua` and returns what it printed and its error, as the terminal shows them.
     fn run(&self, text: &str, how: Resolution) -> String {
         let text = text.replace("OUT", &self.path("outside").display().to_string());
         let (runtime, printed) = self.runtime(how);

@@ -83,7 +83,7 @@ fn found<T>(
             return Err(fail(host, lua, op, e.into()));
         }
         let message = format!("there is no {what} \"{path}\" beside the recipe");
-        let rule = "the current directory is read where the recipe lies beneath it; allow it with --allow-read=.";
+        let rule = "the current directory is read if it contains the recipe's folder; allow it with --allow-read=.";
         return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
     }
     let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };

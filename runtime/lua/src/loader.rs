@@ -409,7 +409,7 @@ fn called_by_library(lua: &Lua) -> bool {
 /// More than any source file has.
 const MAX_TEXT: u64 = 64 << 20;
 
-/// The text of a file that the person named, on the command line or at the prompt.
+/// Reads a file that the command line or a line of the prompt names, under no policy.
 pub fn text_of(path: &Path) -> Result<String, Failed> {
     let no = |e: String| Failed::Usage(format!("cannot read {}: {e}", path.display()));
     let file = open_named(path).map_err(|e| match e {

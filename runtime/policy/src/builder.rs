@@ -179,7 +179,7 @@ impl PolicyBuilder {
 /// Opens a directory as a root; a relative path starts from `here`.
 pub(crate) fn root(here: &Path, dir: &Path, which: Which, how: Resolution) -> Result<Root> {
     let named: PathBuf = here.join(dir).components().collect();
-    // The error should name it as the person did.
+    // The error names the path as it was given.
     let shown = if dir.as_os_str().is_empty() { Path::new(".") } else { dir };
     let dir = Directory::resolving(&named, how).map_err(|e| match e {
         crate::Error::Io { action, source, .. } => crate::Error::Io { path: shown.to_path_buf(), action, source },

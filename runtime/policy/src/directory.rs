@@ -14,7 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// A directory by its handle: renaming it, or putting another in its place, changes nothing for who holds it.
+/// A directory by its handle. It stays the same directory when it is renamed or another takes its name.
 #[derive(Clone, Debug)]
 pub struct Directory {
     fd: Arc<OwnedFd>,
@@ -25,7 +25,7 @@ pub struct Directory {
 const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NONBLOCK);
 
 impl Directory {
-    /// Opens a directory that the program or the person named; links are followed.
+    /// Opens a directory that the program or the command line names; links are followed.
     pub fn open(path: &Path) -> Result<Directory> {
         Directory::resolving(path, Resolution::Auto)
     }

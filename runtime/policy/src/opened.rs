@@ -98,7 +98,7 @@ impl Seek for Opened {
     }
 }
 
-/// Opens a file that the person named on the command line or at the prompt, under no policy: links are followed wherever
+/// Opens a file that the command line or the prompt names, under no policy: links are followed wherever
 /// they lead. Like every open here it refuses what is not a regular file and never waits.
 pub fn open_named(path: &Path) -> Result<Opened> {
     let failed = |e| Error::io(path, "open", e);

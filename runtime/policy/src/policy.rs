@@ -185,7 +185,7 @@ impl Policy {
         }
         // By `..` alone a path leaves a root by its own words.
         let left = left && roots.iter().any(|root| root.rest(&without_parents(&absolute)).is_some());
-        // The cure names the place that a link of one's own leads to; of other paths nothing is told but what was asked.
+        // The cure names the place that a link of a root leads to. Of other paths it repeats what was asked.
         let place = Some(&absolute).filter(|_| left).and_then(|path| place_of(path));
         let place = place.unwrap_or_else(|| path.to_path_buf());
         let directory = match place.parent() {
