@@ -13,6 +13,7 @@ mod sandbox;
 
 use sandbox::{SECRET, Sandbox};
 use std::io::{Read, Write};
+use std::os::unix::process::ExitStatusExt;
 use std::process::{Child, ExitStatus, Stdio};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -33,12 +34,18 @@ impl Attack {
     }
 
     /// The file for a command. `check` and `profile` run recipes only: there a plain script runs in `recipe.model`.
-    fn source(&self, command: &str) -> String {
-        if self.is_recipe() || matches!(command, "run" | "repl") {
-            return self.text.clone();
+    fn source(&self, command: &str, (outside, temp): (&str, &str)) -> String {
+        let names = format!("local OUTSIDE, TEMP = {outside:?}, {temp:?}");
+        // `check` takes a file for a recipe if its text names `pl.recipe`.
+        let recipe = "local _ = require(\"perilune\").recipe";
+        if self.is_recipe() {
+            return format!("{names} {recipe} {}", self.text);
+        }
+        if matches!(command, "run" | "repl") {
+            return format!("{names} {}", self.text);
         }
         let end = "return require(\"perilune\").nn.Linear(4, 1)";
-        format!("return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
+        format!("{names} {recipe} return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
     }
 
     /// How it may end. The prompt builds a recipe and takes no step, so the part that attacks may not run.
@@ -69,7 +76,7 @@ const LUA_MEMORY: &str = "256MiB";
 const MAX_BYTES: u64 = 1536 << 20;
 
 /// Time before the first interrupt: for scripts that end by themselves and for those that do not.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(20);
 const SOON: Duration = Duration::from_millis(1500);
 /// Time between two interrupts, and from the second to the end.
 const BETWEEN: Duration = Duration::from_millis(1200);
@@ -167,7 +174,9 @@ fn judge(expect: &Expect, end: &Ended) -> Result<(), String> {
         let rule = if end.most_bytes > MAX_BYTES { "takes too much memory" } else { "does not end" };
         return Err(format!("{rule} ({} MiB, {:.1} s)", end.most_bytes >> 20, end.seconds));
     };
-    let Some(code) = status.code() else { return Err(format!("is killed: {status}")) };
+    // An interrupt that no handler takes ends the process as the shell expects it.
+    let code = status.code().or((status.signal() == Some(2) && end.interrupted).then_some(130));
+    let Some(code) = code else { return Err(format!("is killed: {status}")) };
     let wrong = match expect {
         Expect::Fine => code != 0,
         Expect::Error => !(1..=4).contains(&code) || end.out.trim().is_empty() || end.interrupted,
@@ -196,7 +205,7 @@ fn judge(expect: &Expect, end: &Ended) -> Result<(), String> {
 fn attempt(attack: &Attack, (command, more): (&str, &[&str]), print: bool) -> Result<f64, String> {
     let sandbox = Sandbox::new();
     let path = |name: &str| sandbox.path(name).display().to_string();
-    let text = format!("local OUTSIDE, TEMP = {:?}, {:?} {}", path("victim"), path("temp"), attack.source(command));
+    let text = attack.source(command, (&path("victim"), &path("temp")));
     std::fs::write(sandbox.path("work/attack.lua"), text).unwrap();
     let before = sandbox.snapshot();
     let mut args = vec![command, "attack.lua", "--lua-memory", LUA_MEMORY];

@@ -236,7 +236,7 @@ fn help_finds_what_has_comments() {
     for (what, want) in [
         ("pl.nn.Linear", "perilune/nn/linear.lua:"),
         ("pl.optim.AdamW", "target, opts"),
-        ("pl.state", "role is for pl.memory() alone"),
+        ("pl.state", "role is used only by pl.memory()"),
         ("x:assign", "assign(value)"),
         ("pl.optim", "AdamW"),
         ("model", "Sequential"),

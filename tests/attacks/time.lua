@@ -131,7 +131,7 @@ while true do table.concat(t) end
 table.move(setmetatable({}, { __index = function() return 1 end }), 1, math.maxinteger - 1, 2)
 
 --# insert: insert at the front of a table that claims a length
---# expect: any
+--# expect: stops
 table.insert(setmetatable({}, { __len = function() return 1 << 60 end }), 1, 0)
 
 --# remove: remove from the front of a table that claims a length

@@ -6,6 +6,7 @@ use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 
 /// What no output may contain: it stands in every file of the victim.
 pub const SECRET: &str = "TOP-SECRET-4711";
@@ -57,8 +58,10 @@ impl Sandbox {
         put("work/text.txt", b"hello\n");
         put("work/huge.npy", &npy("(1099511627776,)", &[]));
         put("work/huge.safetensors", &(1u64 << 40).to_le_bytes());
-        put("work/bomb.csv.gz", &gzip_bomb());
-        put("work/bomb.npz", &npz_bomb());
+        static BOMBS: OnceLock<[Vec<u8>; 2]> = OnceLock::new();
+        let [gzip, npz] = BOMBS.get_or_init(|| [gzip_bomb(), npz_bomb()]);
+        put("work/bomb.csv.gz", gzip);
+        put("work/bomb.npz", npz);
         put("work/bombs/a/x.png", &png_header(60_000, 60_000));
         let index = r#"{"metadata":{"total_size":4},"weight_map":{"w":"../victim/secret.safetensors"}}"#;
         put("work/evil.safetensors.index.json", index.as_bytes());
@@ -88,9 +91,16 @@ impl Sandbox {
 
     /// The program, as the person who owns the victim's home would start it in the recipe's folder.
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut c = Command::new(env!("CARGO_BIN_EXE_perilune"));
-        c.args(args).current_dir(self.path("work")).stdin(Stdio::null());
-        c.env_clear().env("HOME", self.path("victim")).env("TMPDIR", self.path("temp"));
+        // A shell starts jobs in the background with interrupts ignored.
+        let mut c = Command::new("/usr/bin/env");
+        c.args(["--default-signal=INT", env!("CARGO_BIN_EXE_perilune")])
+            .args(args)
+            .current_dir(self.path("work"))
+            .stdin(Stdio::null());
+        c.env_clear()
+            .env("PERILUNE_MEMORY_LIMIT", "512M")
+            .env("HOME", self.path("victim"))
+            .env("TMPDIR", self.path("temp"));
         c.env("XDG_CACHE_HOME", self.path("cache")).env("PATH", "/usr/bin:/bin");
         c
     }
@@ -140,7 +150,7 @@ fn gzip_bomb() -> Vec<u8> {
     gz.finish().unwrap().repeat(256)
 }
 
-/// An archive whose one array has 2 GiB of zeros.
+/// An archive whose one array has 256 MiB of zeros.
 fn npz_bomb() -> Vec<u8> {
     let mut zip = zip::ZipWriter::new(std::io::Cursor::new(Vec::new()));
     let options = zip::write::SimpleFileOptions::default().large_file(true);
