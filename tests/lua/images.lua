@@ -31,7 +31,7 @@ describe("a folder of images", function()
     expect(set:path(0)):to_contain "boat/full.JPG"
     expect(set:path(18)):to_contain "dog/rgba.png"
     expect(function() set:path(19) end):to_raise "there is no image 19"
-    expect(function() data.tensors({ x = pl.zeros { 3 } }):path(0) end):to_raise "no files"
+    expect(function() data.tensors({ x = pl.zeros { 3 } }):path(0) end):to_raise "are not files"
   end)
 
   it("gives x (B, 3, P, P) u8 and class ids", function()

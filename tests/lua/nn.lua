@@ -252,7 +252,7 @@ describe("attention", function()
     expect(function() attn(x, { documents = ids:to("f32") }) end):to_raise "documents must be integers"
     expect(function() attn(x, { documents = ids, memory = x }) end):to_raise "positions of x"
     local q, k = pl.randn { 2, 5, 4 }, pl.randn { 2, 6, 4 }
-    expect(function() pl.scaled_dot_product_attention(q, k, k, { documents = pl.arange(5) }) end):to_raise "q has 5 and k has 6"
+    expect(function() pl.scaled_dot_product_attention(q, k, k, { documents = pl.arange(5) }) end):to_raise "q has 5 positions and k has 6"
   end)
 
   it("depends on distances alone with rope", function()
