@@ -217,7 +217,9 @@ local function with_gradients(groups)
       states[#states + 1] = p.state
     end
   end
-  for i, g in ipairs(native.gradients(states)) do
+  ---@type (perilune.Tensor|false)[]
+  local found = native.gradients(states)
+  for i, g in ipairs(found) do
     if g then
       params[#params + 1] = all[i]
       grads[#grads + 1] = g
