@@ -29,7 +29,7 @@
 //!   the identity; chunks combine in order: f32 sums and products in f64.
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
-use crate::backend::BufferDesc;
+use crate::buffer_desc::BufferDesc;
 use perilune_core::mesh::{Coordinates, Start};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 
 pub mod backend;
+mod buffer_desc;
 pub mod cache;
 pub mod check;
 pub mod cluster;
@@ -31,9 +32,8 @@ pub mod recompute;
 pub mod request;
 pub mod show;
 
-pub use backend::{
-    Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot,
-};
+pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot};
+pub use buffer_desc::BufferDesc;
 pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;
 pub use key::Tracer;

@@ -1,7 +1,8 @@
 //! Implements the null device, which plans and checks programs but does not run them, for planner tests without
 //! hardware.
 
-use crate::backend::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, RunContext};
+use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, RunContext};
+use crate::buffer_desc::BufferDesc;
 use crate::check::check;
 use crate::ir::Program;
 use perilune_core::Layout;

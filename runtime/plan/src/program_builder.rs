@@ -1,6 +1,6 @@
 //! Builds a program from clusters: registers, kernels, and storage for results and State writes.
 
-use crate::backend::BufferDesc;
+use crate::buffer_desc::BufferDesc;
 use crate::cluster::{self, Assignment, Fusion};
 use crate::epilogue;
 use crate::ir::*;

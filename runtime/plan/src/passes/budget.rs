@@ -10,7 +10,7 @@
 //! need the least inside one. The memory of a choice is not estimated; the step is planned with it. The result is a
 //! function of the traced step and the budget.
 
-use crate::backend::BufferDesc;
+use crate::buffer_desc::BufferDesc;
 use crate::ir::Program;
 use crate::show::products;
 use perilune_core::byte_size;
