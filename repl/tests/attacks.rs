@@ -4,8 +4,8 @@
 //! file outside the run directory changes; no output has the victim's secret, a control character or a Rust panic; memory
 //! stays below a bound; and a run beside it keeps its bits.
 //!
-//! Every script runs under one of the commands by default, another one each day. `PERILUNE_ATTACKS=all` runs it under all of
-//! them, and `PERILUNE_ATTACKS=GROUP/NAME` runs one script under all of them and prints its output.
+//! Every script runs under one of the commands by default, its neighbours under the others. `PERILUNE_ATTACKS=all` runs it under
+//! all of them, and `PERILUNE_ATTACKS=GROUP/NAME` runs one script under all of them and prints its output.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/sandbox.rs"]
@@ -242,12 +242,11 @@ fn neutral(sandbox: &Sandbox) -> String {
 fn every_attack_is_contained() {
     let wanted = std::env::var("PERILUNE_ATTACKS").unwrap_or_default();
     let one = wanted.contains('/');
-    let day = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs() / 86_400;
     let mut jobs = Vec::new();
     let attacks = attacks();
     for (k, attack) in attacks.iter().enumerate() {
         for (c, command) in COMMANDS.iter().enumerate() {
-            let due = (k as u64 + day) % COMMANDS.len() as u64 == c as u64;
+            let due = k % COMMANDS.len() == c;
             if (one && attack.name == wanted) || wanted == "all" || (wanted.is_empty() && due) {
                 jobs.push((attack, *command));
             }
