@@ -358,7 +358,7 @@ fn an_endless_version_does_not_hold_the_run_up() {
     let event = run.next("reload");
     assert!(event["ok"] == true && event["changed"].to_string().contains("lr 0.01 -> 0.02"), "{event}");
     run.until(event["step"].as_u64().unwrap() + 5);
-    // Nor does a search that backtracks for ever, a chunk that poses as the library's, or a message handler.
+    // Nor does a search that backtracks forever, a chunk that poses as the library's, or a message handler.
     for code in [
         "while true do pcall(string.find, (\"a\"):rep(5000), (\".-\"):rep(20) .. \"b\") end",
         "load(\"while true do pcall(function() while true do end end) end\", \"@perilune/tree.lua\")()",

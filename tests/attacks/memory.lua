@@ -8,7 +8,7 @@ local s = ("x"):rep(1 << 40)
 --# expect: error
 local s = ("xy"):rep(math.maxinteger)
 
---# string_doubling: double a string for ever
+--# string_doubling: double a string forever
 --# expect: error
 local s = "x"
 while true do s = s .. s end
@@ -18,12 +18,12 @@ while true do s = s .. s end
 local t = {}
 while true do t[#t + 1] = ("x"):rep(1 << 20) .. #t end
 
---# table_growing: grow a table for ever
+--# table_growing: grow a table forever
 --# expect: error
 local t = {}
 for i = 1, math.huge do t[i] = i end
 
---# table_hash: grow a hash for ever
+--# table_hash: grow a hash forever
 --# expect: stops
 local t, i = {}, 0
 while true do i = i + 1; t["k" .. i] = i end
@@ -55,7 +55,7 @@ for _ = 1, 60 do s = s:gsub(".", "%0%0%0%0") end
 --# expect: any
 print(#string.pack("!16 " .. ("xXi16"):rep(1 << 20) .. "s8", ("x"):rep(1 << 20)))
 
---# load_generator: feed the parser for ever
+--# load_generator: feed the parser forever
 --# expect: error
 load(function() return "x = 1;" end)
 
@@ -150,13 +150,13 @@ print(pl.ones { 2, 2 }:pad({ 1 << 40, 1 << 40 }):sort(0):sum():item())
 local pl = require "perilune"
 print(pl.ones { 1, 1, 2, 2 }:interpolate({ size = { 1 << 30, 1 << 30 } }):sort(0):sum():item())
 
---# endless_graph: record for ever without a value
+--# endless_graph: record forever without a value
 --# expect: stops
 local pl = require "perilune"
 local x = pl.ones { 4 }
 for i = 1, math.huge do x = x + i end
 
---# states: make States for ever
+--# states: make States forever
 --# expect: stops
 local pl = require "perilune"
 local t = {}

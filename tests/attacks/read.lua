@@ -90,17 +90,17 @@ print(pl.load("ok.npy\0.npy"))
 local pl = require "perilune"
 print(pl.load(("a/"):rep(100000) .. "x.npy"))
 
---# fifo_npy: wait for a pipe for ever
+--# fifo_npy: wait for a pipe forever
 --# expect: error
 local pl = require "perilune"
 print(pl.load("pipe.npy"))
 
---# fifo_csv: wait for a pipe for ever, as a table
+--# fifo_csv: wait for a pipe forever, as a table
 --# expect: error
 local pl = require "perilune"
 print(pl.data.csv("pipe.csv"))
 
---# fifo_text: wait for a pipe for ever, as a text
+--# fifo_text: wait for a pipe forever, as a text
 --# expect: error
 local pl = require "perilune"
 print(pl.data.text("pipe.txt"))
@@ -178,7 +178,7 @@ print(require "pipe")
 --# expect: error
 print(require "secret\0x")
 
---# require_self: require the recipe itself for ever
+--# require_self: require the recipe itself forever
 --# expect: error
 return require "attack"
 

@@ -25,7 +25,7 @@ const LOOK_EVERY: u32 = 4096;
 
 pub struct Host {
     pub engine: RefCell<Engine>,
-    /// What the recipe may open, and how much it may use.
+    /// What the recipe may open.
     pub policy: Arc<Policy>,
     /// The engine's interrupt, which also stops Lua code.
     pub interrupt: Interrupt,

@@ -2,7 +2,6 @@
 
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::limits::Limits;
 use crate::policy::{Policy, Root, Roots, Which};
 use crate::resolve::Resolution;
 use std::path::{Component, Path, PathBuf};
@@ -20,7 +19,6 @@ pub struct PolicyBuilder {
     folder: Option<PathBuf>,
     roots: Roots,
     absent: Vec<PathBuf>,
-    limits: Limits,
     read_only: bool,
     how: Resolution,
 }
@@ -33,7 +31,6 @@ impl Default for PolicyBuilder {
             folder: None,
             roots: Roots::default(),
             absent: Vec::new(),
-            limits: Limits::default(),
             read_only: false,
             how: Resolution::Auto,
         }
@@ -123,12 +120,6 @@ impl PolicyBuilder {
         self
     }
 
-    #[must_use]
-    pub fn limits(mut self, limits: Limits) -> PolicyBuilder {
-        self.limits = limits;
-        self
-    }
-
     /// How roots that are added from now on resolve paths.
     #[must_use]
     pub fn resolution(mut self, how: Resolution) -> PolicyBuilder {
@@ -141,7 +132,6 @@ impl PolicyBuilder {
             here: self.here,
             roots: RwLock::new(Arc::new(self.roots)),
             absent: self.absent,
-            limits: self.limits,
             read_only: self.read_only,
             holds: AtomicUsize::new(0),
         })

@@ -1,9 +1,9 @@
-//! Restricts which files a recipe may open, and states how much it may use.
+//! Restricts which files a recipe may open.
 //!
 //! A [`Policy`] holds open directories: the roots that may be read and those that may be written. A path is opened relative to
 //! the handle of a root, and the kernel refuses every step that leaves it, so no checked string is ever followed by an open.
 //! What no root holds is denied. Readers of data take an [`Opened`] file or an [`Opener`], never a path; writers take a
-//! [`Staged`] file, which replaces its target whole or not at all. [`Limits`] are plain numbers for the layers above.
+//! [`Staged`] file, which replaces its target whole or not at all.
 //!
 //! Links that stay beneath a root, or lead into another root, are followed; others are denied with the flag that would allow
 //! them. Only regular files are opened: a FIFO, device, socket or directory is refused by its kind, and never waited for.
@@ -23,7 +23,8 @@
 //! # }
 //! ```
 //!
-//! Not here: what the program opens for itself (its own libraries, its cache), and limits of time.
+//! Not here: what the program opens for itself (its own libraries, its cache), and limits of memory and time
+//! (`runtime/lua/src/boundary`).
 #![forbid(unsafe_code)]
 
 #[cfg(not(unix))]
@@ -32,7 +33,6 @@ compile_error!("perilune-policy resolves paths by directory handles of Unix");
 mod builder;
 mod directory;
 mod error;
-mod limits;
 mod opened;
 mod opener;
 mod policy;
@@ -42,7 +42,6 @@ mod staged;
 pub use builder::PolicyBuilder;
 pub use directory::Directory;
 pub use error::{Access, Error, Result};
-pub use limits::Limits;
 pub use opened::{Opened, open_named};
 pub use opener::{Entry, Kind, Opener, near};
 pub use policy::{Policy, WriteHold};

@@ -7,7 +7,6 @@
 use crate::builder::PolicyBuilder;
 use crate::directory::{Directory, plain_kind};
 use crate::error::{Access, Error, Result};
-use crate::limits::Limits;
 use crate::opened::Opened;
 use crate::opener::{Entry, Kind, Opener};
 use crate::staged::Staged;
@@ -59,7 +58,7 @@ pub(crate) struct Roots {
     pub writes: Vec<Root>,
 }
 
-/// What a command may open, and how much it may use. Shared by `Arc`; every method takes `&self`.
+/// What a command may open. Shared by `Arc`; every method takes `&self`.
 #[derive(Debug)]
 pub struct Policy {
     /// The directory that relative paths start from, absolute.
@@ -67,7 +66,6 @@ pub struct Policy {
     pub(crate) roots: RwLock<Arc<Roots>>,
     /// Files that were named to be written, in directories that do not exist: absolute.
     pub(crate) absent: Vec<PathBuf>,
-    pub(crate) limits: Limits,
     pub(crate) read_only: bool,
     pub(crate) holds: AtomicUsize,
 }
@@ -91,10 +89,6 @@ impl Policy {
     /// A policy that opens nothing.
     pub fn closed() -> Arc<Policy> {
         Policy::builder().build()
-    }
-
-    pub fn limits(&self) -> Limits {
-        self.limits
     }
 
     /// Lets the directory `dir` be written, and read, from now on: a run directory that has just been made.
