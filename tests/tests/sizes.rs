@@ -104,6 +104,10 @@ impl Backend for Plans {
         self.gpu.fills_rows()
     }
 
+    fn defers_index_faults(&self) -> bool {
+        self.gpu.defers_index_faults()
+    }
+
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
         let room = desc.nbytes().max(1).next_multiple_of(512);
         let at = self.heap.lock().unwrap().take(room);

@@ -3,27 +3,28 @@
 //! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
 //! each run, the run-time numbers (slots) are uploaded to a block of device memory.
 //!
-//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory and continues with a
-//! valid index. The first runs of a program synchronize and raise the error at once; later ones raise it at the next
-//! host wait or the next run.
+//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
+//! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index
+//! reaches no State, in this step or in those queued behind it (plan's `index_checks` puts State writes behind the checks).
+//! The first runs of a program synchronize and raise the error at once; later ones raise it at the next host wait or run.
 
 mod errors;
 mod products;
 mod replay;
 mod run;
 
-pub(crate) use errors::DeviceErrors;
+use errors::DeviceErrors;
+pub(crate) use errors::{Fault, Faults};
 pub(crate) use products::{epilogue, product};
 pub use replay::STAGED_BYTES;
 
 use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
-use crate::driver::{Allocation, Entry, Module, Pinned};
+use crate::driver::{Allocation, Entry, Module};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::{attention, conv, emit, library, nvrtc};
-use errors::FAULT_WORDS;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
@@ -169,7 +170,7 @@ impl CudaExecutable {
 }
 
 impl Compiled {
-    fn new(context: &mut DeviceContext, program: &Program) -> Result<Compiled> {
+    fn new(context: &mut DeviceContext, program: &Arc<Program>) -> Result<Compiled> {
         let parts = parts(context, program)?;
         let mut entries = entries(context, &launched(&parts))?;
         let mut steps = Vec::new();
@@ -231,9 +232,8 @@ impl Compiled {
         let cells = if faults.is_empty() {
             None
         } else {
-            let memory = Pinned::new(&context.device, faults.len() * FAULT_WORDS * 8)?;
-            let cells = Arc::new(DeviceErrors { memory, kernels: faults });
-            context.cells.push(Arc::downgrade(&cells));
+            let cells = Arc::new(DeviceErrors::new(&context.device, context.halt.address, faults, program)?);
+            context.faults.cells.push(Arc::downgrade(&cells));
             Some(cells)
         };
         let slots = context.heap.alloc(program.slots.len() * 8)?;

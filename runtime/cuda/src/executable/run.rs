@@ -2,8 +2,8 @@
 
 use super::errors::FAULT_WORDS;
 use super::replay::Operand;
-use super::{Compiled, CudaExecutable, DeviceErrors, Step};
-use crate::backend::{DeviceContext, address, written};
+use super::{Compiled, CudaExecutable, Step};
+use crate::backend::{DeviceContext, address, made, made_by, written};
 use crate::blas::Addresses;
 use crate::dnn;
 use crate::driver::{Address, Event, Replay, TensorMap};
@@ -12,7 +12,7 @@ use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 /// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
@@ -105,6 +105,7 @@ impl Compiled {
                         Arg::Fault => {
                             self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
                         }
+                        Arg::Halt => context.halt.address,
                         Arg::I32(x) => *x as u32 as u64,
                         Arg::I64(x) => *x as u64,
                         Arg::F32(x) => u64::from(x.to_bits()),
@@ -222,24 +223,21 @@ impl Executable for CudaExecutable {
         // Kernels are queued in less time than an interrupt takes to arrive; another thread's run may have held the device.
         interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        // A fault of an earlier run.
-        let fault = |cells: &Arc<DeviceErrors>| match cells.take() {
-            Some((origin, error)) => Err(Failure { origin, error }),
-            None => Ok(()),
-        };
-        compiled.cells.as_ref().map_or(Ok(()), fault)?;
+        context.check_faults(&self.program)?;
+        for buffer in inputs {
+            context.faults.check(made_by(buffer)).map_err(first)?;
+        }
         let number = context.beside.number();
-        let states = compiled.writes.iter().filter_map(|k| inputs.get(*k));
-        states.chain(outputs).for_each(|buffer| written(buffer, number));
+        compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| written(state, number));
+        outputs.iter().for_each(|buffer| made(buffer, number));
         let done = compiled.run_steps(context, &self.program, inputs, slots, outputs, times);
         done.map_err(|(k, error)| Failure { origin: origin(k), error })?;
         context.beside.mark().map_err(first)?;
         compiled.runs += 1;
-        if compiled.runs <= CAREFUL_RUNS
-            && let Some(cells) = &compiled.cells
-        {
+        if compiled.runs <= CAREFUL_RUNS && compiled.cells.is_some() {
             context.device.synchronize().map_err(first)?;
-            fault(cells)?;
+            context.check_faults(&self.program)?;
+            context.faults.finished(number);
         }
         Ok(())
     }
