@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 /// Trees of a run without `PERILUNE_FUZZ_COUNT`, and paths tried in each.
-const TREES: u64 = 500;
+const TREES: u64 = 100;
 const PATHS: usize = 120;
 /// Far longer than a tree takes on a busy machine.
 const HANG: Duration = Duration::from_secs(300);
