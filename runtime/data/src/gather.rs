@@ -23,7 +23,7 @@ pub fn rows(tensor: &HostTensor, indices: &[u64]) -> Result<HostTensor> {
 pub fn run(tensor: &HostTensor, lo: usize, hi: usize) -> Result<HostTensor> {
     let (n, nbytes) = rows_of(tensor)?;
     if lo > hi || hi > n {
-        let rule = format!("must rise and end within the {n} samples");
+        let rule = format!("must ascend and end within the {n} samples");
         return Err(Error::argument(format!("range {{{lo}, {hi}}}"), rule));
     }
     Ok(HostTensor::new(tensor.dtype, tensor.shape.with(0, hi - lo), tensor.bytes[lo * nbytes..hi * nbytes].to_vec()))

@@ -58,7 +58,7 @@ impl Form {
             })
         }));
         made.unwrap_or_else(|_| {
-            Err(Error::malformed(&path, "image", "the decoder broke down on it").hint("copy or convert the file anew"))
+            Err(Error::malformed(&path, "image", "the decoder panicked").hint("copy or convert the file again"))
         })?;
         Ok(out)
     }
