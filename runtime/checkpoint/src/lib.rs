@@ -8,9 +8,8 @@
 //!
 //! A checkpoint contains data, never code. It is written to a hidden directory, flushed to the disk and renamed. After a crash
 //! at any instant it is complete or absent, and earlier checkpoints are unchanged; a checkpoint that it replaces is valid
-//! until the rename. The reader treats files as untrusted: it opens
-//! them beneath the handle of their directory, follows no link, and validates the BLAKE3 hash and the format before it uses
-//! the contents.
+//! until the rename. The reader treats files as untrusted: it opens them beneath the handle of their directory,
+//! follows no link, and validates the BLAKE3 hash and the format before it uses the contents.
 
 #![deny(unsafe_code)]
 
