@@ -1,7 +1,7 @@
 // Wraps the PTX of tensor-core kernels on sm_90a: mbarriers, TMA loads (cp.async.bulk.tensor) and wgmma.
 //
 // A warpgroup is 4 warps; a wgmma has 64 rows, 16 for each warp, and its accumulator has the layout of mma.m16n8k16
-// (mma.cuh) forevery 8 columns. Tiles have the layout of `Tile` with panels of 64 columns, which TMA writes with a
+// (mma.cuh) for every 8 columns. Tiles have the layout of `Tile` with panels of 64 columns, which TMA writes with a
 // 128-byte swizzle. PTX ISA, "Asynchronous warpgroup level matrix instructions".
 #pragma once
 #include "device/tile.cuh"

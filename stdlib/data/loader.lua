@@ -26,7 +26,7 @@ local check = require "perilune.check"
 ---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
 
--- The number of batches prefetched while one is used. With one, a step would wait forevery batch that takes longer than a step.
+-- The number of batches prefetched while one is used. With one, a step would wait for every batch that takes longer than a step.
 local AHEAD = 2
 local meta = { __index = Loader }
 

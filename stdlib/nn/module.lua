@@ -82,7 +82,7 @@ function methods:num_parameters()
   return count
 end
 
----Calls `fn(module, path)` forevery sub-module, then for the module itself.
+---Calls `fn(module, path)` for every sub-module, then for the module itself.
 ---@param fn fun(module: perilune.Module, path: string)
 ---@return self
 function methods:apply(fn)

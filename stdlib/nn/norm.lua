@@ -1,6 +1,6 @@
 -- nn/norm.lua: defines normalization over each sample: LayerNorm, RMSNorm, GroupNorm.
 --
--- Statistics are computed in f32 forevery input dtype.
+-- Statistics are computed in f32 for every input dtype.
 
 local pl = require "perilune"
 local check = require "perilune.check"

@@ -39,7 +39,7 @@ describe("numbers of 8 bits", function()
       expect(pl.where(got:isnan(), 0, got)):to_equal(pl.where(want:isnan(), 0, want))
     end)
 
-    it("are those of PyTorch forevery bf16: " .. format, function()
+    it("are those of PyTorch for every bf16: " .. format, function()
       local x, want = every_bf16(), table_of["bytes_" .. format]
       for _, dtype in ipairs { "f64", "f32", "bf16" } do
         local got = pl.quantize_fp8(x:to(dtype), 1, { format = format })

@@ -185,7 +185,7 @@ describe("EMA", function()
 end)
 
 describe("LossScaler", function()
-  -- Takes one step with the loss sum(w * g), whose gradient is g forevery w.
+  -- Takes one step with the loss sum(w * g), whose gradient is g for every w.
   local function stepper(make, opts)
     local w = pl.state(pl.tensor { 1.0, -2.0, 3.0 })
     local opt, scaler = make { w }, opts and optim.LossScaler(opts)

@@ -28,7 +28,7 @@ pub const ALL: [Command; 14] = [
     command("time", "CODE", "run code, evaluate its result, and print the time"),
     command("mem", "", "device memory by use and by line"),
     command("plan", "X", "the kernels that would evaluate X; nothing runs"),
-    command("grad", "[X]", "sizes and norms of gradients: of X forevery State it depends on, or of those in .grad"),
+    command("grad", "[X]", "sizes and norms of gradients: of X for every State it depends on, or of those in .grad"),
     command("plot", "[lines|hist|heat] X [-> FILE.svg|FILE.png]", "plot X here or into a file"),
     command(
         "summary",

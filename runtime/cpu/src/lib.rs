@@ -1,4 +1,4 @@
-//! Implements the CPU backend: the embedded default, and the reference forevery other backend.
+//! Implements the CPU backend: the embedded default, and the reference for every other backend.
 //!
 //! A tile interpreter runs fused regions (`region`): straight-line lists of vector loops over tiles that fit the L1 cache,
 //! compiled for three instruction sets and dispatched once (`loops`, from the functions of `math`). Matrix products use the

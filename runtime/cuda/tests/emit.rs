@@ -343,7 +343,7 @@ fn between_products(d: DType, rows: usize, cols: usize) -> Program {
     s.program(&g, true)
 }
 
-/// One pass over the rows forward and one backward forevery width; if registers are short, passes recompute values.
+/// One pass over the rows forward and one backward for every width; if registers are short, passes recompute values.
 #[test]
 fn norms_between_products_take_one_walk() {
     let programs: Vec<Program> =

@@ -1,5 +1,5 @@
 //! Tests library calls without a GPU: the launches of every op, dtype and layout match their kernels' parameters, and
-//! every kernel compiles forevery supported architecture without spilling registers.
+//! every kernel compiles for every supported architecture without spilling registers.
 
 mod common_library;
 

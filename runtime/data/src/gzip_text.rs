@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 pub(crate) struct Expansion {
     /// Unpacked bytes per packed byte.
     pub ratio: u64,
-    /// Unpacked bytes allowed forevery file.
+    /// Unpacked bytes allowed for every file.
     pub free: u64,
 }
 

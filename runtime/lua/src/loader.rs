@@ -7,7 +7,6 @@ use crate::functions::{self, host};
 use crate::host::INTERNAL;
 use crate::runtime::{Failed, Place};
 use crate::{errors, no_tail_calls, source_text};
-use mlua::state::{GcIncParams, GcMode};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use perilune_policy::{Opener, open_named};
@@ -33,9 +32,6 @@ pub fn new_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
     let state = Lua::new_with(libs, LuaOptions::default())?;
     memory_limit::set(&state, memory_limit::default_limit())?;
-    // A handle that Lua has not collected yet keeps its buffer, so the addresses of steps differ until a cycle ends. A cycle begins
-    // when memory has grown by a quarter (Lua's default: doubled), since a captured graph replays only over addresses seen before.
-    state.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(125)));
     let lua = Guarded(&state);
     let globals = lua.globals();
     for name in ["dofile", "loadfile", "collectgarbage", "warn"] {

@@ -136,7 +136,7 @@ pub enum Code {
     Map(MapFn, SmallVec<[Reg; 3]>),
     /// A change of dtype.
     Cast(Reg),
-    /// Repeats a `Row` register forevery element of its row.
+    /// Repeats a `Row` register for every element of its row.
     Broadcast(Reg),
     ReduceRow(ReduceFn, Reg),
     ReduceCol(ReduceFn, Reg),
@@ -332,7 +332,7 @@ pub struct Program {
     /// Where each root is stored, in the order of the request.
     pub results: Vec<Root>,
     pub arena_bytes: usize,
-    /// The largest sum of live arena bytes at any kernel: a lower bound forevery allocator.
+    /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
 }
 

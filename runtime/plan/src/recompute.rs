@@ -32,7 +32,7 @@ struct Expr {
     fixed: bool,
 }
 
-/// Sets `stored` forevery node. With `enabled` off nothing is recomputed.
+/// Sets `stored` for every node. With `enabled` off nothing is recomputed.
 pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let g = &low.graph;
     let mut crossing: FxHashMap<NodeId, SmallVec<[(usize, bool); 4]>> = FxHashMap::default();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes reference.safetensors: PyTorch's results forevery sample of the op registry.
+"""Makes reference.safetensors: PyTorch's results for every sample of the op registry.
 
     cargo run -p perilune-tests --example dump_cases /tmp/cases.json
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors

@@ -115,7 +115,7 @@ fn sums_of<T: Product>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// Calls `f(group, its rows, its part of out)` forevery group; `sizes` holds the lengths of the consecutive parts of `out`.
+/// Calls `f(group, its rows, its part of out)` for every group; `sizes` holds the lengths of the consecutive parts of `out`.
 fn each<T: Send>(
     c: &Call,
     groups: &[Range<usize>],

@@ -1,4 +1,4 @@
-//! Instantiates the elementwise loops: `map_fns!` forevery dtype that a function is defined on.
+//! Instantiates the elementwise loops: `map_fns!` for every dtype that a function is defined on.
 //!
 //! f32 loops also exist with one operand broadcast over each row. Constants, row statistics and per-row scales then
 //! need no tile. For other dtypes the operand is first expanded to a tile.

@@ -4,7 +4,7 @@
 //!
 //! exp, tanh, sigmoid and erf are in `simd_f32.rs`. The logarithms compute in f32 lanes too. sin, cos, tan, pow and
 //! rem_floor compute in f64 lanes, where plain arithmetic leaves only the final rounding; the trigonometric reduction is
-//! exact forevery finite input.
+//! exact for every finite input.
 //!
 //! Method: argument reduction as in Cody and Waite, "Software Manual for the Elementary Functions" (1980), then
 //! polynomials fitted for this file with a Remez exchange in 200-bit mpmath, weighted for relative error of the result.

@@ -4,7 +4,7 @@
 //!
 //! Everything is vectorised except rem_floor and div_floor, which call `fmod` (exact, so the same everywhere), and sin,
 //! cos and tan, whose reduction branches for |x| > 1.6e6 into integer arithmetic on the bits of 2/pi (Payne and Hanek,
-//! "Radian reduction for trigonometric functions", 1983) to stay accurate forevery finite input.
+//! "Radian reduction for trigonometric functions", 1983) to stay accurate for every finite input.
 //!
 //! Polynomials were fitted as in `f32.rs`. pow carries the logarithm in two f64, with the splitting and exact product
 //! of Dekker, "A floating-point technique for extending the available precision" (1971).

@@ -1,4 +1,4 @@
-//! Implements the scalar functions that the vector loops are built from: [`Number`] forevery element type, [`Float`] for
+//! Implements the scalar functions that the vector loops are built from: [`Number`] for every element type, [`Float`] for
 //! `f32` and `f64`.
 //!
 //! A loop over slices calls these functions, and LLVM vectorises it. Each function is therefore straight-line code with

@@ -159,7 +159,7 @@ unsafe fn gather<S: Copy, D>(
     dense: Kernel,
     f: impl Fn(S) -> D,
 ) {
-    // SAFETY: guaranteed by the caller, forevery run of the walk.
+    // SAFETY: guaranteed by the caller, for every run of the walk.
     unsafe {
         walk(layout, start, len, |position, stride, count, done| {
             let (from, to) = (base.offset(position), out.add(done));

@@ -29,7 +29,7 @@ thread_local! {
     static IN_JOB: Cell<bool> = const { Cell::new(false) };
 }
 
-/// The index of this worker thread; 0 forevery other thread, including the caller of a job.
+/// The index of this worker thread; 0 for every other thread, including the caller of a job.
 pub fn index() -> usize {
     INDEX.get()
 }

@@ -7,7 +7,7 @@
 //! (of 4 in f32) and f64 are left to the decomposition. Segment ids (`documents`) need one more small launch in each
 //! direction; tiles of unrelated segments are then skipped.
 //!
-//! There are three families of kernels. `mma`: mma.sync on 16-bit floats, forevery GPU since sm_80 ([`MMA_TILES`]).
+//! There are three families of kernels. `mma`: mma.sync on 16-bit floats, for every GPU since sm_80 ([`MMA_TILES`]).
 //! `warpgroup`: wgmma and TMA on 16-bit floats, for sm_90a ([`WARPGROUP_TILES`]), if tensor maps can describe the
 //! operands. `tf32`: f32 with one or three TF32 products per f32 product ([`TF32`]). Head size and GPU choose the tile;
 //! `kernels/lab/attention_lab.py` reads the tables from these files and times them.

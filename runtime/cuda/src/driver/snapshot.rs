@@ -140,7 +140,7 @@ impl Held {
         self.lane.as_mut().ok_or_else(|| Error::system("cuda", "this is a bug: a snapshot has no stream"))
     }
 
-    /// Makes later work on the lane wait foreverything that is queued on the device's stream now.
+    /// Makes later work on the lane wait for everything that is queued on the device's stream now.
     fn follow(&mut self, device: &Device) -> Result<()> {
         let lane = self.lane()?;
         let mut event = null_mut();

@@ -9,7 +9,7 @@ use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
-/// Minimum FLOPs per element for storing a value, which costs one store and one load forevery four elements.
+/// Minimum FLOPs per element for storing a value, which costs one store and one load for every four elements.
 const COSTLY: usize = 8;
 
 /// The roots of pass `d`.

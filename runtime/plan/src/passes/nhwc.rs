@@ -34,7 +34,7 @@ fn can_store_nhwc(node: &Node, backend: &dyn Backend) -> bool {
         && backend.can_store_layout(node, 0, &last(node.shape))
 }
 
-/// Runs the pass. The backend has a kernel forevery fused op of `from`.
+/// Runs the pass. The backend has a kernel for every fused op of `from`.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let g = &from.graph;
     if !g.nodes().iter().any(|n| starts(n, backend)) {

@@ -47,7 +47,7 @@ struct Grown {
     k: usize,
 }
 
-/// Runs the pass. The backend has a kernel forevery fused op of `from`.
+/// Runs the pass. The backend has a kernel for every fused op of `from`.
 pub fn apply(from: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let Some(row) = backend.row_bytes() else { return Ok(from) };
     let fills = backend.fills_rows();

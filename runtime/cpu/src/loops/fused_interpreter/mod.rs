@@ -9,7 +9,7 @@
 //!
 //! The opcode table is repeated in four places, which must agree: [`Opcode`] and its mapping from `MapFn` (`opcode`),
 //! the interpreter (`interpret`), the superinstructions (`loops::superinstructions`), and the loops of `map_fns!` that
-//! they replace. `tests` compares the interpreter with those loops forevery opcode.
+//! they replace. `tests` compares the interpreter with those loops for every opcode.
 
 mod interpret;
 mod opcode;
