@@ -1,4 +1,4 @@
-//! Writes files atomically through a buffer, and validates tensor and member names read from files.
+//! Writes files atomically through a buffer, validates tensor and member names read from files, and bounds the size of inflated data.
 //!
 //! A [`Staged`] file replaces its target atomically. Not included: opening files (`perilune_policy`), locking, and memory maps.
 
