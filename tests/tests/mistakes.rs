@@ -38,9 +38,9 @@ fn message(path: &Path) -> Result<String, String> {
 /// The message without the memory that this machine has just now.
 fn without_memory(text: &str) -> String {
     let available = |line: &str| {
-        let (before, after) = line.split_once(" more are asked for, ")?;
+        let (before, after) = line.split_once(" more were requested, ")?;
         let (_, rest) = after.split_once(" of the machine's memory")?;
-        Some(format!("{before} more are asked for, … of the machine's memory{rest}"))
+        Some(format!("{before} more were requested, … of the machine's memory{rest}"))
     };
     text.lines().map(|l| available(l).unwrap_or_else(|| l.to_string()) + "\n").collect()
 }

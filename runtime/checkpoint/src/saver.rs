@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_checkpoint_is_read_back() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(list(&dir.path().join("none")).expect("none"), []);
         for _ in 0..2 {

@@ -328,7 +328,7 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
         let parts: Vec<&str> = name.split('.').collect();
         let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         if !parts.iter().all(sane) {
-            let message = format!("\"{name}\" is no module name: letters, digits, _ and - between dots");
+            let message = format!("\"{name}\" is not a module name: letters, digits, _ and - between dots");
             let hint = "a file beside the recipe is required without .lua, one in a folder there with dots: require \"parts.block\"";
             return Err(errors::argument(&host, lua, "require", message, Some(hint.into())));
         }

@@ -1,6 +1,6 @@
-//! Defines the error of opening a file: path, rule and cure.
+//! Defines the error of a refused or failed open: the path, the violated rule and a hint.
 //!
-//! The layers above turn it into their own; the recipe's line is added by the Lua layer.
+//! Crates that use the policy convert it to their own error types; the Lua layer adds the recipe's line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

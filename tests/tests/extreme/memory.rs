@@ -30,7 +30,7 @@ const CALLS: &[&str] = &[
 ];
 
 #[test]
-fn what_no_machine_has_is_an_error_with_bytes_and_line() {
+fn oversized_allocations_are_errors_with_bytes_and_line() {
     for call in CALLS {
         let text = format!(
             "local pl = require 'perilune'\n\

@@ -64,7 +64,7 @@ impl Range {
         let more = (nbytes - self.mapped).next_multiple_of(self.granularity);
         let out = |free: usize| {
             let message = format!(
-                "out of memory: {} more are asked for, {} of {} are free",
+                "out of memory: {} more were requested, {} of {} are free",
                 byte_size::show(more),
                 byte_size::show(free),
                 byte_size::show(self.device.total_bytes)

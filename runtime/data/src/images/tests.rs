@@ -329,10 +329,10 @@ fn links_are_followed_but_not_for_ever() -> Result<()> {
 fn broken_files_are_named_with_rule_and_cure() {
     let (jpeg, progressive, png) = (file("boat/plain.jpg"), file("boat/near/progressive.jpg"), file("dog/noise.png"));
     for (bytes, needle) in [
-        (&jpeg[..jpeg.len() - 2], "ends before the image does"),
-        (&jpeg[..jpeg.len() / 2], "ends before the image does"),
+        (&jpeg[..jpeg.len() - 2], "the file is truncated"),
+        (&jpeg[..jpeg.len() / 2], "the file is truncated"),
         (&jpeg[..3], "JPEG"),
-        (&progressive[..progressive.len() - 1], "ends before the image does"),
+        (&progressive[..progressive.len() - 1], "the file is truncated"),
         (&png[..png.len() / 2], "x.jpg"),
         (&png[..20], "x.jpg"),
         (b"", "it is empty"),
