@@ -3,7 +3,7 @@
 --   perilune run recipes/blur.lua --set out=blur.png --set image=photo.png --set sigma=3
 --
 -- Reads a PNG, or draws a test image without one. Writes one PNG of the image, blurred, sharpened and its edges, side by side,
--- in about a second. A script writes where its command says: --set out=FILE allows that file.
+-- in about a second. A script may write only to files that its command names: --set out=FILE allows that file.
 
 local pl = require "perilune"
 

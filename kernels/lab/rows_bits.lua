@@ -1,7 +1,7 @@
--- kernels/lab/rows_bits.lua: prints checksums of norms, softmax, losses and column sums in many shapes, which any
--- changed bit alters
+-- kernels/lab/rows_bits.lua: prints checksums of norms, softmax, losses and column sums for many shapes, to
+-- detect any change of a result bit
 --
--- On a GPU, run it plainly, with --set apart=true (each as a separate step) and with PERILUNE_FUSION=0 (each primitive
+-- On a GPU, run it without options, with --set apart=true (each as a separate step) and with PERILUNE_FUSION=0 (each primitive
 -- as a separate kernel). The three outputs must be equal, byte for byte:
 --
 --     perilune run kernels/lab/rows_bits.lua --device cuda [--set apart=true]

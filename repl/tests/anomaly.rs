@@ -124,7 +124,7 @@ fn gradients_are_watched_too() {
 }
 
 #[test]
-fn a_leap_is_said_and_may_be_skipped() {
+fn a_loss_spike_is_reported_and_may_be_skipped() {
     let p = recipe(17, "1000.0");
     let step = the_step(&p, 17);
     assert!(step > 25, "the row comes too early for a spike: step {step}");

@@ -12,7 +12,7 @@ fn args<'a>(more: &[&'a str]) -> Vec<&'a str> {
 }
 
 #[test]
-fn ours_alone() {
+fn bench_without_pytorch() {
     let r = place().run(&args(&["--no-rival", "--json", "matmul_64"]));
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     let events = r.events();
@@ -24,7 +24,7 @@ fn ours_alone() {
 }
 
 #[test]
-fn a_python_that_is_not_there_is_said() {
+fn a_missing_python_is_reported() {
     let r = place().run(&args(&["--python", "no-such-python", "matmul_64"]));
     assert_eq!(r.status, Some(0), "{}", r.err);
     assert!(r.out.contains("without PyTorch (cannot start no-such-python: "), "{}", r.out);
@@ -74,7 +74,7 @@ fn both_sides_have_the_same_cases() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused() {
+fn invalid_options_are_rejected() {
     let p = place();
     let r = p.run(&args(&["matmul_46"]));
     assert_eq!(r.status, Some(2));

@@ -33,7 +33,7 @@ fn a_log_names_plans_steps_data_and_checkpoints() {
 }
 
 #[test]
-fn a_filter_that_is_none_is_said() {
+fn an_invalid_filter_is_reported() {
     let p = tiny();
     let mut c = p.command(&["run", "tiny.lua"]);
     let r: support::Ran = c.env("PERILUNE_LOG", "perilune=loud").output().unwrap().into();

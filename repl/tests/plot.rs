@@ -87,7 +87,7 @@ fn files_and_axes_are_a_choice() {
 }
 
 #[test]
-fn what_cannot_be_drawn_is_said() {
+fn invalid_plot_input_is_reported() {
     let p = place();
     run(&p, "a", 1.0);
     std::fs::create_dir_all(p.path("empty")).unwrap();

@@ -451,7 +451,7 @@ fn a_replay_goes_through_stops_and_resumes() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn incompatible_checkpoints_are_rejected() {
     let p = all();
     run(&p, "r", &["--checkpoint-every", "6"]);
     let refused = |text: &str| {
@@ -475,7 +475,7 @@ fn what_does_not_fit_is_refused() {
 
 /// Invalid files are refused before they are read into memory, and `list` reports them.
 #[test]
-fn what_is_no_file_of_a_run_is_refused() {
+fn foreign_files_in_a_run_are_rejected() {
     let p = all();
     run(&p, "r", &["--checkpoint-every", "6"]);
     let endless = |name: &str| {
@@ -495,7 +495,7 @@ fn what_is_no_file_of_a_run_is_refused() {
     for args in [&["run", "all.lua", "--run-dir", "r", "--resume"][..], &["replay", "r"]] {
         let r = p.run(args);
         assert_eq!(r.status, Some(4), "{}", r.err);
-        assert!(r.err.contains("r/run.json: file: is not a regular file"), "{}", r.err);
+        assert!(r.err.contains("r/run.json: file: is a link; a regular file is needed"), "{}", r.err);
     }
 }
 

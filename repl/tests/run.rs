@@ -222,7 +222,7 @@ fn a_plain_script_just_runs() {
 }
 
 #[test]
-fn a_reader_that_leaves_stops_nothing_and_panics_nowhere() {
+fn a_closed_output_pipe_neither_stops_the_run_nor_panics() {
     let p = tiny();
     let shell = |line: &str| {
         let line = line.replace("perilune", env!("CARGO_BIN_EXE_perilune"));

@@ -200,6 +200,53 @@ fn links_in_a_run_directory_are_not_followed() {
     }
 }
 
+/// A link that takes the place of the run directory, or of `checkpoints` while the run goes on redirects no write.
+#[test]
+fn a_link_during_a_run_redirects_no_write() {
+    for name in ["r", "r/checkpoints"] {
+        let p = tiny();
+        // What a redirected save, retention or tidying would change.
+        let trap = ["victim/checkpoints/step-1/run.json", "victim/step-1/run.json", "victim/.step-2.new/x"];
+        for file in trap.iter().chain(&["victim/run.json", "victim/metrics.jsonl"]) {
+            std::fs::create_dir_all(p.path(file).parent().unwrap()).unwrap();
+            p.file(file, "mine");
+        }
+        let listing = || {
+            let mut find = std::process::Command::new("find");
+            find.arg(p.path("victim")).args(["-printf", "%P %s %T@\\n"]);
+            String::from_utf8(find.output().unwrap().stdout).unwrap()
+        };
+        let before = listing();
+        assert_eq!(before.matches(" 4 ").count(), 5, "{before}");
+        let err = std::fs::File::create(p.path("err")).unwrap();
+        let args = ["run", "tiny.lua", "--run-dir", "r", "--steps", "100000000", "--quiet", "--checkpoint-every", "5"];
+        let mut child = p.command(&args).stderr(err).spawn().unwrap();
+        while !p.path("r/checkpoints").exists() {
+            assert!(child.try_wait().unwrap().is_none(), "{}", p.read("err"));
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        // A save in progress may create the directory anew between the two calls.
+        std::fs::rename(p.path(name), p.path("moved")).unwrap();
+        while std::os::unix::fs::symlink(p.path("victim"), p.path(name)).is_err() {
+            std::fs::rename(p.path(name), p.path(&format!("moved{}", unused()))).unwrap();
+        }
+        let status = child.wait().unwrap();
+        let err = p.read("err");
+        let rule = match name {
+            "r" => (1, "the run directory r is gone"),
+            _ => (4, "r/checkpoints: directory: is a link; a directory is needed"),
+        };
+        assert!(status.code() == Some(rule.0) && err.contains(rule.1), "{name}: {status}: {err}");
+        assert_eq!(listing(), before, "{name}");
+    }
+}
+
+/// Returns a name that no other call returns.
+fn unused() -> u32 {
+    static NEXT: std::sync::atomic::AtomicU32 = std::sync::atomic::AtomicU32::new(0);
+    NEXT.fetch_add(1, std::sync::atomic::Ordering::Relaxed)
+}
+
 fn copy(from: &Path, to: &Path) {
     for entry in std::fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
@@ -219,7 +266,7 @@ fn pipes_are_refused() {
         let replay = ["replay", "r", "--run-dir", "again"];
         let r = p.run(if name.ends_with(".lua") { &replay } else { &resume });
         assert_eq!(r.status, Some(4), "{name}: {}{}", r.out, r.err);
-        assert!(r.err.contains(name) && r.err.contains("is not a regular file"), "{name}: {}", r.err);
+        assert!(r.err.contains(name) && r.err.contains("is a FIFO; a regular file is needed"), "{name}: {}", r.err);
     }
     // The recipe itself.
     let p = place();

@@ -86,7 +86,7 @@ end
 "#;
 
 #[test]
-fn a_script_whose_warm_loop_needs_a_new_plan_is_told_why() {
+fn a_new_plan_in_a_warm_loop_is_explained() {
     let p = place();
     p.file("shifts.lua", SHIFTS);
     let r = p.run(&["run", "shifts.lua", "--device", "cpu"]);
@@ -132,7 +132,7 @@ fn the_instruction_set_is_one_of_three_that_the_processor_has() {
 }
 
 #[test]
-fn a_plan_of_what_is_no_tensor_is_an_error() {
+fn a_plan_of_a_non_tensor_is_an_error() {
     let p = place();
     for (given, is) in [("3", "3"), ("nil", "nil"), ("{ 1, 2 }", "a table")] {
         p.file("plan.lua", format!("local pl = require 'perilune'\nprint(pl.plan({given}))"));

@@ -419,6 +419,56 @@ fn an_endless_step_or_evaluation_does_not_hold_the_run_up() {
     assert_eq!(again.status, Some(0), "{}{}", again.out, again.err);
 }
 
+/// A newer save or a signal cancels a step that does not end long after the trial of its edit, or in the first version. What
+/// follows continues from the last finished step: a replay of the history computes the same bits.
+#[test]
+fn an_endless_step_after_the_trial_gives_way() {
+    let endless = "while true do pcall(function() while true do end end) end";
+    let slow = "while true do pl.randn({ 64, 64 }):sum():item() end";
+    let spun = "coroutine.wrap(function() while true do end end)()";
+    for (edited, code, stops) in [(true, endless, false), (true, slow, true), (false, spun, false), (false, slow, true)]
+    {
+        let p = place();
+        p.file("parts.lua", PARTS);
+        let late = format!("if calls == 60 then {code} end\n  local error");
+        let late = FIRST.text().replace("lr = 0.01", "lr = 0.02").replace("local error", &late);
+        p.file("edited.lua", if edited { FIRST.text() } else { late.clone() });
+        let mut run = Running::start(&p, &ARGS);
+        run.next("step");
+        let mut since = 0;
+        if edited {
+            save(&p, "edited.lua", &late);
+            let applied = run.next("reload");
+            assert_eq!(applied["ok"], true, "{applied}");
+            since = applied["step"].as_u64().unwrap();
+        }
+        run.hangs();
+        if stops {
+            run.signal("-INT");
+        } else {
+            save(&p, "edited.lua", &FIRST.text().replace("lr = 0.01", "lr = 0.03"));
+        }
+        let (event, key) = if edited { ("reload", "error") } else { ("warning", "message") };
+        let said = run.next(event);
+        let text = said[key].as_str().unwrap_or_default();
+        assert!(
+            text.contains("was still in a step or an evaluation") && text.contains("edited.lua:"),
+            "{code}: {said}"
+        );
+        if !stops {
+            let applied = run.next("reload");
+            assert!(applied["ok"] == true && applied["step"].as_u64().unwrap() > since + 50, "{code}: {applied}");
+            run.until(applied["step"].as_u64().unwrap() + 50);
+            run.signal("-INT");
+        }
+        let saved = run.next("checkpoint");
+        assert_eq!(run.next("done")["steps"], saved["step"], "{code}");
+        assert_eq!(run.child.wait().unwrap().code(), Some(130), "{code}");
+        let again = p.run(&["replay", "r"]);
+        assert_eq!(again.status, Some(0), "{code}: {}{}", again.out, again.err);
+    }
+}
+
 /// The first version has no predecessor: its evaluation is cancelled once, and the newer version continues.
 #[test]
 fn an_endless_evaluation_of_the_first_version_gives_way() {

@@ -57,7 +57,7 @@ describe("the sandbox", function()
     expect(require "perilune.nn"):to_be(pl.nn)
     expect(require "support"):to_be(t)
     for _, name in ipairs { "../lua", "/etc/passwd", "..", "a/b", "", "a..b" } do
-      expect(function() require(name) end):to_raise "is no module name"
+      expect(function() require(name) end):to_raise "is not a module name"
     end
     expect(function() require "nothing_here" end):to_raise "there is no module"
   end)

@@ -142,6 +142,7 @@ fn argument(a: &Arg, w: &mut Words) {
         Arg::Slots => w.put(1),
         Arg::Scratch(at) => w.list.extend([2, *at as u64]),
         Arg::Fault => w.put(3),
+        Arg::Halt => w.put(11),
         Arg::I32(n) => w.list.extend([4, *n as u64]),
         Arg::I64(n) => w.list.extend([5, *n as u64]),
         Arg::F32(x) => w.list.extend([6, u64::from(x.to_bits())]),

@@ -56,6 +56,10 @@ impl Backend for Recording {
         self.planner.fills_rows()
     }
 
+    fn defers_index_faults(&self) -> bool {
+        self.planner.defers_index_faults()
+    }
+
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
         Null.alloc(desc)
     }

@@ -116,7 +116,7 @@ end
 }
 
 #[test]
-fn odd_products_are_done_over_whole_rows_and_say_the_same() {
+fn padded_products_give_the_same_results() {
     let of = |shape: &str, seed: u32| format!("rand({seed}, {shape}):to('bf16')");
     let (x, w) = (of("{801, 803}", 1), of("{803, 805}", 2));
     let wt = of("{805, 803}", 3);
@@ -152,7 +152,7 @@ fn odd_products_are_done_over_whole_rows_and_say_the_same() {
 /// Values between two such products are computed in padded rows, on a device that supports it: the padding and its old contents
 /// must not affect results, and repeated runs must be equal.
 #[test]
-fn what_lies_between_odd_products_says_the_same() {
+fn values_between_padded_products_are_the_same() {
     let cases = [
         // Rows in registers of a warp and of a block; in shared memory; `exp` in shared memory; over several launches.
         "head(1024, 1003)",

@@ -271,7 +271,7 @@ fn norms_of_zeros_have_gradient_zero() {
 }
 
 #[test]
-fn what_stops_gradients_gives_none_or_says_so() {
+fn ops_without_gradients_give_none_or_an_error() {
     let mut e = harness::engine(1);
     for op in ops::all().iter().copied().filter(|op| !op.sig.is_empty()) {
         if stops(op).is_none() && !matches!(op.grad, Grad::Missing(_)) {

@@ -20,6 +20,7 @@ fn agrees(name: &str, params: &[(&str, &str)], least: usize) {
     let text = format!("local name = '{name}'\n{compare}");
     let weights = format!("{FOLDER}/{name}.safetensors");
     let exported = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.safetensors"));
+    std::fs::create_dir_all(env!("CARGO_TARGET_TMPDIR")).unwrap();
     let export = exported.to_str().unwrap().to_string();
     // The second round reads the file that the recipe wrote in the first.
     for from in [weights.as_str(), export.as_str()] {

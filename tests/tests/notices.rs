@@ -54,7 +54,7 @@ impl Backend for Failing {
 }
 
 #[test]
-fn what_a_device_reports_is_heard_once() {
+fn device_reports_are_delivered_once() {
     let backend = Arc::new(Failing { cpu: Cpu::new(Some(1)), planned: AtomicU32::new(0) });
     let options = RuntimeOptions {
         backend,

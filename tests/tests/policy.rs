@@ -182,7 +182,7 @@ fn modules_come_from_the_recipe_folder_only() {
             assert!(said.contains("leads out of the directories that may be read"), "{said}");
         }
         for name in ["..outside.secret", "../outside/secret", "/etc/hostname"] {
-            assert!(t.run(&format!("require '{name}'"), how).contains("is no module name"));
+            assert!(t.run(&format!("require '{name}'"), how).contains("is not a module name"));
         }
     }
 }

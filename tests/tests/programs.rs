@@ -350,7 +350,7 @@ fn compare(name: &str, hashes: Option<&Hashes>, lines: &Lines) -> Result<(), Str
 }
 
 #[test]
-fn recipes_and_typical_steps_compile_to_what_they_did() {
+fn recipes_and_typical_steps_compile_to_the_pinned_programs() {
     let hashes = Hashes::new();
     let only = std::env::var("PERILUNE_ONLY").ok();
     let mut changed = Vec::new();
@@ -364,7 +364,7 @@ fn recipes_and_typical_steps_compile_to_what_they_did() {
 }
 
 #[test]
-fn every_op_compiles_to_what_it_did() {
+fn every_op_compiles_to_its_pinned_program() {
     let hashes = Hashes::new();
     let now = lines("ops", hashes.as_ref(), op_programs);
     let changed = compare("ops", hashes.as_ref(), &now).err();

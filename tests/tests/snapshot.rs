@@ -56,7 +56,7 @@ fn read(e: &mut Engine, ids: &[StateId]) -> Vec<HostTensor> {
 
 /// Snapshots are taken, overwritten immediately, and read on another thread in the meantime.
 #[test]
-fn a_snapshot_keeps_what_is_written_over() {
+fn a_snapshot_keeps_overwritten_values() {
     let mut e = harness::engine(2);
     let ids = states(&mut e);
     for round in 0..3 {

@@ -48,7 +48,7 @@ fn heat() -> Figure {
 }
 
 #[test]
-fn drawings_are_what_they_were() {
+fn plots_match_their_snapshots() {
     let mut one = curves();
     if let Figure::Lines { series, marks, log_y, .. } = &mut one {
         (*log_y, *marks) = (true, Vec::new());
@@ -128,7 +128,7 @@ fn bad_numbers_are_gaps_and_never_a_panic() {
 
 /// A single number must be visible; an empty plot must state that it has no data.
 #[test]
-fn one_point_is_a_dot_and_no_data_is_said() {
+fn one_point_is_a_dot_and_no_data_is_reported() {
     let one = Figure::lines("", "step", vec![Series::new("a", vec![(1.0, 2.0)])]);
     let dots = one.text_with(40, 10, PLAIN).chars().filter(|c| ('\u{2801}'..='\u{28ff}').contains(c)).count();
     assert_eq!(dots, 1);

@@ -3,7 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::io::Write;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -36,6 +37,51 @@ end
 pub struct Sandbox {
     root: tempfile::TempDir,
     socket: std::os::unix::net::UnixListener,
+    user: User,
+}
+
+/// Who runs the program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum User {
+    /// The user of the test.
+    Own,
+    /// A user without privileges, to whom the sandbox belongs; only root may choose it.
+    Nobody,
+}
+
+/// `nobody`, as user and group.
+const NOBODY: u32 = 65534;
+
+impl User {
+    /// The users that the test can run programs as.
+    pub fn all() -> &'static [User] {
+        // A new file belongs to the user of the process.
+        let root = tempfile::NamedTempFile::new().unwrap().as_file().metadata().unwrap().uid() == 0;
+        if root { &[User::Own, User::Nobody] } else { &[User::Own] }
+    }
+
+    /// The program: where `nobody` cannot reach it, a copy that it can.
+    fn program(self) -> &'static Path {
+        static REACHED: OnceLock<(PathBuf, Option<tempfile::TempDir>)> = OnceLock::new();
+        let own = Path::new(env!("CARGO_BIN_EXE_perilune"));
+        if self == User::Own {
+            return own;
+        }
+        let reached = REACHED.get_or_init(|| {
+            let tried = Command::new(own).arg("--version").uid(NOBODY).gid(NOBODY).stdout(Stdio::null()).status();
+            if tried.is_ok_and(|status| status.success()) {
+                return (own.to_path_buf(), None);
+            }
+            let folder = tempfile::tempdir().unwrap();
+            let copy = folder.path().join("perilune");
+            std::fs::copy(own, &copy).unwrap();
+            for path in [folder.path(), &copy] {
+                std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755)).unwrap();
+            }
+            (copy, Some(folder))
+        });
+        &reached.0
+    }
 }
 
 impl Sandbox {
@@ -75,7 +121,18 @@ impl Sandbox {
             assert!(Command::new("mkfifo").arg(at(&format!("work/{name}"))).status().unwrap().success());
         }
         let socket = std::os::unix::net::UnixListener::bind(at("work/socket.txt")).unwrap();
-        Sandbox { root, socket }
+        Sandbox { root, socket, user: User::Own }
+    }
+
+    /// Gives everything in the sandbox to a user, who runs the program from now on. What a script may not touch belongs to it
+    /// too: the boundary contains the script, not the permissions of files.
+    pub fn give_to(&mut self, user: User) {
+        self.user = user;
+        if user == User::Nobody {
+            let owner = format!("{NOBODY}:{NOBODY}");
+            let given = Command::new("chown").args(["-R", "-h", &owner]).arg(self.root.path()).status();
+            assert!(given.unwrap().success());
+        }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
@@ -93,7 +150,11 @@ impl Sandbox {
     pub fn command(&self, args: &[&str]) -> Command {
         // A shell starts jobs in the background with interrupts ignored.
         let mut c = Command::new("/usr/bin/env");
-        c.args(["--default-signal=INT", env!("CARGO_BIN_EXE_perilune")])
+        if self.user == User::Nobody {
+            c.uid(NOBODY).gid(NOBODY);
+        }
+        c.arg("--default-signal=INT")
+            .arg(self.user.program())
             .args(args)
             .current_dir(self.path("work"))
             .stdin(Stdio::null());

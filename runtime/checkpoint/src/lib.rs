@@ -8,9 +8,9 @@
 //!
 //! A checkpoint contains data, never code. It is written to a hidden directory, flushed to the disk and renamed. After a crash
 //! at any instant it is complete or absent, and earlier checkpoints are unchanged; a checkpoint that it replaces is valid
-//! until the rename. The reader trusts no file: it opens them
-//! beneath the handle of their directory, follows no link, and checks the BLAKE3 hash and the rules of the format before it
-//! uses a byte.
+//! until the rename. Writer and reader work beneath the handle of a directory and follow no link, so a directory that is
+//! replaced by a link redirects nothing. The reader trusts no file: it checks the BLAKE3 hash and the rules of the format
+//! before it uses a byte.
 
 #![deny(unsafe_code)]
 
@@ -29,6 +29,8 @@ use perilune_core::HostTensor;
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
+/// The directory of a run's checkpoints, in its run directory.
+pub const CHECKPOINTS: &str = "checkpoints";
 /// File names, without `.safetensors`, of the weights and of all other States.
 pub const MODEL: &str = "model";
 pub const OPTIMIZER: &str = "optimizer";
@@ -84,6 +86,9 @@ impl From<perilune_policy::Error> for Error {
     fn from(error: perilune_policy::Error) -> Error {
         match error {
             perilune_policy::Error::Io { path, action, source } => Error::Io { path, action, source },
+            perilune_policy::Error::NotDirectory { ref path, .. } => {
+                Error::Broken { path: path.clone(), field: "directory".into(), rule: error.rule() }
+            }
             other => Error::Broken { path: other.path().to_path_buf(), field: "file".into(), rule: other.rule() },
         }
     }

@@ -7,7 +7,6 @@ use perilune_core::HostTensor;
 use perilune_data::{safetensors, shards};
 use perilune_policy::{Directory, Opened};
 use serde_json::{Map, Value};
-use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -23,24 +22,27 @@ pub struct Found {
 
 /// Lists the checkpoints `step-N` in a directory, sorted by step, without reading them. A missing directory has none.
 pub fn list(dir: &Path) -> Result<Vec<Found>> {
-    let entries = match fs::read_dir(dir) {
-        Ok(entries) => entries,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
-        Err(e) => return Err(io(dir, "list")(e)),
-    };
+    match Directory::open(dir) {
+        Ok(dir) => list_in(&dir),
+        Err(e) if e.is_not_found() => Ok(Vec::new()),
+        Err(perilune_policy::Error::Io { path, source, .. }) => Err(Error::Io { path, action: "list", source }),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// [`list`] of an open directory. A link is listed, so that a reader refuses it instead of taking an older checkpoint.
+pub(crate) fn list_in(dir: &Directory) -> Result<Vec<Found>> {
     let (mut out, mut aside) = (Vec::new(), Vec::new());
-    for entry in entries {
-        let entry = entry.map_err(io(dir, "list"))?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        let path = entry.path();
-        if let Some(step) = step_of(&name).filter(|_| path.is_dir()) {
+    for (name, _) in dir.names()?.into_iter().filter(|n| n.1) {
+        let path = dir.path().join(&name);
+        if let Some(step) = step_of(&name) {
             out.push(Found { step, path });
         } else if let Some(step) = name.strip_prefix('.').and_then(|n| step_of(n.strip_suffix(OLD)?)) {
             aside.push(Found { step, path });
         }
     }
     // After a crash between the two renames that replace a checkpoint, it is complete under its hidden name.
-    aside.retain(|f| f.path.is_dir() && !out.iter().any(|o| o.step == f.step));
+    aside.retain(|f| !out.iter().any(|o| o.step == f.step));
     out.extend(aside);
     out.sort_by_key(|f| f.step);
     Ok(out)

@@ -1,8 +1,10 @@
 //! Writes checkpoints on a background thread: the training loop passes a snapshot and continues.
 
-use crate::write::{discard, tidy};
-use crate::{Error, Result, Source, list, write};
-use std::path::{Path, PathBuf};
+use crate::read::list_in;
+use crate::write::{checkpoints, discard, tidy};
+use crate::{CHECKPOINTS, Error, Found, Result, Source, write};
+use perilune_policy::Directory;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
@@ -18,7 +20,9 @@ pub struct Keep {
 /// Writes checkpoints of one run, one at a time, on a thread.
 #[derive(Debug)]
 pub struct Saver {
-    dir: PathBuf,
+    /// The run directory. The directory of the checkpoints in it is opened for each save, so that a link in its place is an
+    /// error of that save.
+    run: Directory,
     pub keep: Keep,
     /// Files larger than this many bytes are split into shards.
     limit: u64,
@@ -36,18 +40,20 @@ enum Writing {
 }
 
 impl Saver {
-    /// Creates a saver for `dir`, the run's `checkpoints`. Leftovers of crashes are removed; failing to remove them is not an
-    /// error.
-    pub fn new(dir: PathBuf, keep: Keep, limit: u64) -> Saver {
-        let _ = tidy(&dir);
-        Saver { dir, keep, limit, best: None, running: None }
+    /// Creates a saver for the `checkpoints` of a run directory. Leftovers of crashes are removed; failing to remove them is
+    /// not an error.
+    pub fn new(run: Directory, keep: Keep, limit: u64) -> Saver {
+        let _ = run.subdirectory(CHECKPOINTS).map(|dir| tidy(&dir));
+        Saver { run, keep, limit, best: None, running: None }
     }
 
     /// Removes the checkpoints of later steps, after the run returned to an earlier step.
     pub fn forget_after(&mut self, step: u64) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
-        for f in list(&self.dir)?.into_iter().filter(|f| f.step > step) {
-            discard(&f.path)?;
+        match self.run.subdirectory(CHECKPOINTS) {
+            Ok(dir) => list_in(&dir)?.iter().filter(|f| f.step > step).try_for_each(|f| discard_found(&dir, f))?,
+            Err(e) if e.is_not_found() => {}
+            Err(e) => return Err(e.into()),
         }
         self.best = self.best.filter(|b| *b <= step);
         Ok(before)
@@ -62,22 +68,24 @@ impl Saver {
     /// with large snapshots call `wait` before they take one, so that only one snapshot is in memory.
     pub fn save(&mut self, step: u64, mut source: impl Source) -> Result<Option<(u64, PathBuf)>> {
         let before = self.wait()?;
-        let (dir, keep, limit, best) = (self.dir.clone(), self.keep, self.limit, self.best);
+        let (run, keep, limit, best) = (self.run.clone(), self.keep, self.limit, self.best);
         let thread = std::thread::Builder::new().name("perilune-checkpoint".into());
         let work = move || {
-            let path = write(&dir, &source.snapshot()?, limit)?;
+            let snapshot = source.snapshot()?;
+            let dir = checkpoints(&run)?;
+            let path = write(&dir, &snapshot, limit)?;
             prune(&dir, keep, best, step)?;
             Ok(path)
         };
         // A thread that cannot be started drops its closure: the work is shared, so that it can be done here.
         let work = Arc::new(Mutex::new(Some(work)));
-        let run = move || {
+        let once = move || {
             let work = work.lock().unwrap_or_else(PoisonError::into_inner).take();
             work.map_or(Err(Error::Lost(step)), |mut work| work())
         };
-        let writing = match thread.spawn(run.clone()) {
+        let writing = match thread.spawn(once.clone()) {
             Ok(handle) => Writing::Thread(handle),
-            Err(_) => Writing::Done(run()),
+            Err(_) => Writing::Done(once()),
         };
         self.running = Some((step, writing));
         Ok(before)
@@ -103,17 +111,22 @@ impl Saver {
     }
 }
 
+fn discard_found(dir: &Directory, found: &Found) -> Result<()> {
+    let name = found.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    discard(dir, name)
+}
+
 /// Removes the checkpoints that the policy does not keep. The newest one always stays.
-fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
+fn prune(dir: &Directory, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
     if keep.last == 0 {
         return Ok(());
     }
-    let found = list(dir)?;
+    let found = list_in(dir)?;
     let first = found.len().saturating_sub(keep.last);
     for f in &found[..first] {
         let stays = f.step == now || Some(f.step) == best || (keep.every > 0 && f.step % keep.every == 0);
         if !stays {
-            discard(&f.path)?;
+            discard_found(dir, f)?;
         }
     }
     Ok(())
@@ -122,7 +135,8 @@ fn prune(dir: &Path, keep: Keep, best: Option<u64>, now: u64) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{RECORD, SHARD_LIMIT, Snapshot, read};
+    use crate::{RECORD, SHARD_LIMIT, Snapshot, list, read};
+    use std::path::Path;
 
     const MODEL: &str = "model.safetensors";
     const OPTIMIZER: &str = "optimizer.safetensors";
@@ -142,16 +156,20 @@ mod tests {
         }
     }
 
+    fn open(dir: &Path) -> Directory {
+        Directory::open(dir).expect("a directory")
+    }
+
     fn steps(dir: &Path) -> Vec<u64> {
         list(dir).expect("a list").into_iter().map(|f| f.step).collect()
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn a_written_checkpoint_is_read_back() {
         let dir = tempfile::tempdir().expect("a directory");
         assert_eq!(list(&dir.path().join("none")).expect("none"), []);
         for _ in 0..2 {
-            let path = write(dir.path(), &snapshot(3), SHARD_LIMIT).expect("written");
+            let path = write(&open(dir.path()), &snapshot(3), SHARD_LIMIT).expect("written");
             assert_eq!(read(&path).expect("read"), snapshot(3));
         }
         let names: Vec<_> = std::fs::read_dir(dir.path()).expect("listed").flatten().map(|e| e.file_name()).collect();
@@ -161,29 +179,58 @@ mod tests {
     #[test]
     fn the_last_the_best_and_the_milestones_stay() {
         let dir = tempfile::tempdir().expect("a directory");
-        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 2, every: 4 }, SHARD_LIMIT);
+        let inside = dir.path().join(CHECKPOINTS);
+        let mut saver = Saver::new(open(dir.path()), Keep { last: 2, every: 4 }, SHARD_LIMIT);
         for step in 1..=7 {
             if step == 3 {
                 saver.set_best(2);
             }
             saver.save(step, snapshot(step)).expect("saved");
         }
-        assert_eq!(saver.wait().expect("written"), Some((7, dir.path().join("step-7"))));
+        assert_eq!(saver.wait().expect("written"), Some((7, inside.join("step-7"))));
         assert_eq!(saver.poll().expect("nothing"), None);
-        assert_eq!(steps(dir.path()), [2, 4, 6, 7]);
+        assert_eq!(steps(&inside), [2, 4, 6, 7]);
         saver.forget_after(4).expect("forgotten");
-        assert_eq!(steps(dir.path()), [2, 4]);
+        assert_eq!(steps(&inside), [2, 4]);
+    }
+
+    /// A run directory or a directory of checkpoints that becomes a link redirects no write.
+    #[test]
+    fn a_link_redirects_no_save() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let [run, victim] = ["run", "victim"].map(|name| dir.path().join(name));
+        for path in [&run, &victim] {
+            std::fs::create_dir(path).expect("made");
+        }
+        std::fs::create_dir_all(victim.join(".step-2.new")).expect("made");
+        std::fs::create_dir_all(victim.join("step-1")).expect("made");
+        let mut saver = Saver::new(open(&run), Keep { last: 1, every: 0 }, SHARD_LIMIT);
+        let mut save = |step| saver.save(step, snapshot(step)).and_then(|_| saver.wait());
+        save(1).expect("written");
+        std::fs::rename(run.join(CHECKPOINTS), run.join("aside")).expect("renamed");
+        std::os::unix::fs::symlink(&victim, run.join(CHECKPOINTS)).expect("linked");
+        let error = save(2).expect_err("refused").to_string();
+        assert!(error.contains("run/checkpoints: directory: is a link; a directory is needed"), "{error}");
+
+        std::fs::remove_file(run.join(CHECKPOINTS)).expect("removed");
+        std::fs::rename(&run, dir.path().join("moved")).expect("renamed");
+        std::os::unix::fs::symlink(&victim, &run).expect("linked");
+        save(3).expect("written where the directory is now");
+        assert_eq!(steps(&dir.path().join("moved").join(CHECKPOINTS)), [3]);
+        let mut names: Vec<_> = std::fs::read_dir(&victim).expect("listed").flatten().map(|e| e.file_name()).collect();
+        names.sort();
+        assert_eq!(names, [".step-2.new", "step-1"], "nothing was written or tidied there");
     }
 
     #[test]
     fn a_crash_while_writing_leaves_nothing_that_counts() {
         let dir = tempfile::tempdir().expect("a directory");
-        write(dir.path(), &snapshot(1), SHARD_LIMIT).expect("written");
+        write(&open(dir.path()), &snapshot(1), SHARD_LIMIT).expect("written");
         let half = dir.path().join(".step-2.new");
         std::fs::create_dir(&half).expect("made");
         std::fs::write(half.join(MODEL), b"half").expect("written");
         assert_eq!(steps(dir.path()), [1]);
-        write(dir.path(), &snapshot(2), SHARD_LIMIT).expect("written over");
+        write(&open(dir.path()), &snapshot(2), SHARD_LIMIT).expect("written over");
         assert_eq!(steps(dir.path()), [1, 2]);
         assert_eq!(read(&dir.path().join("step-2")).expect("whole"), snapshot(2));
     }
@@ -192,7 +239,7 @@ mod tests {
     #[test]
     fn large_files_are_cut_into_shards() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = write(dir.path(), &snapshot(3), 8).expect("written");
+        let path = write(&open(dir.path()), &snapshot(3), 8).expect("written");
         let shard = path.join("model-00002-of-00002.safetensors");
         assert!(shard.exists() && path.join("model.safetensors.index.json").exists() && !path.join(MODEL).exists());
         assert!(path.join(OPTIMIZER).exists());
@@ -211,7 +258,7 @@ mod tests {
     #[test]
     fn damage_is_refused() {
         let dir = tempfile::tempdir().expect("a directory");
-        let path = write(dir.path(), &snapshot(5), SHARD_LIMIT).expect("written");
+        let path = write(&open(dir.path()), &snapshot(5), SHARD_LIMIT).expect("written");
         let says = |text: &str| {
             let e = read(&path).expect_err("refused").to_string();
             assert!(e.contains(text), "{text}: {e}");
@@ -273,7 +320,7 @@ mod tests {
         let mut said = snapshot(5);
         said.record.insert("blake3".into(), "".into()); // a field of the same name does not confuse the reader
         said.record.insert("params".into(), json!({ "blake3": "", "x": "\"\"" }));
-        let path = write(dir.path(), &said, SHARD_LIMIT).expect("written");
+        let path = write(&open(dir.path()), &said, SHARD_LIMIT).expect("written");
         said.record.remove("blake3");
         assert_eq!(read(&path).expect("read"), said);
         let whole = std::fs::read(path.join(RECORD)).expect("bytes");
@@ -290,16 +337,17 @@ mod tests {
     #[test]
     fn a_crash_while_replacing_leaves_the_old_one() {
         let dir = tempfile::tempdir().expect("a directory");
-        let to = write(dir.path(), &snapshot(4), SHARD_LIMIT).expect("written");
-        let old = dir.path().join(".step-4.old");
+        let inside = &dir.path().join(CHECKPOINTS);
+        std::fs::create_dir(inside).expect("made");
+        let to = write(&open(inside), &snapshot(4), SHARD_LIMIT).expect("written");
+        let old = inside.join(".step-4.old");
         std::fs::rename(&to, &old).expect("as `write` begins to replace it");
-        assert_eq!(list(dir.path()).expect("a list"), [crate::Found { step: 4, path: old.clone() }]);
+        assert_eq!(list(inside).expect("a list"), [crate::Found { step: 4, path: old.clone() }]);
         assert_eq!(read(&old).expect("read"), snapshot(4));
-        std::fs::create_dir(dir.path().join(".step-4.new")).expect("half of the new one");
-        std::fs::create_dir(dir.path().join(".step-2.gone")).expect("half of one that was removed");
-        let mut saver = Saver::new(dir.path().to_path_buf(), Keep { last: 1, every: 0 }, SHARD_LIMIT);
-        let names =
-            || std::fs::read_dir(dir.path()).expect("listed").flatten().map(|e| e.file_name()).collect::<Vec<_>>();
+        std::fs::create_dir(inside.join(".step-4.new")).expect("half of the new one");
+        std::fs::create_dir(inside.join(".step-2.gone")).expect("half of one that was removed");
+        let mut saver = Saver::new(open(dir.path()), Keep { last: 1, every: 0 }, SHARD_LIMIT);
+        let names = || std::fs::read_dir(inside).expect("listed").flatten().map(|e| e.file_name()).collect::<Vec<_>>();
         assert_eq!(names(), [".step-4.old"], "the rest is tidied up");
         for step in [4, 5] {
             saver.save(step, snapshot(step)).expect("saved");

@@ -2,28 +2,18 @@
 
 use crate::crash::point;
 use crate::seal::seal;
-use crate::{Error, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
+use crate::{CHECKPOINTS, MODEL, OPTIMIZER, RECORD, Result, SCHEMA, Snapshot, io};
 use perilune_data::shards;
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeMap;
-use std::fs::{self, File};
 use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 /// Suffixes of hidden directories: the checkpoint being written, the one it replaces, and one being removed.
 const NEW: &str = ".new";
 pub(crate) const OLD: &str = ".old";
 const GONE: &str = ".gone";
-
-/// Flushes the entries of a directory, so that they survive a power failure.
-fn sync_dir(dir: &Path) -> Result<()> {
-    #[cfg(unix)]
-    File::open(dir).and_then(|d| d.sync_all()).map_err(io(dir, "flush the directory"))?;
-    #[cfg(not(unix))]
-    let _ = dir;
-    Ok(())
-}
 
 /// The size and hash of each file, computed while it is written.
 #[derive(Default)]
@@ -47,29 +37,14 @@ impl Digests {
     }
 }
 
-fn remove(dir: &Path) -> Result<()> {
-    match fs::remove_dir_all(dir) {
-        Err(e) if e.kind() != std::io::ErrorKind::NotFound => Err(io(dir, "remove")(e)),
-        _ => Ok(()),
-    }
-}
-
-/// Writes `snapshot` as `dir/step-N` and returns that path. An existing checkpoint is replaced. Files larger than `limit`
-/// bytes are split into shards.
-pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
+/// Writes `snapshot` as `step-N` in `dir` and returns its path. An existing checkpoint is replaced. Files larger than `limit`
+/// bytes are split into shards. Everything goes by the handle of `dir`.
+pub fn write(dir: &Directory, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
-    let (to, new, old) = (dir.join(&name), dir.join(format!(".{name}{NEW}")), dir.join(format!(".{name}{OLD}")));
-    if !dir.exists() {
-        // Do not create parent directories: a run directory that was removed in the meantime is an error.
-        fs::create_dir(dir).map_err(io(dir, "create"))?;
-        // The entry of the directory itself must survive too.
-        let above = dir.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        sync_dir(above)?;
-    }
+    let (new, old) = (format!(".{name}{NEW}"), format!(".{name}{OLD}"));
     // Remove leftovers of a crash.
-    remove(&new)?;
-    fs::create_dir(&new).map_err(io(&new, "create"))?;
-    let inside = Directory::open_itself(&new)?;
+    dir.remove(&new)?;
+    let inside = dir.create_directory(&new)?;
     point();
     let (mut files, mut digests) = (Map::new(), Digests::default());
     for (stem, tensors) in [(MODEL, &snapshot.model), (OPTIMIZER, &snapshot.optimizer)] {
@@ -88,47 +63,58 @@ pub fn write(dir: &Path, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     record.extend(snapshot.record.clone());
     record.insert("files".into(), files.into());
     let mut file = inside.create(RECORD)?;
-    file.write_all(seal(record).as_bytes()).map_err(io(&new.join(RECORD), "write"))?;
+    file.write_all(seal(record).as_bytes()).map_err(io(&inside.path().join(RECORD), "write"))?;
     file.commit()?;
     point();
     inside.sync()?;
-    if to.exists() {
-        remove(&old)?;
-        fs::rename(&to, &old).map_err(io(&to, "put aside"))?;
+    if dir.has(&name)? {
+        dir.remove(&old)?;
+        dir.rename(&name, &old)?;
         point();
     }
-    fs::rename(&new, &to).map_err(io(&to, "put in place"))?;
+    dir.rename(&new, &name)?;
     point();
-    sync_dir(dir)?;
-    remove(&old)?;
+    dir.sync()?;
+    dir.remove(&old)?;
     point();
-    Ok(to)
+    Ok(dir.path().join(name))
 }
 
-/// Removes a checkpoint atomically: a rename hides it from readers before its files are deleted.
-pub(crate) fn discard(path: &Path) -> Result<()> {
-    let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let gone = path.with_file_name(format!(".{name}{GONE}"));
+/// Opens the directory of checkpoints of the run in `run`, and creates it before the first one. A link is refused.
+pub(crate) fn checkpoints(run: &Directory) -> Result<Directory> {
+    match run.create_directory(CHECKPOINTS) {
+        Ok(made) => {
+            // The entry of the directory itself must survive a power failure too.
+            run.sync()?;
+            Ok(made)
+        }
+        Err(e) if e.is_already_there() => Ok(run.subdirectory(CHECKPOINTS)?),
+        Err(e) => Err(e.into()),
+    }
+}
+
+/// Removes the checkpoint `name` of `dir` atomically: a rename hides it from readers before its files are deleted.
+pub(crate) fn discard(dir: &Directory, name: &str) -> Result<()> {
+    let gone = format!(".{name}{GONE}");
     // A hidden older version of it must not reappear.
-    remove(&path.with_file_name(format!(".{name}{OLD}")))?;
-    remove(&gone)?;
-    match fs::rename(path, &gone) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(()),
-        Err(e) => Err::<(), Error>(io(path, "remove")(e)),
+    dir.remove(&format!(".{name}{OLD}"))?;
+    dir.remove(&gone)?;
+    match dir.rename(name, &gone) {
+        Err(e) if e.is_not_found() => Ok(()),
+        Err(e) => Err(e.into()),
         Ok(()) => {
             point();
-            remove(&gone)
+            Ok(dir.remove(&gone)?)
         }
     }
 }
 
 /// Removes directories that a crash left partly written or partly removed. A replaced checkpoint is kept until its successor
 /// exists.
-pub(crate) fn tidy(dir: &Path) -> Result<()> {
-    for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
-        let name = entry.file_name().to_string_lossy().into_owned();
+pub(crate) fn tidy(dir: &Directory) -> Result<()> {
+    for (name, _) in dir.names()? {
         if name.starts_with(".step-") && (name.ends_with(GONE) || name.ends_with(NEW)) {
-            remove(&entry.path())?;
+            dir.remove(&name)?;
         }
     }
     Ok(())

@@ -5,6 +5,7 @@
 
 use perilune_checkpoint::{Snapshot, read, write};
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 
@@ -204,7 +205,9 @@ fn directory() -> tempfile::TempDir {
 fn a_hundred_thousand_damaged_checkpoints() {
     let dir = directory();
     let whole = |limit: u64, name: &str| -> (PathBuf, Vec<(String, Vec<u8>)>) {
-        let path = write(&dir.path().join(name), &snapshot(), limit).unwrap();
+        let path =
+            write(&Directory::open(dir.path()).and_then(|d| d.make_directory(name)).unwrap(), &snapshot(), limit)
+                .unwrap();
         let files = std::fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap());
         let mut files: Vec<_> = files.map(|f| (f.clone(), std::fs::read(path.join(f)).unwrap())).collect();
         files.sort();

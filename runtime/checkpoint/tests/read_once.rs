@@ -7,6 +7,7 @@ mod skip;
 
 use perilune_checkpoint::{SHARD_LIMIT, Snapshot, read, write};
 use perilune_core::{DType, HostTensor, Shape};
+use perilune_policy::Directory;
 use serde_json::Map;
 
 /// Returns the bytes that this thread has read, or `None` if the kernel does not count them.
@@ -35,7 +36,7 @@ fn a_save_reads_nothing_back_and_a_load_reads_each_byte_once() {
     for limit in [SHARD_LIMIT, 1_500_000] {
         let dir = tempfile::tempdir().expect("a directory");
         let before = bytes_read().expect("counted");
-        let path = write(dir.path(), &snapshot, limit).expect("written");
+        let path = write(&Directory::open(dir.path()).expect("opened"), &snapshot, limit).expect("written");
         let saved = bytes_read().expect("counted") - before;
         assert!(saved < small, "a save read {saved} bytes");
         let before = bytes_read().expect("counted");

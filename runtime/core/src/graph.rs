@@ -4,7 +4,7 @@
 //! order is a topological order: every pass over a graph is a loop, never a recursion, and every process that runs the
 //! same recipe builds the same graph. Nothing is computed here.
 //!
-//! The same type represents the engine's long arena and the small graphs that the planner lowers a step into.
+//! The same type represents both the engine's recording and the small graphs that the planner lowers a step into.
 
 use crate::error::{Error, Result};
 use crate::modes::Modes;

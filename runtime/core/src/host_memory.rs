@@ -72,7 +72,7 @@ pub fn check(op: &str, nbytes: usize) -> Result<()> {
         return Ok(());
     }
     let message = format!(
-        "out of memory: {} more are asked for, {} of the machine's memory are available ({SHARE} % of that may be taken)",
+        "out of memory: {} more were requested, {} of the machine's memory are available ({SHARE} % of that may be taken)",
         byte_size::show(nbytes),
         byte_size::show(left)
     );
@@ -116,7 +116,7 @@ mod tests {
             let left = available().unwrap();
             assert!(left > 1 << 20 && left < 1 << 48, "{left} bytes are available");
             let e = check("f", left).unwrap_err();
-            assert!(e.message.contains("more are asked for"), "{e}");
+            assert!(e.message.contains("more were requested"), "{e}");
         }
     }
 

@@ -125,7 +125,7 @@ impl FreeListState {
             }
             if capacity > limit - limit.min(self.used) {
                 let message = format!(
-                    "out of memory: {} more are asked for, {} of {} are in use",
+                    "out of memory: {} more were requested, {} of {} are in use",
                     byte_size::show(capacity),
                     byte_size::show(self.used),
                     byte_size::show(limit)
@@ -323,7 +323,7 @@ mod tests {
         let first = buffer(600 << 10, &home).expect("memory");
         let e = buffer(600 << 10, &home).expect_err("over the limit");
         assert_eq!(e.kind, perilune_core::Kind::Memory);
-        assert_eq!(e.message, "out of memory: 640 KiB more are asked for, 640 KiB of 1.0 MiB are in use");
+        assert_eq!(e.message, "out of memory: 640 KiB more were requested, 640 KiB of 1.0 MiB are in use");
         drop(first);
         assert_eq!(home.memory(), Memory { allocated: 0, reserved: 640 << 10, peak: 640 << 10, limit: Some(1 << 20) });
         // The free block has another size, so it is dropped.

@@ -1,5 +1,5 @@
 //! Checks that grouped products have the same bits as one product per group on any number of threads, and reject
-//! invalid ends.
+//! invalid group end offsets.
 
 mod common;
 

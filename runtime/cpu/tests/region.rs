@@ -234,7 +234,7 @@ fn row_and_column_reductions() {
 }
 
 #[test]
-fn rows_of_nothing_and_no_rows() {
+fn empty_rows_and_zero_rows() {
     for (batch, rows, cols) in [(1, 0, 5), (0, 3, 5), (2, 3, 0), (1, 0, 9000)] {
         let shape = Shape::of(&[batch * rows * cols]);
         let mut b = Build::default();

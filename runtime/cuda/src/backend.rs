@@ -6,16 +6,16 @@ use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
 use crate::driver::{self, Allocation, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::dylib;
-use crate::executable::{CudaExecutable, DeviceErrors};
+use crate::executable::{CudaExecutable, Fault, Faults};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::env_flags;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_plan::ir::Program;
-use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Memory, Snapshot};
+use perilune_plan::ir::{Origin, Program};
+use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, Snapshot};
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 /// The GPU device.
@@ -43,7 +43,11 @@ pub(crate) struct DeviceContext {
     /// Faults that have not been reported yet.
     notices: Vec<String>,
     /// Where the programs alive report bad indices.
-    pub cells: Vec<Weak<DeviceErrors>>,
+    pub faults: Faults,
+    /// A word that is not 0 after a bad index: kernels that write States return at once then.
+    pub halt: Allocation,
+    /// The origin of the last error that an earlier run caused.
+    fault_origin: Option<(Arc<Program>, Origin)>,
     pub heap: Arc<Heap>,
     /// Intermediate values of the running program.
     pub arena: Range,
@@ -65,6 +69,8 @@ impl Cuda {
         let device = Device::open(ordinal)?;
         let heap = Heap::new(&device)?;
         let workspace = heap.alloc(blas::WORKSPACE)?;
+        let halt = heap.alloc(4)?;
+        device.upload(halt.address, &[0; 4])?;
         let context = DeviceContext {
             compiler: Compiler::new(device.props.arch, nvrtc::folder())?,
             modules: HashMap::new(),
@@ -72,7 +78,9 @@ impl Cuda {
             beside: CopyStreams::new(&device)?,
             dnn: None,
             notices: Vec::new(),
-            cells: Vec::new(),
+            faults: Faults::default(),
+            halt,
+            fault_origin: None,
             arena: Range::new(&device)?,
             scratch: Range::new(&device)?,
             _workspace: workspace,
@@ -112,6 +120,19 @@ pub(crate) fn written(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
         b.set_last_write(number);
     }
+}
+
+/// Records run `number` as the maker of an output.
+pub(crate) fn made(buffer: &Buffer, number: u64) {
+    if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
+        b.set_last_write(number);
+        b.set_maker(number);
+    }
+}
+
+/// Returns the run that made the buffer as an output, or 0.
+pub(crate) fn made_by(buffer: &Buffer) -> u64 {
+    buffer.as_any().downcast_ref::<CudaBuffer>().map_or(0, CudaBuffer::maker)
 }
 
 impl Backend for Cuda {
@@ -154,6 +175,14 @@ impl Backend for Cuda {
         true
     }
 
+    fn defers_index_faults(&self) -> bool {
+        true
+    }
+
+    fn take_fault_origin(&self) -> Option<(Arc<Program>, Origin)> {
+        self.shared.lock().ok()?.fault_origin.take()
+    }
+
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
         Ok(Arc::new(CudaBuffer::new(desc, &self.shared.heap)?))
     }
@@ -174,10 +203,14 @@ impl Backend for Cuda {
         let (mut out, from) = (vec![0; buffer.nbytes()], address(buffer, buffer.nbytes())?);
         let mut context = self.shared.lock()?;
         let number = buffer.as_any().downcast_ref::<CudaBuffer>().map_or(u64::MAX, CudaBuffer::last_write);
-        if !context.beside.download(from, &mut out, number)? {
-            context.device.download(from, &mut out)?;
-        }
-        context.faults()?;
+        let finished = match context.beside.download(from, &mut out, number)? {
+            Some(run) => run,
+            None => {
+                context.device.download(from, &mut out)?;
+                context.beside.queued()
+            }
+        };
+        context.check_download(finished, made_by(buffer))?;
         Ok(out)
     }
 
@@ -247,14 +280,38 @@ impl DeviceContext {
         self.dnn.as_ref()?.as_ref()
     }
 
-    /// Returns the error of a kernel that read a bad index, if one has done so in the completed work.
-    fn faults(&mut self) -> Result<()> {
-        self.cells.retain(|c| c.strong_count() > 0);
-        for c in self.cells.iter().filter_map(Weak::upgrade) {
-            if let Some((_, error)) = c.take() {
-                return Err(error);
+    /// Fails if a kernel has reported a bad index. Waits for the device then and lets States be written again.
+    fn take_fault(&mut self) -> Result<Option<Fault>> {
+        if !self.faults.arrived() {
+            return Ok(None);
+        }
+        self.device.synchronize()?;
+        let fault = self.faults.take(self.beside.queued());
+        self.device.upload(self.halt.address, &[0; 4])?;
+        Ok(fault)
+    }
+
+    /// Fails if an earlier run had a bad index; called by a run of `program`.
+    pub fn check_faults(&mut self, program: &Arc<Program>) -> std::result::Result<(), Failure> {
+        match self.take_fault().map_err(|error| Failure { origin: Origin::NONE, error })? {
+            None => Ok(()),
+            Some(Fault { program: failed, origin, error }) => {
+                if !Arc::ptr_eq(program, &failed) {
+                    self.fault_origin = Some((failed, origin));
+                }
+                Err(Failure { origin, error })
             }
         }
-        Ok(())
+    }
+
+    /// Fails if a run had a bad index, or if the one that made a downloaded buffer was spoilt by it. `finished`: the last run
+    /// that has finished.
+    fn check_download(&mut self, finished: u64, maker: u64) -> Result<()> {
+        if let Some(Fault { program, origin, error }) = self.take_fault()? {
+            self.fault_origin = Some((program, origin));
+            return Err(error);
+        }
+        self.faults.finished(finished);
+        self.faults.check(maker)
     }
 }

@@ -1,35 +1,39 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
-//! The first runs are launched one by one. Once a program runs again over the same addresses, its launches are captured
-//! and replayed as one CUDA graph. Before each run, the run-time numbers (slots) are uploaded to a block of device
-//! memory.
+//! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
+//! each run, the run-time numbers (slots) are uploaded to a block of device memory.
 //!
-//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory and continues with a
-//! valid index. The first runs of a program synchronize and raise the error at once; later ones raise it at the next
-//! host wait or the next run.
+//! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
+//! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index
+//! reaches no State, in this step or in those queued behind it (plan's `index_checks` puts State writes behind the checks).
+//! The first runs of a program synchronize and raise the error at once; later ones raise it at the next host wait or run.
 
 mod errors;
 mod products;
+mod replay;
 mod run;
 
-pub(crate) use errors::DeviceErrors;
+use errors::DeviceErrors;
+pub(crate) use errors::{Fault, Faults};
 pub(crate) use products::{epilogue, product};
+pub use replay::STAGED_BYTES;
 
 use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
-use crate::driver::{Address, Allocation, Entry, Module, Pinned, Replay};
+use crate::driver::{Allocation, Entry, Module};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::fp8;
 use crate::{attention, conv, emit, library, nvrtc};
-use errors::FAULT_WORDS;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::op::IndexFault;
 use perilune_core::ops::matmul::LINEAR;
+use perilune_plan::BufferDesc;
 use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
-use std::collections::{BTreeSet, HashMap, VecDeque};
+use replay::{Graphs, Operand};
+use std::collections::{BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 /// Whether this backend has a kernel for a fused op.
@@ -86,7 +90,9 @@ pub(crate) struct CudaExecutable {
 /// The launches of a program, and what its runs leave for later ones.
 struct Compiled {
     steps: Vec<(usize, Step)>,
-    replays: VecDeque<(Vec<Address>, Option<Replay>)>,
+    graphs: Graphs,
+    /// Inputs, then outputs.
+    operands: Vec<Operand>,
     slots: Allocation,
     cells: Option<Arc<DeviceErrors>>,
     scratch: usize,
@@ -164,7 +170,7 @@ impl CudaExecutable {
 }
 
 impl Compiled {
-    fn new(context: &mut DeviceContext, program: &Program) -> Result<Compiled> {
+    fn new(context: &mut DeviceContext, program: &Arc<Program>) -> Result<Compiled> {
         let parts = parts(context, program)?;
         let mut entries = entries(context, &launched(&parts))?;
         let mut steps = Vec::new();
@@ -226,9 +232,8 @@ impl Compiled {
         let cells = if faults.is_empty() {
             None
         } else {
-            let memory = Pinned::new(&context.device, faults.len() * FAULT_WORDS * 8)?;
-            let cells = Arc::new(DeviceErrors { memory, kernels: faults });
-            context.cells.push(Arc::downgrade(&cells));
+            let cells = Arc::new(DeviceErrors::new(&context.device, context.halt.address, faults, program)?);
+            context.faults.cells.push(Arc::downgrade(&cells));
             Some(cells)
         };
         let slots = context.heap.alloc(program.slots.len() * 8)?;
@@ -237,9 +242,27 @@ impl Compiled {
             _ => None,
         };
         let writes: BTreeSet<usize> = program.kernels.iter().flat_map(Kernel::writes).filter_map(input).collect();
-        let (writes, replays) = (writes.into_iter().collect(), VecDeque::new());
-        Ok(Compiled { writes, steps, replays, slots, cells, scratch, runs: 0 })
+        let operands = operands(program, &writes);
+        let writes = writes.into_iter().collect();
+        Ok(Compiled { writes, steps, graphs: Graphs::default(), operands, slots, cells, scratch, runs: 0 })
     }
+}
+
+/// Returns the operands of a program, which writes the inputs `states`. The bytes of each are those of its largest value.
+fn operands(program: &Program, states: &BTreeSet<usize>) -> Vec<Operand> {
+    let input = |k| Operand { nbytes: 0, is_state: states.contains(&k), is_output: false };
+    let output = |desc: &BufferDesc| Operand { nbytes: desc.nbytes(), is_state: false, is_output: true };
+    let mut operands: Vec<Operand> = (0..program.inputs.len()).map(input).collect();
+    operands.extend(program.outputs.iter().map(output));
+    for v in &program.values {
+        let k = match v.storage {
+            Storage::Input(k) => k as usize,
+            Storage::Output(k) => program.inputs.len() + k as usize,
+            Storage::Arena(_) => continue,
+        };
+        operands[k].nbytes = operands[k].nbytes.max(v.nbytes());
+    }
+    operands
 }
 
 /// Compiles functions and looks them up in their modules by name.

@@ -66,6 +66,8 @@ pub enum Arg {
     Scratch(usize),
     /// Where a kernel reports a bad index: `Fault*` (see `kernels/device/fault.cuh`).
     Fault,
+    /// `const u32*`: a word that is not 0 after a bad index. A kernel that writes a State returns at once then.
+    Halt,
     I32(i32),
     I64(i64),
     F32(f32),

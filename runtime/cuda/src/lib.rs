@@ -34,6 +34,7 @@ mod peak;
 mod schedule;
 
 pub use backend::Cuda;
+pub use executable::STAGED_BYTES;
 
 /// A compile-time assertion: a device, its buffers and its programs may move to and be shared with other threads.
 const _: () = {

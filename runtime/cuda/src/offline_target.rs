@@ -52,6 +52,10 @@ impl Backend for OfflineTarget {
         true
     }
 
+    fn defers_index_faults(&self) -> bool {
+        true
+    }
+
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
         Some(text(program, k, &self.0))
     }

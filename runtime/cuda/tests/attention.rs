@@ -244,7 +244,7 @@ fn documents_take_one_small_launch_more() {
 }
 
 #[test]
-fn what_no_tensor_map_can_say_is_left_to_the_kernels_of_warps() {
+fn layouts_without_a_tensor_map_use_the_warp_kernels() {
     let q = dense(0, &[2, 5, 64]);
     // One key head for all, without a stride.
     let wide = view(1, &[2, 6, 64], &[0, 64, 1], 0);

@@ -102,7 +102,7 @@ fn a_loss_writes_its_gradient_in_whole_rows() {
 }
 
 #[test]
-fn what_lies_between_odd_products_is_stored_as_they_want_it() {
+fn values_between_odd_products_are_stored_padded() {
     let gelu = |s: &mut Sketch, y| s.call("gelu", &[t(y)]);
     let softmax = |s: &mut Sketch, y| s.call("softmax", &[t(y), int(-1)]);
     for width in [1003, 20001] {

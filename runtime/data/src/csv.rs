@@ -171,7 +171,7 @@ impl Rows {
             Columns::Names(list) => list.iter().map(|name| self.find(name)).collect(),
             Columns::Range(lo, hi) if lo < hi && *hi <= n => Ok((*lo..*hi).collect()),
             Columns::Range(lo, hi) => {
-                let rule = format!("has {n} columns; the range {{{lo}, {hi}}} must rise and end at {n} or before");
+                let rule = format!("has {n} columns; the range {{{lo}, {hi}}} must ascend and end at {n} or before");
                 Err(self.wrong(rule).hint("ranges are half-open and count from 0: {0, 64} takes columns 0 to 63"))
             }
         }
@@ -272,7 +272,7 @@ impl Rows {
     fn find(&self, name: &str) -> Result<usize> {
         let Some(names) = &self.names else {
             let error = self.wrong(format!("has no header, so no column is called {}", quote(name)));
-            return Err(error.hint("say header = true if the first row is one, or pick columns by index"));
+            return Err(error.hint("set header = true if the first row is one, or pick columns by index"));
         };
         let mut hits = names.iter().enumerate().filter(|(_, n)| n.as_str() == name).map(|(i, _)| i);
         match (hits.next(), hits.next()) {
@@ -304,7 +304,7 @@ impl Rows {
             Some(cure) => error.hint(cure),
             // The first row of data may be a header that contains a number.
             None if row == 0 && self.names.is_none() && !self.cell(row, column).is_empty() => {
-                error.hint("if this line is a header, say header = true")
+                error.hint("if this line is a header, set header = true")
             }
             None => error,
         }

@@ -120,8 +120,8 @@ fn columns_that_are_not_there() {
     for (columns, needle) in [
         (Columns::Index(3), "0 to 2"),
         (Columns::Range(0, 4), "half-open"),
-        (Columns::Range(2, 2), "must rise"),
-        (Columns::Range(usize::MAX, 0), "must rise"),
+        (Columns::Range(2, 2), "must ascend"),
+        (Columns::Range(usize::MAX, 0), "must ascend"),
         (Columns::Name("wieght".into()), "did you mean 'weight'"),
         (Columns::Name("mpg".into()), "both column 0 and column 2"),
     ] {

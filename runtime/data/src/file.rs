@@ -1,7 +1,6 @@
-//! Writes a file through a buffer, and checks names that come from files.
+//! Writes files atomically through a buffer, validates tensor and member names read from files, and bounds the size of inflated data.
 //!
-//! The file itself is a [`Staged`] one: it takes the place of its target whole or not at all. Not here: opening files, which is
-//! the policy's, locking, or memory maps.
+//! A [`Staged`] file replaces its target atomically. Not included: opening files (`perilune_policy`), locking, and memory maps.
 
 use crate::error::{Error, Result, quote};
 use perilune_policy::Staged;

@@ -1,84 +1,101 @@
-//! Gathers samples from tensors in host memory: rows by index, runs of rows, windows of a token sequence.
+//! Gathers samples from tensors in host memory: rows of several tensors, windows of a token sequence.
 //!
-//! The first dim counts samples. The functions copy bytes, independent of the dtype. `sample_order` and `split` select
-//! the samples.
+//! Both are a [`Source`]: they copy bytes, independent of the dtype. `sample_order` and `split` select the samples.
 
 use crate::error::{Error, Result};
+use crate::source::{Column, Sample, Source};
 use perilune_core::{HostTensor, Shape};
 
-/// Gathers rows `indices` of `tensor`, in that order: {N, …} -> {indices, …}.
-pub fn rows(tensor: &HostTensor, indices: &[u64]) -> Result<HostTensor> {
-    let (n, nbytes) = rows_of(tensor)?;
-    let mut bytes = Vec::with_capacity(indices.len() * nbytes);
-    for &i in indices {
-        if i >= n as u64 {
-            return Err(Error::argument(format!("sample {i}"), format!("does not exist: there are {n}, from 0")));
+/// Samples in a task: copying one takes less time than queueing a task.
+const GRAIN: usize = 256;
+
+/// The rows of tensors (N, …), a column each. Sample k is row k of each tensor.
+pub struct Rows {
+    tensors: Vec<HostTensor>,
+    columns: Vec<Column>,
+    count: usize,
+}
+
+impl Rows {
+    pub fn new(tensors: Vec<HostTensor>) -> Result<Rows> {
+        let mut columns = Vec::with_capacity(tensors.len());
+        let mut count = None;
+        for (k, t) in tensors.iter().enumerate() {
+            let Some((&n, dims)) = t.shape.dims().split_first() else {
+                return Err(Error::argument("a tensor without dims", "has no samples; the first dim counts them"));
+            };
+            if *count.get_or_insert(n) != n {
+                let rule = format!("has {n} rows, and the first column has {}", count.unwrap_or(0));
+                return Err(Error::argument(format!("column {k}"), rule).hint("each sample has a row in each column"));
+            }
+            let shape = Shape::new(dims).map_err(|e| Error::argument("rows", e.message))?;
+            columns.push(Column { dtype: t.dtype, shape });
         }
-        bytes.extend_from_slice(&tensor.bytes[i as usize * nbytes..(i as usize + 1) * nbytes]);
+        Ok(Rows { tensors, columns, count: count.unwrap_or(0) })
     }
-    Ok(HostTensor::new(tensor.dtype, tensor.shape.with(0, indices.len()), bytes))
 }
 
-/// Copies rows `lo` to `hi`, half-open.
-pub fn run(tensor: &HostTensor, lo: usize, hi: usize) -> Result<HostTensor> {
-    let (n, nbytes) = rows_of(tensor)?;
-    if lo > hi || hi > n {
-        let rule = format!("must rise and end within the {n} samples");
-        return Err(Error::argument(format!("range {{{lo}, {hi}}}"), rule));
+impl Source for Rows {
+    fn rows(&self) -> usize {
+        self.count
     }
-    Ok(HostTensor::new(tensor.dtype, tensor.shape.with(0, hi - lo), tensor.bytes[lo * nbytes..hi * nbytes].to_vec()))
+
+    fn columns(&self) -> &[Column] {
+        &self.columns
+    }
+
+    fn grain(&self) -> usize {
+        GRAIN
+    }
+
+    fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()> {
+        for ((tensor, column), out) in self.tensors.iter().zip(&self.columns).zip(columns) {
+            let nbytes = column.shape.numel() * column.dtype.size();
+            out.extend_from_slice(&tensor.bytes[sample.row * nbytes..][..nbytes]);
+        }
+        Ok(())
+    }
 }
 
-/// Gathers `span` tokens from each of `starts`: {N} -> {starts, span}.
-pub fn windows(tokens: &HostTensor, starts: &[u64], span: usize) -> Result<HostTensor> {
-    let size = tokens.dtype.size();
-    if tokens.shape.rank() != 1 {
-        return Err(Error::argument("windows", format!("tokens have shape {}; one dim is needed", tokens.shape)));
-    }
-    let n = tokens.numel();
-    let shape = Shape::new(&[starts.len(), span]).map_err(|e| Error::argument("windows", e.message))?;
-    let mut bytes = Vec::new();
-    for &start in starts {
-        let end = start.checked_add(span as u64).filter(|&end| end <= n as u64);
-        let Some(end) = end else {
-            return Err(Error::argument("windows", format!("{span} tokens from {start} do not fit a text of {n}")));
-        };
-        bytes.extend_from_slice(&tokens.bytes[start as usize * size..end as usize * size]);
-    }
-    Ok(HostTensor::new(tokens.dtype, shape, bytes))
+/// The windows of `span` tokens of a text (N). Sample k starts at token k.
+pub struct TokenWindows {
+    tokens: HostTensor,
+    column: [Column; 1],
+    starts: usize,
 }
 
-/// Returns the number of rows and the bytes of one.
-fn rows_of(tensor: &HostTensor) -> Result<(usize, usize)> {
-    if tensor.shape.is_scalar() {
-        return Err(Error::argument("a tensor without dims", "has no samples; the first dim counts them"));
+impl TokenWindows {
+    pub fn new(tokens: HostTensor, span: usize) -> Result<TokenWindows> {
+        if tokens.shape.rank() != 1 {
+            return Err(Error::argument("windows", format!("tokens have shape {}; one dim is needed", tokens.shape)));
+        }
+        let n = tokens.numel();
+        if span == 0 || span > n {
+            return Err(Error::argument("windows", format!("{span} tokens do not fit a text of {n}"))
+                .hint("a window has at least one token and at most those of the text"));
+        }
+        let column = [Column { dtype: tokens.dtype, shape: Shape::of(&[span]) }];
+        Ok(TokenWindows { tokens, column, starts: n - span + 1 })
     }
-    let nbytes = tensor.shape.dims()[1..].iter().product::<usize>() * tensor.dtype.size();
-    Ok((tensor.shape.dims()[0], nbytes))
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use perilune_core::DType;
+impl Source for TokenWindows {
+    fn rows(&self) -> usize {
+        self.starts
+    }
 
-    #[test]
-    fn rows_runs_and_windows() -> Result<()> {
-        let t = HostTensor::from_f64(DType::F16, Shape::of(&[3, 2]), &[0., 1., 2., 3., 4., 5.]);
-        let got = rows(&t, &[2, 0, 2, 1])?;
-        assert_eq!((got.shape.dims(), got.to_f64()), (&[4usize, 2][..], vec![4., 5., 0., 1., 4., 5., 2., 3.]));
-        assert_eq!(run(&t, 1, 3)?.to_f64(), [2., 3., 4., 5.]);
-        assert_eq!((run(&t, 3, 3)?.numel(), rows(&t, &[])?.shape.dims()), (0, &[0usize, 2][..]));
-        let tokens = HostTensor::from_i64(Shape::of(&[5]), &[10, 11, 12, 13, 14]);
-        let got = windows(&tokens, &[2, 0], 3)?;
-        assert_eq!((got.shape.dims(), got.to_i64()), (&[2usize, 3][..], vec![12, 13, 14, 10, 11, 12]));
+    fn columns(&self) -> &[Column] {
+        &self.column
+    }
 
-        assert!(rows(&t, &[3]).map_err(|e| e.to_string()).is_err_and(|m| m.contains("there are 3")));
-        assert!(run(&t, 2, 4).is_err() && run(&t, 2, 1).is_err());
-        assert!(windows(&tokens, &[3], 3).is_err() && windows(&tokens, &[u64::MAX], 3).is_err());
-        assert!(windows(&t, &[0], 1).is_err() && rows(&HostTensor::from_i64(Shape::SCALAR, &[1]), &[0]).is_err());
-        let empty = HostTensor::from_i64(Shape::of(&[2, 0]), &[]);
-        assert_eq!(rows(&empty, &[1, 1, 1])?.shape.dims(), &[3, 0]);
+    fn grain(&self) -> usize {
+        GRAIN
+    }
+
+    fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()> {
+        let (size, span) = (self.tokens.dtype.size(), self.column[0].shape.numel());
+        let [out] = columns else { return Err(self.broke_down(sample)) };
+        out.extend_from_slice(&self.tokens.bytes[sample.row * size..][..span * size]);
         Ok(())
     }
 }

@@ -55,7 +55,7 @@ pub(crate) fn read_error(path: &Path, limit: u64, e: io::Error) -> Error {
             let Expansion { ratio, free } = EXPANSION;
             let rule = format!("unpacks to more than {ratio} times its size (and more than {} MiB)", free >> 20);
             Error::malformed(path, "gzip stream", rule)
-                .hint("if the file is as it should be, unpack it first (gunzip) and read the plain file")
+                .hint("if the file is valid, decompress it first (gunzip) and read the result")
         }
         io::ErrorKind::InvalidInput | io::ErrorKind::InvalidData => {
             Error::malformed(path, "gzip stream", format!("is damaged ({e})")).hint("copy or download the file again")

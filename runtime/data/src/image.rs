@@ -32,7 +32,7 @@ pub(crate) fn decode(
 ) -> Result<HostTensor> {
     let failed = |e: png::DecodingError| match e {
         png::DecodingError::IoError(e) => Error::io(path, "read", e),
-        e => Error::malformed(path, "image", e.to_string()).hint("is it a PNG file, and all of it?"),
+        e => Error::malformed(path, "image", e.to_string()).hint("check that this is a complete PNG file"),
     };
     let limits = png::Limits { bytes: 64 << 20 };
     let mut decoder = png::Decoder::new_with_limits(source, limits);

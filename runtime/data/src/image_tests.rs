@@ -71,7 +71,7 @@ fn round_trip_and_clamping() -> Result<()> {
 }
 
 #[test]
-fn what_is_not_an_image_is_not_written() {
+fn tensors_that_are_not_images_are_rejected() {
     let dir = tempfile::tempdir().expect("tempdir");
     let path = dir.path().join("a.png");
     let zeros = |dtype, dims: &[usize]| HostTensor::from_f64(dtype, Shape::of(dims), &vec![0.0; dims.iter().product()]);

@@ -20,6 +20,7 @@ pub mod npz;
 pub mod safetensors;
 pub mod sample_order;
 pub mod shards;
+pub mod source;
 pub mod split;
 pub mod text;
 pub mod tokens;

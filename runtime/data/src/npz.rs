@@ -25,7 +25,7 @@ pub fn load(file: Opened) -> Result<Vec<(String, HostTensor)>> {
             Error::unsupported(path, "zip archive", format!("has a member packed by method {m}"))
                 .hint("np.savez stores and np.savez_compressed deflates; both are read")
         }
-        e => Error::malformed(path, "zip archive", e.to_string()).hint("is it an .npz file, and all of it?"),
+        e => Error::malformed(path, "zip archive", e.to_string()).hint("check that this is a complete .npz file"),
     };
     let mut archive = ZipArchive::new(BufReader::new(file)).map_err(damaged)?;
     if archive.len() as u64 > MAX_MEMBERS {
@@ -39,7 +39,8 @@ pub fn load(file: Opened) -> Result<Vec<(String, HostTensor)>> {
     for i in 0..archive.len() {
         let place = format!("member {i}");
         if archive.by_index_raw(i).map_err(damaged)?.encrypted() {
-            return Err(Error::unsupported(path, place, "is encrypted").hint("unpack it and save the arrays plainly"));
+            return Err(Error::unsupported(path, place, "is encrypted")
+                .hint("decrypt it and save the arrays without encryption"));
         }
         let mut member = archive.by_index(i).map_err(damaged)?;
         let full = String::from_utf8(member.name_raw().to_vec())

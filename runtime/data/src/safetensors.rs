@@ -154,7 +154,9 @@ fn read_header(path: &Path, file: &mut dyn Read, len: u64) -> Result<Header> {
     let n = u64::from_le_bytes(word);
     if n > len - 8 {
         let rule = format!("says {n} bytes, but only {} follow", len - 8);
-        return Err(Error::malformed(path, "header length", rule).hint("is it a safetensors file, and all of it?"));
+        return Err(
+            Error::malformed(path, "header length", rule).hint("check that this is a complete safetensors file")
+        );
     }
     if n > MAX_HEADER {
         return Err(Error::too_large(path, "the header, in bytes,", n, MAX_HEADER));
@@ -182,7 +184,7 @@ fn check_header(path: &Path, json: &[u8], data_len: u64) -> Result<Header> {
         let shape = Shape::new(&dims).map_err(|e| Error::malformed(path, place(&name), e.message))?;
         let (start, end) = raw.data_offsets;
         if start > end || end > data_len {
-            let rule = format!("data_offsets [{start}, {end}] must rise and end within the {data_len} bytes of data");
+            let rule = format!("data_offsets [{start}, {end}] must ascend and end within the {data_len} bytes of data");
             return Err(Error::malformed(path, place(&name), rule));
         }
         let needed = shape.numel() as u64 * dtype.size() as u64;

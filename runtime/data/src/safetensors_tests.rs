@@ -109,7 +109,7 @@ fn hostile_headers_are_refused_with_a_reason() {
         (one("F32", "[1,1,1,1,1,1,1,1,2]", "[0,8]"), 8, "9 dims"),
         (one("F32", &format!("[{}1]", "1,".repeat(100)), "[0,4]"), 4, "more than 64"),
         (one("F32", "[2]", "[0,12]"), 12, "takes 8 bytes"),
-        (one("F32", "[2]", "[8,0]"), 8, "must rise"),
+        (one("F32", "[2]", "[8,0]"), 8, "must ascend"),
         (one("F32", "[2]", "[0,8]"), 4, "within the 4 bytes"),
         (one("F32", "[2]", "[4,12]"), 12, "hole"),
         (one("F32", "[2]", "[0,8]"), 9, "1 bytes follow"),

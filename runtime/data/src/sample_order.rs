@@ -97,7 +97,7 @@ impl Batches {
             return Err(Error::argument("batch", rule));
         }
         if drop_last && batch > n {
-            let rule = format!("{n} samples make no full batch of {batch}, and drop_last leaves out partial ones");
+            let rule = format!("{n} samples do not fill a batch of {batch}, and drop_last omits partial batches");
             return Err(
                 Error::argument("batch", rule).hint(format!("use a batch of at most {n}, or drop_last = false"))
             );

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_belong_together_is_refused() -> Result<()> {
+    fn inconsistent_shards_are_rejected() -> Result<()> {
         let dir = tempfile::tempdir().expect("a directory");
         save(&Directory::open(dir.path())?, "m", &tensors(), &BTreeMap::new(), 24)?;
         let at = dir.path().join("m.safetensors.index.json");

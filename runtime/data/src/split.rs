@@ -39,7 +39,7 @@ impl Split {
         if sum.abs_diff(WHOLE) > 1000 {
             let said = sorted.iter().map(|(name, f)| format!("{name} = {f}")).collect::<Vec<_>>().join(", ");
             let rule = format!("the fractions ({said}) sum to {}, not to 1", sum as f64 / WHOLE as f64);
-            return Err(Error::argument("split", rule).hint("name what is left over too, for instance unused = 0.1"));
+            return Err(Error::argument("split", rule).hint("name the remaining part too, for instance unused = 0.1"));
         }
         let mut parts = Vec::with_capacity(sorted.len());
         let (mut upto, mut start) = (0u64, 0u64);
@@ -61,7 +61,10 @@ impl Split {
     /// three parts in `new`.
     pub fn single(n: usize, seed: u64, name: &str, fraction: f64) -> Result<Split> {
         if !["train", "valid", "test"].contains(&name) {
-            let rule = format!("{} cannot be placed without the other parts; alone go train, valid, test", quote(name));
+            let rule = format!(
+                "{} needs the fractions of the other parts; only train, valid and test work alone",
+                quote(name)
+            );
             let cure = "name every part with its fraction, for instance { train = 0.8, valid = 0.1, extra = 0.1 }";
             return Err(Error::argument("split", rule).hint(cure));
         }

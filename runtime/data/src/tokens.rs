@@ -27,8 +27,11 @@ pub fn read(mut file: Opened) -> Result<HostTensor> {
         }
         (body, size) = (&bytes[HEADER..], width);
         if body.len() as u64 != u64::from(word(2) as u32) * size as u64 {
-            let rule =
-                format!("it promises {} tokens of {size} bytes, and {} bytes follow", word(2) as u32, body.len());
+            let rule = format!(
+                "the header declares {} tokens of {size} bytes, and {} bytes follow",
+                word(2) as u32,
+                body.len()
+            );
             return Err(Error::malformed(path, "header", rule).hint("copy or download the file again"));
         }
     }
@@ -39,7 +42,7 @@ pub fn read(mut file: Opened) -> Result<HostTensor> {
         return Ok(HostTensor { dtype: DType::I32, shape: Shape::of(&[body.len() / 4]), bytes: body.to_vec() });
     }
     if !body.len().is_multiple_of(2) {
-        let rule = format!("{} bytes are no whole number of u16 ids", body.len());
+        let rule = format!("{} bytes are not a whole number of u16 ids", body.len());
         return Err(
             Error::malformed(path, "file", rule).hint("token files hold u16 ids, as nanoGPT and llm.c write them")
         );
@@ -87,8 +90,8 @@ mod tests {
         assert_eq!(read(&file("llama", &llama)).unwrap().bytes, want);
         with.pop();
         let path = file("short", &with);
-        assert!(read(&path).unwrap_err().to_string().contains("it promises 3 tokens"));
+        assert!(read(&path).unwrap_err().to_string().contains("the header declares 3 tokens"));
         let path = file("odd", &ids[..5]);
-        assert!(read(&path).unwrap_err().to_string().contains("no whole number"));
+        assert!(read(&path).unwrap_err().to_string().contains("not a whole number"));
     }
 }

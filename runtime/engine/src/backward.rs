@@ -95,7 +95,7 @@ impl Engine {
         if !dtype.is_float() {
             let article = if matches!(dtype, DType::I64 | DType::I32) { "an" } else { "a" };
             return Err(Error::gradient(op, format!("{article} {dtype} tensor has no gradient"))
-                .hint("comparisons, argmax and casts to integers cut the gradient: a loss is made of floats"));
+                .hint("comparisons, argmax and casts to integers have no gradient: compute the loss from floats"));
         }
         match seed {
             Some(s) if self.recorder.graph.shape(s) != shape => Err(Error::shape(

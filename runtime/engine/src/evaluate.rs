@@ -10,6 +10,7 @@ use crate::step::PrintPlan;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
@@ -57,6 +58,14 @@ impl Executor {
             largest: None,
             attempt: None,
         }
+    }
+}
+
+impl Executor {
+    /// Returns the recipe line of the last error, if a run before the failed call caused it.
+    fn line_of_earlier_fault(&self) -> Option<SourceLoc> {
+        let (program, origin) = self.backend.take_fault_origin()?;
+        self.cache.line_of(&program, origin)
     }
 }
 
@@ -208,9 +217,10 @@ impl Engine {
         let first = self.executor.backend.mesh().coordinates(0);
         let numbers = program.numbers(&self.executor.tracer.trace.slots, &first);
         if let Err(f) = plan.exec.run(&inputs, &numbers, &outputs, context) {
+            let earlier = self.executor.line_of_earlier_fault();
             // The line as it is now: a cached plan may have been made for another recipe line.
             let at = f.origin.position().and_then(|p| self.executor.tracer.trace.order.get(p));
-            return Err(Fault { error: f.error, loc: at.map(|id| self.recorder.graph.loc_of(*id)) });
+            return Err(Fault { error: f.error, loc: earlier.or(at.map(|id| self.recorder.graph.loc_of(*id))) });
         }
         self.stats.runs += 1;
         self.executor.products += plan.products;
@@ -266,7 +276,11 @@ impl Engine {
         dtype: DType,
     ) -> std::result::Result<HostTensor, Fault> {
         let start = std::time::Instant::now();
-        let bytes = self.executor.backend.download(buffer)?;
+        let bytes = self
+            .executor
+            .backend
+            .download(buffer)
+            .map_err(|error| Fault { error, loc: self.executor.line_of_earlier_fault() })?;
         if let (Some(stalls), true) = (&mut self.diagnostics.host_stalls, self.step.depth > 0) {
             stalls.add(Bound::Sync, self.recorder.graph.modes.loc, start.elapsed().as_secs_f64());
         }

@@ -202,7 +202,7 @@ impl Recorder {
         Error::new(
             Kind::Stale,
             "",
-            format!("this tensor was {at}, in a step that has ended, and was never evaluated: its value is gone"),
+            format!("this tensor was {at}, in a step that has ended, and was never evaluated, so it has no value"),
         )
         .hint("return it from the step, log it, or call pl.keep(x) inside the step")
     }

@@ -70,7 +70,7 @@ pub(crate) struct StateTable {
     /// The bool on which the assignments of the open step depend.
     pub guard: Option<NodeId>,
     /// 16-bit copies: see `shadow_weights.rs`.
-    copies: FxHashMap<(u64, DType), ShadowWeight>,
+    shadow_weights: FxHashMap<(u64, DType), ShadowWeight>,
 }
 
 impl StateTable {
@@ -128,7 +128,7 @@ impl StateTable {
 
     /// Returns the shadow weight of a State in a dtype, created without a value if necessary.
     pub fn copy(&mut self, base: u64, shape: Shape, dtype: DType) -> ShadowWeight {
-        if let Some(copy) = self.copies.get(&(base, dtype)) {
+        if let Some(copy) = self.shadow_weights.get(&(base, dtype)) {
             return *copy;
         }
         self.next += 1;
@@ -148,17 +148,17 @@ impl StateTable {
             loc,
         };
         self.all.insert(copy.state.0, state);
-        self.copies.insert((base, dtype), copy);
+        self.shadow_weights.insert((base, dtype), copy);
         copy
     }
 
     /// Updates the validity of the shadow weights of States that a request writes: those that it does not write become invalid.
     pub fn set_copies(&mut self, request: &Request, on: bool) {
-        if self.copies.is_empty() {
+        if self.shadow_weights.is_empty() {
             return;
         }
         let written: FxHashSet<u64> = request.state_writes.iter().map(|c| c.0).collect();
-        for ((base, _), copy) in &mut self.copies {
+        for ((base, _), copy) in &mut self.shadow_weights {
             if written.contains(base) {
                 copy.valid = on && written.contains(&copy.state.0);
             }
@@ -200,7 +200,7 @@ impl StateTable {
             }
         }
         let all = &mut self.all;
-        self.copies.retain(|(base, _), copy| {
+        self.shadow_weights.retain(|(base, _), copy| {
             let alive = all.contains_key(base);
             if !alive {
                 all.remove(&copy.state.0);
@@ -375,7 +375,7 @@ impl Engine {
                 "assign",
                 format!("a tensor of shape {from} does not fit a State of shape {shape}{name}"),
             )
-            .hint("a State keeps its shape for life"));
+            .hint("the shape of a State cannot change"));
         }
         let value = self.recorder.graph.cast(value, dtype)?;
         let value = self.recorder.graph.expand(value, shape)?;

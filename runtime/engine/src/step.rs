@@ -255,7 +255,7 @@ impl Engine {
             if let Some(at) = (0..value.numel()).find(|&i| !value.get_f64(i).is_finite()) {
                 let what = if k < request.roots.len() { "result" } else { "new value of a State" };
                 let message = format!("the {what} ({name}, shape {shape}) has {} at element {at}", value.get_f64(at));
-                let hint = "lower the learning rate, clip gradients, or look before it for log, division and exp of large numbers";
+                let hint = "lower the learning rate, clip gradients, or check earlier operations for log, division and exp of large numbers";
                 let error = Error::new(perilune_core::Kind::System, "check_nan", message).hint(hint);
                 return Err(Fault { error, loc: Some(loc) });
             }

@@ -4,7 +4,8 @@ use crate::data_bindings::{fail, folder, text_arg, upload};
 use crate::errors;
 use crate::functions::host;
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
-use perilune_data::images::{Crop, Folder, Item, Reader};
+use perilune_data::images::{Crop, Folder, Images};
+use perilune_data::source::{Prefetcher, Samples};
 use std::sync::Arc;
 
 const OP: &str = "data.images";
@@ -31,7 +32,9 @@ impl UserData for FolderData {
                 },
                 None => Crop::Center { resize: o.get("resize")? },
             };
-            let made = Reader::new(this.0.clone(), o.get("pixels")?, crop, o.get("threads")?);
+            let made = Images::new(this.0.clone(), o.get("pixels")?, crop);
+            let threads = o.get("threads")?;
+            let made = made.and_then(|images| Prefetcher::new(images, threads));
             made.map(|reader| ReaderData(reader, this.0.clone())).map_err(|e| fail(&host, lua, OP, e))
         });
     }
@@ -45,13 +48,7 @@ fn check_rows(lua: &Lua, folder: &Folder, rows: &[usize]) -> mlua::Result<()> {
     Err(errors::argument(&host(lua)?, lua, OP, message, None))
 }
 
-struct ReaderData(Reader, Arc<Folder>);
-
-fn items(rows: &[usize], first: u64) -> Vec<Item> {
-    // Sample numbers wrap around, because they only seed crops.
-    let numbers = (0..).map(|k: u64| first.wrapping_add(k));
-    numbers.zip(rows).map(|(sample, &image)| Item { image, sample }).collect()
-}
+struct ReaderData(Prefetcher<Images>, Arc<Folder>);
 
 impl UserData for ReaderData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
@@ -59,12 +56,13 @@ impl UserData for ReaderData {
         methods.add_method_mut("batch", |lua, this, (rows, first): (Vec<usize>, u64)| {
             let host = host(lua)?;
             check_rows(lua, &this.1, &rows)?;
-            let (x, y) = this.0.batch(&items(&rows, first)).map_err(|e| fail(&host, lua, OP, e))?;
-            Ok((upload(&host, lua, &x)?, upload(&host, lua, &y)?))
+            let batch = this.0.take(&Samples { first, rows }).map_err(|e| fail(&host, lua, OP, e))?;
+            let columns = batch.columns.iter().map(|column| upload(&host, lua, column));
+            columns.collect::<mlua::Result<mlua::Variadic<_>>>()
         });
         methods.add_method_mut("prefetch", |lua, this, (rows, first): (Vec<usize>, u64)| {
             check_rows(lua, &this.1, &rows)?;
-            this.0.expect(&items(&rows, first));
+            this.0.announce(&Samples { first, rows });
             Ok(())
         });
     }

@@ -173,7 +173,7 @@ fn pick(g: &mut Graph, x: NodeId, at: usize, rows: &[NodeId]) -> Result<NodeId> 
     let mut y = x;
     for (k, &ids) in rows.iter().enumerate() {
         if g.dtype(ids) == perilune_core::DType::Bool {
-            return Err(Error::dtype("x[…]", "a bool tensor is no index")
+            return Err(Error::dtype("x[…]", "a bool tensor cannot be an index")
                 .hint("x:masked_select(mask) picks elements, x:where chooses"));
         }
         let ids = op_index::as_index(g, "x[…]", ids)?;

@@ -7,7 +7,6 @@ use crate::functions::{self, host};
 use crate::host::INTERNAL;
 use crate::runtime::{Failed, Place};
 use crate::{errors, no_tail_calls, source_text};
-use mlua::state::{GcIncParams, GcMode};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use perilune_policy::{Opener, open_named};
@@ -33,9 +32,6 @@ pub fn new_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
     let state = Lua::new_with(libs, LuaOptions::default())?;
     memory_limit::set(&state, memory_limit::default_limit())?;
-    // A handle that Lua has not collected yet keeps its buffer, so the addresses of steps differ until a cycle ends. A cycle begins
-    // when memory has grown by a quarter (Lua's default: doubled), since a captured graph replays only over addresses seen before.
-    state.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(125)));
     let lua = Guarded(&state);
     let globals = lua.globals();
     for name in ["dofile", "loadfile", "collectgarbage", "warn"] {
@@ -332,7 +328,7 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
         let parts: Vec<&str> = name.split('.').collect();
         let sane = |p: &&str| !p.is_empty() && p.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
         if !parts.iter().all(sane) {
-            let message = format!("\"{name}\" is no module name: letters, digits, _ and - between dots");
+            let message = format!("\"{name}\" is not a module name: letters, digits, _ and - between dots");
             let hint = "a file beside the recipe is required without .lua, one in a folder there with dots: require \"parts.block\"";
             return Err(errors::argument(&host, lua, "require", message, Some(hint.into())));
         }

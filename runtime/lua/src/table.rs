@@ -80,7 +80,8 @@ fn flatten(
 ) -> Result<(), (String, &'static str)> {
     let mixed = || Err(("a ragged list: numbers and lists side by side".to_string(), RAGGED));
     if leaves.len() >= most {
-        let hint = "a list that stands in another many times multiplies; large data are read: pl.load, pl.data";
+        let hint =
+            "a list that occurs many times in another is copied each time; read large data with pl.load or pl.data";
         return Err((format!("its lists hold more than {most} numbers, which do not fit into Lua's memory"), hint));
     }
     match v {

@@ -1,7 +1,7 @@
 //! Defines the interface that a device backend implements.
 
 use crate::buffer_desc::BufferDesc;
-use crate::ir::Program;
+use crate::ir::{Origin, Program};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::{Interrupt, Layout, Mesh};
@@ -106,6 +106,17 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Whether a bad index is reported after later kernels were queued, and stops State writes on the device. Then only
+    /// regions write States, after the last kernel that may report one (see `index_checks`).
+    fn defers_index_faults(&self) -> bool {
+        false
+    }
+
+    /// Returns the program and the kernel that caused the last error of `download` or `run`, if an earlier run did.
+    fn take_fault_origin(&self) -> Option<(Arc<Program>, Origin)> {
+        None
+    }
+
     /// Returns the mesh of devices that this one stands for.
     fn mesh(&self) -> Mesh {
         Mesh::ONE
@@ -196,6 +207,6 @@ impl<'a> RunContext<'a> {
 /// A kernel that failed, and why.
 #[derive(Clone, Debug)]
 pub struct Failure {
-    pub origin: crate::ir::Origin,
+    pub origin: Origin,
     pub error: Error,
 }

@@ -1,7 +1,7 @@
 //! Caches compiled plans by key, with a byte limit and LRU eviction, and reports the cause of a miss.
 
 use crate::backend::{Backend, Executable};
-use crate::ir::Program;
+use crate::ir::{Origin, Program};
 use crate::key::{Tracer, digest};
 use crate::pipeline::{Options, try_plan};
 use crate::request::Request;
@@ -139,6 +139,12 @@ impl Cache {
         self.evict();
         self.last = Some(plan.clone());
         Ok((plan, false))
+    }
+
+    /// Returns the recipe line of an origin of a cached program.
+    pub fn line_of(&self, program: &Arc<Program>, origin: Origin) -> Option<SourceLoc> {
+        let plan = self.plans.values().flatten().find(|p| Arc::ptr_eq(&p.step.program, program))?;
+        plan.step.source_map.get(origin.position()?).copied()
     }
 
     /// Evicts the least recently used plans until the rest fits.

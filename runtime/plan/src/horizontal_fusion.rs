@@ -73,6 +73,25 @@ pub fn signature(r: &Region) -> u64 {
     h.finish()
 }
 
+/// Groups independent regions into kernels of similar ones, in the order of the first of each group.
+pub fn grouped(regions: Vec<Region>) -> Vec<Kernel> {
+    let mut groups: Vec<Vec<Region>> = Vec::new();
+    for r in regions {
+        match groups.iter_mut().find(|g| g.len() < MOST && same(&g[0], &r)) {
+            Some(group) => group.push(r),
+            None => groups.push(vec![r]),
+        }
+    }
+    let kernel = |mut group: Vec<Region>| match group.pop() {
+        Some(only) if group.is_empty() => Some(Kernel::Region(only)),
+        last => {
+            group.extend(last);
+            (!group.is_empty()).then_some(Kernel::Multi(group))
+        }
+    };
+    groups.into_iter().filter_map(kernel).collect()
+}
+
 /// Which kernels may run early, in one launch with a similar one: those whose results are small or read by no other
 /// kernel, and those that read only the program's inputs (casts of all weights). Similar branches of a network stay
 /// separate: in one launch, the activations of both would be alive at once.

@@ -17,6 +17,7 @@ pub mod epilogue;
 pub mod fingerprint;
 pub mod fuse;
 pub mod horizontal_fusion;
+mod index_checks;
 pub mod ir;
 pub mod kernel_order;
 pub mod key;

@@ -35,6 +35,8 @@ pub struct Lowered {
     pub stores: Stores,
     /// Row alignment in bytes to which regions pad rows, if products need it and the backend supports it.
     pub fills: Option<usize>,
+    /// See [`crate::Backend::defers_index_faults`].
+    pub defers_index_faults: bool,
 }
 
 /// How ops and parts of their results are stored, if not contiguously in a buffer of their own.
@@ -72,6 +74,7 @@ impl Lowered {
             channels_last: FxHashSet::default(),
             stores: Stores::default(),
             fills: None,
+            defers_index_faults: false,
         }
     }
 

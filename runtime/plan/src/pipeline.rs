@@ -76,6 +76,7 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     step = views::apply(&step);
     step = control_deps::apply(step);
     check_bytes(&step.graph)?;
+    step.defers_index_faults = backend.defers_index_faults();
     step.fills = backend.row_bytes().filter(|_| backend.fills_rows());
     Ok(step)
 }

@@ -3,6 +3,8 @@
 use crate::buffer_desc::BufferDesc;
 use crate::cluster::{self, Assignment, Fusion};
 use crate::epilogue;
+use crate::horizontal_fusion;
+use crate::index_checks;
 use crate::ir::*;
 use crate::kernel_order::{self, ControlDeps};
 use crate::key::Trace;
@@ -300,6 +302,13 @@ impl Builder<'_> {
                 }
             }
         }
+        let deferred = self.low.defers_index_faults;
+        let last_check = if deferred { index_checks::last(&self.program.kernels) } else { None };
+        // Where bad indices are reported late, only a region behind the last check can be suppressed in time.
+        let suppressible = |w: &Part| {
+            let is_region = !matches!(self.program.kernels[w.kernel], Kernel::Library(_));
+            !deferred || is_region && last_check.is_none_or(|check| w.kernel > check)
+        };
         let mut copies = Vec::new();
         for (id, &input) in self.low.state_writes.iter().zip(&trace.state_write_inputs) {
             let (v, state) = (self.value_of[id], ValueId(input));
@@ -311,7 +320,7 @@ impl Builder<'_> {
                 Some(w) => r.kernel < w.kernel,
                 None => true,
             };
-            let safe = free && readers.get(&state).into_iter().flatten().all(before);
+            let safe = free && by.is_none_or(suppressible) && readers.get(&state).into_iter().flatten().all(before);
             if safe {
                 self.values[v.0 as usize].storage = Storage::Input(input);
             } else {
@@ -319,6 +328,7 @@ impl Builder<'_> {
             }
         }
         // Values come first, then copies: a copy must not overwrite what another kernel still reads.
+        let mut alike: Vec<Region> = Vec::new();
         for (v, state) in copies {
             let value = &self.values[v.0 as usize];
             let (n, dtype, origin) = (value.shape.numel(), value.dtype, value.origin);
@@ -326,8 +336,14 @@ impl Builder<'_> {
             let load = Code::Load { source: Source::Value(v), layout };
             let body = vec![Instr { code: load, dtype, level: Level::Full, origin }];
             let region = Region { batch: 1, rows: 1, cols: n, body, stores: vec![(0, state)], origin };
-            self.program.kernels.push(Kernel::Region(region));
+            // Copies of values of their own are independent, so they share launches.
+            if deferred && self.values[v.0 as usize].storage == Storage::UNPLACED {
+                alike.push(region);
+            } else {
+                self.program.kernels.push(Kernel::Region(region));
+            }
         }
+        self.program.kernels.extend(horizontal_fusion::grouped(alike));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Collects the roots of a policy from what a command names.
+//! Builds a policy: collects its root directories from the flags and paths of a command line.
 
 use crate::directory::Directory;
 use crate::error::Result;
@@ -8,14 +8,14 @@ use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, RwLock};
 
-/// What an index of sharded tensors ends in; the shards stand beside it.
+/// The file name suffix of an index of sharded tensors; the shards are in the same directory.
 const INDEX: &str = ".safetensors.index.json";
 
-/// The roots of a policy, in the making. Nothing is granted but by a call.
+/// Builds a [`Policy`]. Without calls it grants no access.
 #[derive(Debug)]
 pub struct PolicyBuilder {
     here: PathBuf,
-    /// The folder of the recipe, which paths of params may start from too.
+    /// The folder of the recipe; relative paths of params are resolved against it too.
     folder: Option<PathBuf>,
     roots: Roots,
     absent: Vec<PathBuf>,
@@ -26,7 +26,7 @@ pub struct PolicyBuilder {
 impl Default for PolicyBuilder {
     fn default() -> PolicyBuilder {
         PolicyBuilder {
-            // Without a current directory relative paths lead nowhere.
+            // Without a current directory, relative paths are resolved against the root directory.
             here: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
             folder: None,
             roots: Roots::default(),

@@ -22,7 +22,7 @@ pub struct Directory {
     how: Resolution,
 }
 
-const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NONBLOCK);
+pub(crate) const LISTED: OFlags = OFlags::RDONLY.union(OFlags::DIRECTORY).union(OFlags::NONBLOCK);
 
 impl Directory {
     /// Opens a directory that the program or the command line names; links are followed.
@@ -56,6 +56,11 @@ impl Directory {
 
     pub(crate) fn fd(&self) -> &Arc<OwnedFd> {
         &self.fd
+    }
+
+    /// Another directory whose paths are resolved like this one's.
+    pub(crate) fn with(&self, fd: Arc<OwnedFd>, shown: &Path) -> Directory {
+        Directory { fd, path: shown.to_path_buf(), how: self.how }
     }
 
     fn shown(&self, rest: &Path) -> PathBuf {

@@ -1,6 +1,6 @@
-//! Defines the error of opening a file: path, rule and cure.
+//! Defines the error of a refused or failed open: the path, the violated rule and a hint.
 //!
-//! The layers above turn it into their own; the recipe's line is added by the Lua layer.
+//! Crates that use the policy convert it to their own error types; the Lua layer adds the recipe's line.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -39,6 +39,8 @@ pub enum Error {
     Denied { path: PathBuf, access: Access, left: bool, directory: PathBuf },
     /// A directory, FIFO, device, socket or link where a regular file is needed.
     NotRegular { path: PathBuf, found: &'static str },
+    /// A link, file or device where a directory is needed.
+    NotDirectory { path: PathBuf, found: &'static str },
     /// A file that must not be written for its name.
     Name { path: PathBuf, rule: String },
 }
@@ -54,6 +56,7 @@ impl Error {
             Error::Io { path, .. }
             | Error::Denied { path, .. }
             | Error::NotRegular { path, .. }
+            | Error::NotDirectory { path, .. }
             | Error::Name { path, .. } => path,
         }
     }
@@ -61,6 +64,11 @@ impl Error {
     /// Whether there is nothing of that name.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::NotFound)
+    }
+
+    /// Whether something has the name of what was to be created.
+    pub fn is_already_there(&self) -> bool {
+        matches!(self, Error::Io { source, .. } if source.kind() == std::io::ErrorKind::AlreadyExists)
     }
 
     /// Whether a root's boundary was reached: a link or `..` leads out of it.
@@ -77,6 +85,7 @@ impl Error {
             }
             Error::Denied { access, .. } => format!("is not in a directory that may be {}", access.verb()),
             Error::NotRegular { found, .. } => format!("is {found}; a regular file is needed"),
+            Error::NotDirectory { found, .. } => format!("is {found}; a directory is needed"),
             Error::Name { rule, .. } => rule.clone(),
         }
     }

@@ -32,6 +32,7 @@ compile_error!("perilune-policy resolves paths by directory handles of Unix");
 
 mod builder;
 mod directory;
+mod entries;
 mod error;
 mod opened;
 mod opener;

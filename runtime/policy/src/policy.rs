@@ -1,4 +1,4 @@
-//! Opens what the roots of a command hold, and denies all else.
+//! Opens files beneath the root directories of a policy and denies all others.
 //!
 //! A path is tried beneath every root whose name it begins with. If a link leads out of that root, or the path has another
 //! name for the same place, its real path is looked up and tried beneath the roots again. The lookup only chooses a handle:

@@ -218,7 +218,7 @@ fn endless_links_and_odd_names_are_errors() {
 }
 
 #[test]
-fn a_write_is_whole_or_not_at_all() {
+fn a_write_is_atomic() {
     let t = Tree::new();
     for how in BOTH {
         let policy = t.policy(how);
@@ -242,7 +242,7 @@ fn a_write_is_whole_or_not_at_all() {
 }
 
 #[test]
-fn what_may_not_be_written_says_why() {
+fn denied_writes_name_the_reason() {
     let t = Tree::new();
     t.link("a.csv", "inside/link.npy");
     t.link("../outside", "inside/dir");

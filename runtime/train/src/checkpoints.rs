@@ -7,10 +7,12 @@ use crate::numbers::object;
 use crate::params;
 use crate::retention::{Best, Retention};
 use crate::run_log;
+use crate::rundir::RECORD;
 use perilune_checkpoint::{Saver, Snapshot, Source};
 use perilune_lua::{Copies, Run};
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 const MODEL: &str = "model.";
@@ -40,16 +42,15 @@ pub(crate) struct Checkpoints {
 impl Checkpoints {
     /// Creates the schedule. `record` is the `run.json` of a resumed run, which has the best checkpoint so far.
     pub fn new(
-        run_dir: &Path,
+        run_dir: &Directory,
         every: Option<u64>,
         retention: Retention,
         about: Map<String, Value>,
         run: &Run,
         record: Option<&Map<String, Value>>,
     ) -> Result<Checkpoints> {
-        let dir = run_dir.join("checkpoints");
         let (keep, best) = retention.choose(run)?;
-        let mut saver = Saver::new(dir, keep, retention.shard_size);
+        let mut saver = Saver::new(run_dir.clone(), keep, retention.shard_size);
         let best = best.map(|b| b.recalled(record.and_then(|r| r.get("best")), run.count()));
         if let Some(step) = best.as_ref().and_then(Best::step) {
             saver.set_best(step);
@@ -138,7 +139,7 @@ impl Checkpoints {
         let mut taken = take(run, &self.about, &reporter.latest)?;
         if let Some(dir) = &reporter.dir {
             taken.record.insert(run_log::LOGS.into(), dir.heads());
-            taken.dir = Some(dir.path.clone());
+            taken.dir = Some(dir.handle().clone());
         }
         let note = taken.copies.waited.clone();
         self.saver.save(step, taken)?;
@@ -169,7 +170,7 @@ impl Checkpoints {
 struct PendingSnapshot {
     step: u64,
     /// The run directory, whose log and record must be synced before the checkpoint is.
-    dir: Option<PathBuf>,
+    dir: Option<Directory>,
     paths: Vec<String>,
     copies: Copies,
     record: Map<String, Value>,
@@ -194,9 +195,10 @@ impl Source for PendingSnapshot {
         let step = self.step;
         if let Some(dir) = &self.dir {
             // A file system that cannot sync gives no guarantee after a power failure in any case.
-            for name in [run_log::METRICS, run_log::LEDGER, "run.json", ""] {
-                let _ = std::fs::File::open(dir.join(name)).and_then(|f| f.sync_all());
+            for name in [run_log::METRICS, run_log::LEDGER, RECORD] {
+                let _ = dir.sync_file(name);
             }
+            let _ = dir.sync();
         }
         let values = self.copies.read().map_err(|source| perilune_checkpoint::Error::Device { step, source })?;
         let (mut model, mut optimizer) = (Vec::new(), Vec::new());

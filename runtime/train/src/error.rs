@@ -62,6 +62,19 @@ impl From<perilune_checkpoint::Error> for Error {
     }
 }
 
+/// What the handle of a run directory answered: a link or special file in it is refused.
+impl From<perilune_policy::Error> for Error {
+    fn from(error: perilune_policy::Error) -> Error {
+        use perilune_policy::Error as Policy;
+        let shown = error.path().display().to_string();
+        match error {
+            Policy::Io { path, action, source } => disk(action, &path)(source),
+            Policy::NotDirectory { .. } => Error::Refused(format!("{shown}: folder: {}", error.rule())),
+            _ => Error::Refused(format!("{shown}: file: {}", error.rule())),
+        }
+    }
+}
+
 /// Converts an I/O error on a path, as in `cannot create runs/x: permission denied`.
 pub fn disk(what: &str, path: &std::path::Path) -> impl FnOnce(std::io::Error) -> Error {
     let text = format!("cannot {what} {}", path.display());

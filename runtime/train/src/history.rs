@@ -4,10 +4,11 @@
 //! `ledger.jsonl` has one line for each; the files of an applied version are in `recipe@STEP/`. Together with the start in
 //! `run.json` and `recipe/` they define for a replay which version ran from which step on.
 
-use crate::error::{Error, Result, disk};
+use crate::error::{Error, Result};
 use crate::params::{self, Params};
+use crate::run_files::text_in;
 use crate::run_log::{self, LEDGER};
-use crate::rundir::RunDir;
+use crate::rundir::{RunDir, write_version};
 use perilune_lua::Run;
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
@@ -108,9 +109,14 @@ pub fn hashes(files: &Files, home: &Path) -> Value {
 }
 
 /// Returns a free folder name for the files of a version: `recipe@57`, `recipe@57-2`.
-fn folder(dir: &Path, step: u64) -> String {
-    let names = (1..).map(|k| if k == 1 { format!("recipe@{step}") } else { format!("recipe@{step}-{k}") });
-    names.into_iter().find(|name| !dir.join(name).exists()).unwrap_or_default()
+fn folder(dir: &Directory, step: u64) -> Result<String> {
+    for k in 1.. {
+        let name = if k == 1 { format!("recipe@{step}") } else { format!("recipe@{step}-{k}") };
+        if !dir.has(&name)? {
+            return Ok(name);
+        }
+    }
+    Err(Error::System(format!("cannot find a free name for recipe@{step}")))
 }
 
 /// Appends a line to the history of a run, and stores the files of an applied version.
@@ -151,13 +157,9 @@ pub(crate) fn record(dir: &mut RunDir, e: &HistoryEntry<'_>) -> Result<()> {
     }
     put("files", hashes(e.files, &home));
     if ok {
-        let name = folder(&dir.path, e.step);
-        for (path, text) in e.files {
-            let to = dir.path.join(&name).join(inside(path));
-            let parent = dir_of(&to);
-            std::fs::create_dir_all(&parent).map_err(disk("create", &parent))?;
-            std::fs::write(&to, text).map_err(disk("write", &to))?;
-        }
+        let name = folder(dir.handle(), e.step)?;
+        let files: Files = e.files.iter().map(|(path, text)| (inside(path).into(), text.clone())).collect();
+        write_version(dir.handle(), &name, &files)?;
         put("dir", name.into());
     }
     dir.append_history(&Value::Object(line))
@@ -198,36 +200,19 @@ impl Version {
     }
 }
 
-/// Opens a directory of versions in that of a run. What a record names is opened beneath it, and no link is followed.
-fn opened(dir: &Path) -> Result<Directory> {
-    Directory::open_itself(dir).map_err(|e| match e {
-        perilune_policy::Error::Io { source, .. } => disk("read", dir)(source),
-        e => Error::Refused(e.to_string()),
-    })
-}
-
 /// The largest recipe file that is read, in bytes.
 const MOST: u64 = 64 << 20;
 
-/// Reads a text file beneath `dir`; a part of its name that is a link is refused.
-fn text_in(dir: &Directory, name: &Path) -> Result<String> {
-    let at = dir.path().join(name);
-    let file = dir.open_unlinked(name).map_err(|e| match e {
-        perilune_policy::Error::Io { source, .. } => disk("read", &at)(source),
-        _ => Error::Refused(format!("{}: file: is not a regular file", at.display())),
-    })?;
-    file.text(MOST).map_err(disk("read", &at))
-}
-
-/// Reads the listed files below `dir` and checks their hashes.
-fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
+/// Reads the listed files in `folder` of a run directory and checks their hashes. What a record names is opened beneath that
+/// folder, and no link is followed.
+fn files_below(dir: &Directory, folder: &str, listed: &Value, home: &Path) -> Result<Files> {
     let names =
         listed.as_array().into_iter().flatten().filter_map(|f| Some((f["path"].as_str()?, f["blake3"].as_str()?)));
     let mut out = Files::new();
-    let inside = opened(dir)?;
+    let inside = dir.subdirectory(folder)?;
     for (name, hash) in names {
-        let at = dir.join(name);
-        let text = text_in(&inside, Path::new(name))?;
+        let at = inside.path().join(name);
+        let text = text_in(&inside, Path::new(name), MOST)?;
         if blake3::hash(text.as_bytes()).to_hex().as_str() != hash {
             return Err(Error::Refused(format!("{}: is not the file that ran: its hash differs", at.display())));
         }
@@ -239,9 +224,10 @@ fn files_below(dir: &Path, listed: &Value, home: &Path) -> Result<Files> {
 /// Reads the files that a run began with, and the versions after them in the order in which they ran.
 pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(Files, Vec<Version>)> {
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
-    let files = files_below(&dir.join("recipe"), record.get("files").unwrap_or(&Value::Null), &home)?;
+    let inside = &Directory::open(dir)?;
+    let files = files_below(inside, "recipe", record.get("files").unwrap_or(&Value::Null), &home)?;
     let at = dir.join(LEDGER);
-    let ledger = run_log::text(dir, LEDGER)?;
+    let ledger = run_log::text(inside, LEDGER)?;
     run_log::verify(dir, LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
     let device = record.get("device").and_then(Value::as_str);
     let mut applied: Vec<(u64, Value)> = Vec::new();
@@ -283,7 +269,7 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
         }
         Ok(Version {
             since,
-            files: files_below(&dir.join(folder), &e["files"], &home)?,
+            files: files_below(inside, &folder, &e["files"], &home)?,
             resumed: e["resumed"] == true,
             from_trial: e["from_trial"] == true,
             owed: e["owed"] == true,

@@ -4,12 +4,14 @@ use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
 use crate::history::{self, Change, Files, HistoryEntry};
 use crate::params::{self, Params};
+use crate::run_files::{MAX_RECORD, text_in};
 use crate::run_lock::RunLock;
 use crate::run_log;
-use crate::rundir::{LogTail, RunDir};
+use crate::rundir::{LogTail, RECORD, RunDir};
 use perilune_checkpoint::seal::{self, RECORD_SEAL};
 use perilune_checkpoint::{Snapshot, list, read};
 use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
+use perilune_policy::Directory;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -22,14 +24,16 @@ pub struct Resume {
     pub record: Map<String, Value>,
     snapshot: Snapshot,
     path: PathBuf,
+    /// The directory that is locked, and written when the run goes on.
+    handle: Option<Directory>,
     /// The lock of a run that will be written.
     _lock: Option<RunLock>,
 }
 
 /// Reads the `run.json` of a run, and checks its seal.
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
-    let at = dir.join("run.json");
-    let text = crate::run_files::text_of(&at)?;
+    let at = dir.join(RECORD);
+    let text = text_in(&Directory::open(dir)?, Path::new(RECORD), MAX_RECORD)?;
     let Ok(Value::Object(mut record)) = serde_json::from_str(&text) else {
         return Err(Error::Refused(format!("{}: is not the record of a run", at.display())));
     };
@@ -69,8 +73,12 @@ impl Resume {
             })?,
         };
         // Lock before the checkpoint is read, because another process may be replacing it.
-        let lock = dir.join("run.json").exists().then(|| RunLock::take(&dir)).transpose()?;
-        Ok(Resume { _lock: lock, ..Resume::of(dir, "--resume")? })
+        let handle = Directory::open(&dir).ok();
+        let lock = match &handle {
+            Some(handle) if handle.has(RECORD)? => Some(RunLock::take(handle)?),
+            _ => None,
+        };
+        Ok(Resume { _lock: lock, handle, ..Resume::of(dir, "--resume")? })
     }
 
     /// Reads the last checkpoint of the run in `dir`; messages begin with `op`.
@@ -96,12 +104,20 @@ impl Resume {
             let at = dir.join("run.json");
             return Err(Error::Refused(format!("{}: id: is missing: the file was changed or damaged", at.display())));
         }
-        Ok(Resume { dir, record, path: newest.path.clone(), snapshot, _lock: None })
+        Ok(Resume { dir, record, path: newest.path.clone(), snapshot, handle: None, _lock: None })
+    }
+
+    /// Returns the handle of the run directory.
+    pub(crate) fn open(&self) -> Result<Directory> {
+        match &self.handle {
+            Some(handle) => Ok(handle.clone()),
+            None => Ok(Directory::open(&self.dir)?),
+        }
     }
 
     /// Opens the run directory to continue in it.
     pub(crate) fn open_dir(&self) -> Result<(RunDir, LogTail)> {
-        RunDir::resume(&self.dir, self.record.clone(), &self.snapshot.record, self.step())
+        RunDir::resume(&self.open()?, self.record.clone(), &self.snapshot.record, self.step())
     }
 
     /// Returns the step of the checkpoint.

@@ -4,10 +4,10 @@
 //! killed run never blocks its directory. The text of the file names the owner of the lock, for messages.
 
 use crate::error::{Error, Result, disk};
-use crate::run_files::{hostname, open};
-use std::fs::{File, OpenOptions, TryLockError};
+use crate::run_files::hostname;
+use perilune_policy::Directory;
+use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
-use std::path::Path;
 
 /// The lock of a run directory, released when it is dropped.
 #[derive(Debug)]
@@ -17,9 +17,9 @@ pub(crate) struct RunLock {
 
 impl RunLock {
     /// Locks the run in `dir`; fails if another process writes it.
-    pub fn take(dir: &Path) -> Result<RunLock> {
-        let at = dir.join(".lock");
-        let mut file = open(&at, OpenOptions::new().read(true).write(true).create(true))?;
+    pub fn take(dir: &Directory) -> Result<RunLock> {
+        let at = dir.path().join(".lock");
+        let mut file = dir.open_or_create(".lock")?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -30,7 +30,7 @@ impl RunLock {
                 let holder = if holder.is_empty() { "another process".to_string() } else { holder };
                 return Err(Error::Usage(format!(
                     "{}: {holder} is writing this run; wait until it ends, or stop it",
-                    dir.display()
+                    dir.path().display()
                 )));
             }
             // On a file system without locks the run continues unprotected.
@@ -49,10 +49,11 @@ mod tests {
     #[test]
     fn a_directory_has_one_writer() {
         let dir = tempfile::tempdir().expect("a directory");
-        let lock = RunLock::take(dir.path()).expect("free");
-        let error = RunLock::take(dir.path()).expect_err("taken").to_string();
+        let dir = Directory::open(dir.path()).expect("opened");
+        let lock = RunLock::take(&dir).expect("free");
+        let error = RunLock::take(&dir).expect_err("taken").to_string();
         assert!(error.contains(&format!("process {} on ", std::process::id())), "{error}");
         drop(lock);
-        RunLock::take(dir.path()).expect("free again");
+        RunLock::take(&dir).expect("free again");
     }
 }

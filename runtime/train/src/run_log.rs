@@ -5,11 +5,12 @@
 //! `run.json` their final heads. Logs of releases without seals are read unchecked, and sealed when the run is resumed.
 
 use crate::error::{Error, Result, disk};
-use crate::run_files::{create, text_within};
+use crate::run_files::text_in;
 use perilune_checkpoint::seal::{Chain, unsealed};
+use perilune_policy::Directory;
 use serde_json::{Map, Value};
-use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::fs::File;
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 
 pub(crate) const METRICS: &str = "metrics.jsonl";
@@ -28,12 +29,8 @@ pub(crate) fn chain(record: &Map<String, Value>, log: &str) -> Chain {
 }
 
 /// Returns the text of a log, empty if there is none.
-pub(crate) fn text(dir: &Path, log: &str) -> Result<String> {
-    let at = dir.join(log);
-    if at.symlink_metadata().is_err_and(|e| e.kind() == ErrorKind::NotFound) {
-        return Ok(String::new());
-    }
-    text_within(&at, MAX_BYTES)
+pub(crate) fn text(dir: &Directory, log: &str) -> Result<String> {
+    if dir.has(log)? { text_in(dir, Path::new(log), MAX_BYTES) } else { Ok(String::new()) }
 }
 
 /// Returns the complete lines of a log; the last line may be incomplete if its process was killed.
@@ -81,6 +78,8 @@ pub(crate) fn stood<'a>(record: &'a Map<String, Value>, log: &str) -> Option<&'a
 
 /// A log that is being written.
 pub(crate) struct RunLog {
+    dir: Directory,
+    name: String,
     path: PathBuf,
     file: BufWriter<File>,
     chain: Chain,
@@ -89,18 +88,18 @@ pub(crate) struct RunLog {
 impl RunLog {
     /// Replaces a log by these lines with new seals, and opens it for appending.
     pub fn replace<'a>(
-        dir: &Path,
+        dir: &Directory,
         log: &str,
         record: &Map<String, Value>,
         lines: impl Iterator<Item = &'a str>,
     ) -> Result<RunLog> {
-        let (path, new) = (dir.join(log), dir.join(format!(".{log}.new")));
+        let (path, new) = (dir.path().join(log), format!(".{log}.new"));
         let mut chain = chain(record, log);
         let text: String = lines.map(|line| chain.append(&unsealed(line)) + "\n").collect();
-        let mut file = create(&new)?;
-        file.write_all(text.as_bytes()).map_err(disk("write", &new))?;
-        fs::rename(&new, &path).map_err(disk("write", &path))?;
-        Ok(RunLog { path, file: BufWriter::new(file), chain })
+        let mut file = dir.create_over(&new)?;
+        file.write_all(text.as_bytes()).map_err(disk("write", &path))?;
+        dir.rename(&new, log)?;
+        Ok(RunLog { dir: dir.clone(), name: log.into(), path, file: BufWriter::new(file), chain })
     }
 
     /// Appends a line, with its seal.
@@ -127,29 +126,26 @@ impl RunLog {
 
     /// Returns whether the file still has its name; its directory may have been removed or renamed.
     pub fn is_in_place(&self) -> bool {
-        use std::os::unix::fs::MetadataExt;
-        let id = |m: fs::Metadata| (m.dev(), m.ino());
-        match (fs::symlink_metadata(&self.path), self.file.get_ref().metadata()) {
-            (Ok(named), Ok(open)) => id(named) == id(open),
-            (Err(e), _) => e.kind() != ErrorKind::NotFound,
-            _ => true,
-        }
+        self.dir.holds(&self.name, self.file.get_ref())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::run_files::open;
     use serde_json::json;
-    use std::fs::OpenOptions;
+    use std::fs;
+
+    fn open(dir: &Path) -> Directory {
+        Directory::open(dir).expect("a directory")
+    }
 
     fn record(id: &str) -> Map<String, Value> {
         Map::from_iter([("id".to_string(), id.into())])
     }
 
     fn log(dir: &Path, steps: u64) -> RunLog {
-        let mut log = RunLog::replace(dir, METRICS, &record("a"), std::iter::empty()).expect("a log");
+        let mut log = RunLog::replace(&open(dir), METRICS, &record("a"), std::iter::empty()).expect("a log");
         for step in 1..=steps {
             log.append(&json!({ "step": step })).expect("written");
         }
@@ -162,15 +158,15 @@ mod tests {
         let dir = tempfile::tempdir().expect("a directory");
         let head = log(dir.path(), 3).head().to_string();
         log(dir.path(), 5);
-        let all = text(dir.path(), METRICS).expect("text");
+        let all = text(&open(dir.path()), METRICS).expect("text");
         let check = |text: &str, stood| verify(dir.path(), METRICS, text, &record("a"), stood);
         check(&all, Some(&head)).expect("the chain passed the third line");
 
         let kept: Vec<&str> = complete(&all).take(3).collect();
-        let mut cut = RunLog::replace(dir.path(), METRICS, &record("a"), kept.into_iter()).expect("cut");
+        let mut cut = RunLog::replace(&open(dir.path()), METRICS, &record("a"), kept.into_iter()).expect("cut");
         assert_eq!(cut.head(), head);
         cut.append(&json!({ "step": 9 })).and_then(|()| cut.flush()).expect("written");
-        let cut = text(dir.path(), METRICS).expect("text");
+        let cut = text(&open(dir.path()), METRICS).expect("text");
         assert_eq!(check(&cut, Some(&head)).expect("whole").head(), check(&cut, None).expect("whole").head());
 
         let lost: String = complete(&all).take(2).map(|l| format!("{l}\n")).collect();
@@ -189,8 +185,8 @@ mod tests {
         fs::write(&target, "mine").expect("written");
         std::os::unix::fs::symlink(&target, dir.path().join(LEDGER)).expect("a link");
         std::os::unix::fs::symlink(&target, dir.path().join(format!(".{METRICS}.new"))).expect("a link");
-        let error = open(&dir.path().join(LEDGER), OpenOptions::new().append(true)).expect_err("a link");
-        assert!(error.to_string().contains("is not a regular file but a link"), "{error}");
+        let error = text(&open(dir.path()), LEDGER).expect_err("a link");
+        assert!(error.to_string().contains("ledger.jsonl: file: is a link; a regular file is needed"), "{error}");
         log(dir.path(), 1);
         assert_eq!(fs::read_to_string(&target).expect("text"), "mine");
     }

@@ -10,22 +10,26 @@
 //! ```
 //!
 //! It is created when training starts; creating it claims its name, so two runs never share one. One process at a time writes
-//! it (`run_lock.rs`). `run.json` is replaced by a rename, so a reader never sees a partial file. Seals reveal later changes
+//! it (`run_lock.rs`). Every file is created, renamed and deleted by the handle of the directory, and no link in it is followed, so
+//! one that takes a name while the run goes on redirects nothing. `run.json` is replaced by a rename, so a reader never sees a partial file. Seals reveal later changes
 //! (`run_log.rs`); a resume and a replay check them.
 
 use crate::error::{Error, Result, disk};
-use crate::run_files::{self, file_name, hostname, now};
+use crate::run_files::{file_name, hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::tensorboard::EventFile;
-use perilune_checkpoint::seal;
+use perilune_checkpoint::{CHECKPOINTS, seal};
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
-use std::fs::{self, File};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+/// The record of the run.
+pub(crate) const RECORD: &str = "run.json";
 
 /// Buffers are flushed at least this often, for readers that follow the run.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -33,6 +37,7 @@ const FLUSH: Duration = Duration::from_secs(1);
 /// The open directory of one run.
 pub struct RunDir {
     pub path: PathBuf,
+    dir: Directory,
     record: Map<String, Value>,
     /// A write of `run.json` in the background.
     writing: Option<JoinHandle<Result<()>>>,
@@ -56,37 +61,35 @@ pub(crate) struct LogTail {
     pub history: Vec<Option<(u64, f64, Option<f64>)>>,
 }
 
-/// Replaces `run.json` of the run at `path`. The new file is synced before it gets the name: after a power failure either
-/// the old or the new one exists.
-fn replace(path: &Path, text: &str) -> Result<()> {
-    let (to, new) = (path.join("run.json"), path.join(".run.json.new"));
-    let mut file = run_files::create(&new)?;
-    let written = file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&new, &to));
-    written.map_err(disk("write", &to))
+/// Replaces `run.json`. The new file is synced before it gets the name: after a power failure either the old or the new one
+/// exists.
+fn replace(dir: &Directory, text: &str) -> Result<()> {
+    Ok(dir.replace(RECORD, text.as_bytes())?)
 }
 
 /// Creates the directory: `given`, which must not have a run yet, or a new one below `runs/`.
-fn claim(given: Option<&Path>, name: &str) -> Result<PathBuf> {
+fn claim(given: Option<&Path>, name: &str) -> Result<Directory> {
     if let Some(path) = given {
-        fs::create_dir_all(path).map_err(disk("create the run directory", path))?;
-        return match File::create_new(path.join("run.json")) {
-            Ok(_) => Ok(path.to_path_buf()),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists => Err(Error::Usage(format!(
+        std::fs::create_dir_all(path).map_err(disk("create the run directory", path))?;
+        let dir = Directory::open(path)?;
+        return match dir.create_new(RECORD) {
+            Ok(_) => Ok(dir),
+            Err(e) if e.is_already_there() => Err(Error::Usage(format!(
                 "--run-dir {}: it already contains a run; choose another directory",
                 path.display()
             ))),
-            Err(e) => Err(disk("write to the run directory", path)(e)),
+            Err(perilune_policy::Error::Io { source, .. }) => Err(disk("write to the run directory", path)(source)),
+            Err(e) => Err(e.into()),
         };
     }
     let runs = Path::new("runs");
-    fs::create_dir_all(runs).map_err(disk("create the directory", runs))?;
+    std::fs::create_dir_all(runs).map_err(disk("create the directory", runs))?;
+    let runs = Directory::open(runs)?;
     let stem = format!("{}-{}", file_name(name), jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
     for k in 1.. {
-        let path = runs.join(if k == 1 { stem.clone() } else { format!("{stem}-{k}") });
-        match fs::create_dir(&path) {
-            Ok(()) => return Ok(path),
-            Err(e) if e.kind() == ErrorKind::AlreadyExists && k < 10_000 => {}
-            Err(e) => return Err(disk("create the run directory", &path)(e)),
+        match runs.create_directory(&if k == 1 { stem.clone() } else { format!("{stem}-{k}") }) {
+            Err(e) if e.is_already_there() && k < 10_000 => {}
+            made => return Ok(made?),
         }
     }
     Err(Error::System("cannot find a free name for the run directory".into()))
@@ -121,18 +124,20 @@ fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
 }
 
 /// Opens a new TensorBoard file in `tb/`.
-fn board(path: &Path) -> Result<EventFile> {
-    let tb = path.join("tb");
-    own_folder(&tb)?;
-    EventFile::create(&tb, now(), &hostname()).map_err(disk("write to", &tb))
+fn board(dir: &Directory) -> Result<EventFile> {
+    EventFile::create(&dir.make_directory("tb")?, now(), &hostname())
 }
 
-/// Creates a folder of the run directory unless it exists. A link is refused, because it could point anywhere.
-fn own_folder(path: &Path) -> Result<()> {
-    if path.is_symlink() {
-        return Err(Error::Refused(format!("{}: folder: is a link; it must be a folder of the run", path.display())));
+/// Writes the text files of a version beneath `dir`, in place of older ones.
+pub(crate) fn write_version(dir: &Directory, folder: &str, files: &[(PathBuf, String)]) -> Result<()> {
+    let top = dir.make_directory(folder)?;
+    for (inside, text) in files {
+        let above = top.make_directories(inside.parent().unwrap_or(Path::new("")))?;
+        let name = inside.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        let written = above.create_over(&name)?.write_all(text.as_bytes());
+        written.map_err(disk("write", &above.path().join(&name)))?;
     }
-    fs::create_dir_all(path).map_err(disk("create", path))
+    Ok(())
 }
 
 impl RunDir {
@@ -143,19 +148,14 @@ impl RunDir {
         mut record: Map<String, Value>,
         files: &[(PathBuf, String)],
     ) -> Result<RunDir> {
-        let path = claim(given, name)?;
-        let lock = RunLock::take(&path)?;
-        for (inside, text) in files {
-            let to = path.join("recipe").join(inside);
-            let dir = to.parent().unwrap_or(&path);
-            fs::create_dir_all(dir).map_err(disk("create", dir))?;
-            fs::write(&to, text).map_err(disk("write", &to))?;
-        }
+        let dir = claim(given, name)?;
+        let lock = RunLock::take(&dir)?;
+        write_version(&dir, "recipe", files)?;
         record.insert("id".into(), id(&record).into());
-        let metrics = RunLog::replace(&path, METRICS, &record, std::iter::empty())?;
-        let board = board(&path)?;
-        let (writing, ledger, flushed) = (None, None, Instant::now());
-        let mut dir = RunDir { path, record, writing, metrics, ledger, board, flushed, _lock: Some(lock) };
+        let metrics = RunLog::replace(&dir, METRICS, &record, std::iter::empty())?;
+        let board = board(&dir)?;
+        let (writing, ledger, flushed, path) = (None, None, Instant::now(), dir.path().to_path_buf());
+        let mut dir = RunDir { path, dir, record, writing, metrics, ledger, board, flushed, _lock: Some(lock) };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
     }
@@ -163,16 +163,16 @@ impl RunDir {
     /// Opens the directory of a run that continues from its checkpoint of `step`; events after it are dropped. The logs must
     /// contain the heads of their chains recorded in `record`, which is `run.json`, and in the record of the checkpoint.
     pub(crate) fn resume(
-        path: &Path,
+        dir: &Directory,
         mut record: Map<String, Value>,
         checkpoint: &Map<String, Value>,
         step: u64,
     ) -> Result<(RunDir, LogTail)> {
-        own_folder(&path.join("checkpoints"))?;
-        let (metrics, ledger) = (run_log::text(path, METRICS)?, run_log::text(path, LEDGER)?);
+        dir.make_directory(CHECKPOINTS)?;
+        let (metrics, ledger) = (run_log::text(dir, METRICS)?, run_log::text(dir, LEDGER)?);
         for (log, text) in [(METRICS, &metrics), (LEDGER, &ledger)] {
             for from in [&record, checkpoint] {
-                run_log::verify(path, log, text, &record, run_log::stood(from, log))?;
+                run_log::verify(dir.path(), log, text, &record, run_log::stood(from, log))?;
             }
         }
         if !record.contains_key("id") {
@@ -184,24 +184,30 @@ impl RunDir {
         resumed.push(step.into());
         record.insert("status".into(), "running".into());
         record.insert("resumed".into(), resumed.into());
-        replace(path, &seal::seal(record.clone()))?;
+        replace(dir, &seal::seal(record.clone()))?;
 
         let (lines, tail) = up_to(&metrics, step);
-        let metrics = RunLog::replace(path, METRICS, &record, lines.into_iter())?;
+        let metrics = RunLog::replace(dir, METRICS, &record, lines.into_iter())?;
         let ledger = match ledger.is_empty() {
             true => None,
-            false => Some(RunLog::replace(path, LEDGER, &record, run_log::complete(&ledger))?),
+            false => Some(RunLog::replace(dir, LEDGER, &record, run_log::complete(&ledger))?),
         };
-        let (board, writing, flushed) = (board(path)?, None, Instant::now());
-        let dir = RunDir { path: path.to_path_buf(), record, writing, metrics, ledger, board, flushed, _lock: None };
+        let (board, writing, flushed) = (board(dir)?, None, Instant::now());
+        let path = dir.path().to_path_buf();
+        let dir = RunDir { path, dir: dir.clone(), record, writing, metrics, ledger, board, flushed, _lock: None };
         Ok((dir, tail))
+    }
+
+    /// Returns the handle of the directory.
+    pub(crate) fn handle(&self) -> &Directory {
+        &self.dir
     }
 
     /// Drops the events after a step that the run goes back to.
     pub fn rewind(&mut self, step: u64) -> Result<()> {
         self.flush()?;
-        let text = run_log::text(&self.path, METRICS)?;
-        self.metrics = RunLog::replace(&self.path, METRICS, &self.record, up_to(&text, step).0.into_iter())?;
+        let text = run_log::text(&self.dir, METRICS)?;
+        self.metrics = RunLog::replace(&self.dir, METRICS, &self.record, up_to(&text, step).0.into_iter())?;
         Ok(())
     }
 
@@ -218,15 +224,15 @@ impl RunDir {
         }
         self.updated()?;
         self.check_in_place()?;
-        let (path, text) = (self.path.clone(), Arc::new(seal::seal(self.record.clone())));
+        let (dir, text) = (self.dir.clone(), Arc::new(seal::seal(self.record.clone())));
         let work = {
-            let (path, text) = (path.clone(), text.clone());
-            move || replace(&path, &text)
+            let (dir, text) = (dir.clone(), text.clone());
+            move || replace(&dir, &text)
         };
         match std::thread::Builder::new().name("run.json".into()).spawn(work) {
             Ok(writing) => self.writing = Some(writing),
             // If no thread can be created, write here.
-            Err(_) => replace(&path, &text)?,
+            Err(_) => replace(&dir, &text)?,
         }
         Ok(())
     }
@@ -243,7 +249,7 @@ impl RunDir {
     /// Waits for the write in the background.
     fn updated(&mut self) -> Result<()> {
         let Some(writing) = self.writing.take() else { return Ok(()) };
-        let lost = || Error::System(format!("cannot write {}: its thread ended", self.path.join("run.json").display()));
+        let lost = || Error::System(format!("cannot write {}: its thread ended", self.path.join(RECORD).display()));
         writing.join().unwrap_or_else(|_| Err(lost()))
     }
 
@@ -260,7 +266,7 @@ impl RunDir {
         self.check_in_place()?;
         let ledger = match &mut self.ledger {
             Some(ledger) => ledger,
-            none => none.insert(RunLog::replace(&self.path, LEDGER, &self.record, std::iter::empty())?),
+            none => none.insert(RunLog::replace(&self.dir, LEDGER, &self.record, std::iter::empty())?),
         };
         ledger.append(line).and_then(|()| ledger.flush())
     }

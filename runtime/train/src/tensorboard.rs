@@ -4,9 +4,9 @@
 //! protobuf `Event` { 1: wall_time f64, 2: step i64, 3: file_version, 5: Summary { 1: Value { 1: tag, 2: simple_value f32 } } }.
 //! tensorflow/core/util/event.proto and summary.proto define the other fields, which curves do not need.
 
+use perilune_policy::Directory;
 use std::fs::File;
-use std::io::{BufWriter, ErrorKind, Result, Write};
-use std::path::Path;
+use std::io::{BufWriter, Result, Write};
 
 /// An open event file.
 pub struct EventFile {
@@ -15,13 +15,13 @@ pub struct EventFile {
 
 impl EventFile {
     /// Creates `DIR/events.out.tfevents.TIME.HOST.PID.NUMBER`, with the first free number.
-    pub fn create(dir: &Path, wall_time: f64, host: &str) -> Result<EventFile> {
+    pub fn create(dir: &Directory, wall_time: f64, host: &str) -> crate::Result<EventFile> {
         let stem = format!("events.out.tfevents.{:.0}.{host}.{}", wall_time.floor(), std::process::id());
         // A process that resumes its own run within a second needs a different name for each file.
         let mut number = 0;
         let file = loop {
-            match File::create_new(dir.join(format!("{stem}.{number}"))) {
-                Err(e) if e.kind() == ErrorKind::AlreadyExists && number < 1000 => number += 1,
+            match dir.create_new(&format!("{stem}.{number}")) {
+                Err(e) if e.is_already_there() && number < 1000 => number += 1,
                 other => break other?,
             }
         };
@@ -29,8 +29,8 @@ impl EventFile {
         let mut event = Vec::new();
         double(&mut event, 1, wall_time);
         bytes(&mut event, 3, b"brain.Event:2");
-        file.record(&event)?;
-        file.flush()?;
+        let written = file.record(&event).and_then(|()| file.flush());
+        written.map_err(crate::error::disk("write to", dir.path()))?;
         Ok(file)
     }
 

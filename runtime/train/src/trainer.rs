@@ -17,6 +17,7 @@ use crate::spec::RunSpec;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
+use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -290,19 +291,19 @@ impl Session<'_> {
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
             .collect();
-        let create = |dir: &Path, record| {
+        let create = |dir: &Directory, record| {
             let (every, retention) = (self.spec.checkpoint_every, self.spec.retention.clone());
             Checkpoints::new(dir, every, retention, fields, run, record)
         };
         if let Some(resume) = &self.resume {
             self.grant(&resume.dir)?;
-            return create(&resume.dir, Some(&resume.record));
+            return create(&resume.open()?, Some(&resume.record));
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
         let dir = self.create_dir(about)?;
         self.grant(&dir.path)?;
-        let out = create(&dir.path, None)?;
+        let out = create(dir.handle(), None)?;
         reporter.dir = Some(dir);
         Ok(out)
     }

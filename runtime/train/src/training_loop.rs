@@ -192,8 +192,7 @@ impl<'a> TrainingLoop<'a> {
         let products = self.products();
         let result = {
             let _span = tracing::debug_span!("step", step = self.run.count() + 1).entered();
-            // Cancellable Lua code is slower: only the first steps of an edit are.
-            self.cancellable(self.trial.is_some(), self.last_step, Run::step)
+            self.cancellable(self.may_be_endless(), self.last_step, Run::step)
         };
         let result = result?;
         self.last_step = Some(start.elapsed());
@@ -286,7 +285,7 @@ impl<'a> TrainingLoop<'a> {
         }
         self.rng = self.run.rng();
         let begun = Instant::now();
-        let cancellable = self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::watches_files);
+        let cancellable = self.may_be_endless();
         let before = self.report_misses(false);
         let values = self.cancellable(cancellable, self.last_evaluation, |run| run.evaluate(split));
         self.report_misses(before);
@@ -311,6 +310,12 @@ impl<'a> TrainingLoop<'a> {
     /// Sets whether new plans are reported as cache misses, and returns the setting before.
     pub fn report_misses(&self, on: bool) -> bool {
         std::mem::replace(&mut self.run.host().engine.borrow_mut().switches.report_misses, on)
+    }
+
+    /// Whether a step or an evaluation is to be cancellable: on trial, and wherever saved files are watched. Lua code that
+    /// is not cancellable is faster.
+    fn may_be_endless(&self) -> bool {
+        self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::watches_files)
     }
 
     /// Runs a step or an evaluation; with `cancellable`, a newer save or a stop request ends it once it takes much longer

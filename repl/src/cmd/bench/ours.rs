@@ -1,4 +1,4 @@
-//! Measures a case in a new process of this program.
+//! Runs one benchmark case of Perilune in a child process and parses its timings.
 
 use super::FIRST;
 use crate::failure::Failure;

@@ -1,8 +1,8 @@
 //! Registers the ops: one block per op, in the file of its family.
 //!
 //! A block states everything about its op (see [`Op`]). The Lua bindings, `help`, the editor stubs, the reference page,
-//! the op tests, the gradient tests and the fuzzers all iterate over [`all`]. A composition touches one file of this
-//! folder.
+//! the op tests, the gradient tests and the fuzzers all iterate over [`all`]. A new op that is
+//! composed of others needs changes in one file of this folder only.
 
 mod args;
 mod build;

@@ -1,4 +1,4 @@
-//! Runs a row pipeline with three blocks in flight, each in a separate frame.
+//! Runs a software pipeline of three stages over blocks of rows: three blocks are in flight, each with its own registers.
 
 use super::run::{Frame, TileRange};
 use super::*;

@@ -64,7 +64,7 @@ impl Range {
         let more = (nbytes - self.mapped).next_multiple_of(self.granularity);
         let out = |free: usize| {
             let message = format!(
-                "out of memory: {} more are asked for, {} of {} are free",
+                "out of memory: {} more were requested, {} of {} are free",
                 byte_size::show(more),
                 byte_size::show(free),
                 byte_size::show(self.device.total_bytes)
@@ -239,11 +239,17 @@ pub struct CudaBuffer {
     memory: Allocation,
     desc: BufferDesc,
     written: AtomicU64,
+    maker: AtomicU64,
 }
 
 impl CudaBuffer {
     pub fn new(desc: &BufferDesc, heap: &Arc<Heap>) -> Result<CudaBuffer> {
-        Ok(CudaBuffer { memory: heap.alloc(desc.nbytes())?, desc: *desc, written: AtomicU64::new(0) })
+        Ok(CudaBuffer {
+            memory: heap.alloc(desc.nbytes())?,
+            desc: *desc,
+            written: AtomicU64::new(0),
+            maker: AtomicU64::new(0),
+        })
     }
 
     pub fn address(&self) -> Address {
@@ -253,6 +259,16 @@ impl CudaBuffer {
     /// The number of the last queued operation that writes here (`copy_streams`).
     pub fn last_write(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
+    }
+
+    /// The number of the run that made this as an output, or 0.
+    pub fn maker(&self) -> u64 {
+        self.maker.load(Ordering::Relaxed)
+    }
+
+    /// Records run `number` as the maker.
+    pub fn set_maker(&self, number: u64) {
+        self.maker.store(number, Ordering::Relaxed);
     }
 
     /// Records operation `number` as the last writer.

@@ -54,6 +54,11 @@ impl CopyStreams {
         self.queued
     }
 
+    /// Returns the number of the last queued operation.
+    pub fn queued(&self) -> u64 {
+        self.queued
+    }
+
     /// Records a mark after all queued operations.
     pub fn mark(&mut self) -> Result<()> {
         let event = match if self.marks.len() == MARKS { self.marks.pop_front() } else { None } {
@@ -65,10 +70,11 @@ impl CopyStreams {
         Ok(())
     }
 
-    /// Copies memory whose last writer has the number `written`; returns false if the second stream cannot be used.
-    pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<bool> {
+    /// Copies memory whose last writer has the number `written`. Returns the number of an operation up to which all have
+    /// finished, or `None` if the second stream cannot be used.
+    pub fn download(&self, from: Address, bytes: &mut [u8], written: u64) -> Result<Option<u64>> {
         let mark = self.marks.iter().find(|m| m.0 >= written);
-        let (Some((_, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(false) };
+        let (Some((number, mark)), true) = (mark, bytes.len() <= SMALL) else { return Ok(None) };
         // SAFETY: `from` holds that many bytes (callers check sizes) and the landing has room; nothing queued before
         // the mark writes there later than it, and the copy has finished when this stream is idle.
         unsafe {
@@ -78,7 +84,7 @@ impl CopyStreams {
             check(sys::cuStreamSynchronize(self.stream.0), "waiting for the GPU")?;
             bytes.copy_from_slice(std::slice::from_raw_parts(self.landing.ptr, bytes.len()));
         }
-        Ok(true)
+        Ok(Some(*number))
     }
 
     /// Queues a copy to the device; the bytes may change as soon as this returns.

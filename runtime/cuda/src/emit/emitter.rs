@@ -171,6 +171,7 @@ impl<'a> Emitter<'a> {
             shared_bytes: 0,
             slots: self.slots,
             scratch: self.scratch,
+            halts: false,
         }
     }
 }

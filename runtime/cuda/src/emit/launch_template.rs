@@ -73,6 +73,8 @@ pub struct LaunchTemplate {
     pub shared_bytes: u32,
     pub slots: bool,
     pub scratch: bool,
+    /// Whether a State is written, so that the kernel returns at once after a bad index.
+    pub halts: bool,
 }
 
 const HEAD: &str = "#include \"device/ops.cuh\"\n#include \"device/cast.cuh\"\n#include \"device/vec.cuh\"\n\
@@ -89,12 +91,17 @@ impl LaunchTemplate {
         if self.scratch {
             common.push_str("u8* scratch, ");
         }
+        if self.halts {
+            common.push_str("const volatile u32* halt, ");
+        }
         let all = format!("{common}{params}");
         let all = all.trim_end_matches(", ");
         format!(
             "{HEAD}extern \"C\" __global__ void __launch_bounds__({}, {}) KERNEL({all}) {{\n    using namespace \
-             region;\n",
-            self.most_threads, self.resident
+             region;\n{}",
+            self.most_threads,
+            self.resident,
+            if self.halts { "    if (*halt) return;\n" } else { "" }
         )
     }
 
@@ -106,12 +113,16 @@ impl LaunchTemplate {
         if self.scratch {
             args.push(Arg::Scratch(0));
         }
+        if self.halts {
+            args.push(Arg::Halt);
+        }
         args
     }
 
     /// The properties that regions must have in common to share a launch.
     pub fn alike(&self, other: &LaunchTemplate) -> bool {
         self.body == other.body
+            && self.halts == other.halts
             && (self.threads, self.most_threads, self.shared_bytes)
                 == (other.threads, other.most_threads, other.shared_bytes)
             && self.fields.len() == other.fields.len()

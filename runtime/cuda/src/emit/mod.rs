@@ -30,7 +30,7 @@ use crate::launch::{Props, Work};
 use crate::schedule::region_analysis::{RegionAnalysis, overlap};
 use launch_template::LaunchTemplate;
 use perilune_core::error::Result;
-use perilune_plan::ir::{Code, Level, Program, Region};
+use perilune_plan::ir::{Code, Level, Program, Region, Storage, ValueId};
 use std::collections::BTreeSet;
 
 /// The launches of regions with one body: a single region, or all regions of a `Kernel::Multi`.
@@ -39,7 +39,12 @@ pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<W
     let many = regions.len() > 1;
     let mut all: Vec<Vec<LaunchTemplate>> = Vec::new();
     for r in regions.iter().filter(|r| r.numel() > 0 && !r.stores.is_empty()) {
-        all.push(lower(&RegionAnalysis::new(program, r), props, many, &mut work.scratch_bytes));
+        let mut templates = lower(&RegionAnalysis::new(program, r), props, many, &mut work.scratch_bytes);
+        let is_state = |v: ValueId| matches!(program.values[v.0 as usize].storage, Storage::Input(_));
+        if r.writes().any(is_state) {
+            templates.iter_mut().for_each(|t| t.halts = true);
+        }
+        all.push(templates);
     }
     if !many {
         work.launches = all.iter().flatten().map(LaunchTemplate::single).collect();

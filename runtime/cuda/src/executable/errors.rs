@@ -1,31 +1,121 @@
 //! Reports indices out of range. Each kernel that checks indices has a cell in host memory, in which it stores the
 //! first bad index.
 
-use crate::driver::Pinned;
-use perilune_core::error::Error;
+use crate::driver::{Address, Device, Pinned};
+use perilune_core::error::{Error, Result};
 use perilune_core::op::IndexFault;
-use perilune_plan::ir::Origin;
+use perilune_plan::ir::{Origin, Program};
+use std::sync::{Arc, Weak};
 
 /// Words of a `Fault` (kernels/device/fault.cuh).
-pub(super) const FAULT_WORDS: usize = 3;
+pub(super) const FAULT_WORDS: usize = 4;
 
 /// Where the kernels of a program report bad indices.
 pub(crate) struct DeviceErrors {
     pub(super) memory: Pinned,
-    pub(super) kernels: Vec<(Origin, IndexFault)>,
+    kernels: Vec<(Origin, IndexFault)>,
+    program: Arc<Program>,
 }
 
 impl DeviceErrors {
-    /// Returns and clears the first report.
-    pub fn take(&self) -> Option<(Origin, Error)> {
+    /// Allocates a cell for each kernel. `halt`: the word that stops State writes.
+    pub fn new(
+        device: &Arc<Device>,
+        halt: Address,
+        kernels: Vec<(Origin, IndexFault)>,
+        program: &Arc<Program>,
+    ) -> Result<DeviceErrors> {
+        let memory = Pinned::new(device, kernels.len() * FAULT_WORDS * 8)?;
+        (0..kernels.len()).for_each(|k| memory.write(k * FAULT_WORDS + 3, halt));
+        Ok(DeviceErrors { memory, kernels, program: program.clone() })
+    }
+
+    /// Returns whether a kernel has reported a bad index.
+    fn is_set(&self) -> bool {
+        (0..self.kernels.len()).any(|k| self.memory.read(k * FAULT_WORDS) as u32 != 0)
+    }
+
+    /// Returns the first report and clears all.
+    fn take(&self) -> Option<Fault> {
+        let mut first = None;
         for (k, (origin, fault)) in self.kernels.iter().enumerate() {
             let at = k * FAULT_WORDS;
             if self.memory.read(at) as u32 != 0 {
                 let (value, size) = (self.memory.read(at + 1) as i64, self.memory.read(at + 2) as i64);
                 self.memory.write(at, 0);
-                return Some((*origin, fault.error(value, size)));
+                let fault =
+                    || Fault { program: self.program.clone(), origin: *origin, error: fault.error(value, size) };
+                first.get_or_insert_with(fault);
             }
         }
-        None
+        first
+    }
+}
+
+/// A bad index that a kernel reported.
+pub(crate) struct Fault {
+    pub program: Arc<Program>,
+    pub origin: Origin,
+    pub error: Error,
+}
+
+/// Where the programs of a device report bad indices, and which runs a report spoilt.
+///
+/// The runs of a device are numbered (`copy_streams`). After a report, State writes do nothing until the host has seen it:
+/// the results of the run that failed and of those queued behind it are not to be used.
+#[derive(Default)]
+pub(crate) struct Faults {
+    pub cells: Vec<Weak<DeviceErrors>>,
+    /// The last run that is known to have finished without a report.
+    clean: u64,
+    /// Numbers of the first and last run that a report spoilt, oldest first.
+    spoilt: Vec<(u64, u64)>,
+}
+
+impl Faults {
+    /// Returns whether a report has arrived.
+    pub fn arrived(&mut self) -> bool {
+        self.cells.retain(|c| c.strong_count() > 0);
+        self.cells.iter().filter_map(Weak::upgrade).any(|cells| cells.is_set())
+    }
+
+    /// Notes that run `number` and all before it have finished without a report.
+    pub fn finished(&mut self, number: u64) {
+        self.clean = self.clean.max(number);
+    }
+
+    /// Takes the first report and clears the others. The device is idle, and `queued` is its last run.
+    pub fn take(&mut self, queued: u64) -> Option<Fault> {
+        let reports: Vec<Fault> = self.cells.iter().filter_map(Weak::upgrade).filter_map(|c| c.take()).collect();
+        self.spoilt.push((self.clean + 1, queued));
+        self.clean = queued;
+        reports.into_iter().next()
+    }
+
+    /// Returns the error for using what run `number` made, if a report spoilt that run.
+    pub fn check(&self, number: u64) -> Result<()> {
+        if !self.spoilt.iter().any(|(first, last)| (*first..=*last).contains(&number)) {
+            return Ok(());
+        }
+        let message = "this value was computed by a step with an index out of range, or by one queued behind it";
+        Err(Error::argument("", message)
+            .hint("read a result of each step to see an error in its step; compute the value again"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_since_the_last_clean_run_are_spoilt() {
+        let mut faults = Faults::default();
+        faults.finished(4);
+        assert!(faults.take(9).is_none());
+        faults.finished(7);
+        let spoilt: Vec<u64> = (0..12).filter(|n| faults.check(*n).is_err()).collect();
+        assert_eq!(spoilt, [5, 6, 7, 8, 9]);
+        faults.take(11);
+        assert!(faults.check(10).is_err() && faults.check(11).is_err() && faults.check(12).is_ok());
     }
 }

@@ -1,9 +1,9 @@
-//! Runs a compiled program: fills in addresses, queues its steps, captures and replays them as a CUDA graph, and times
-//! kernels.
+//! Runs a compiled program: fills in addresses, queues its steps or replays them as a CUDA graph, and times kernels.
 
 use super::errors::FAULT_WORDS;
-use super::{Compiled, CudaExecutable, DeviceErrors, Step};
-use crate::backend::{DeviceContext, address, written};
+use super::replay::Operand;
+use super::{Compiled, CudaExecutable, Step};
+use crate::backend::{DeviceContext, address, made, made_by, written};
 use crate::blas::Addresses;
 use crate::dnn;
 use crate::driver::{Address, Event, Replay, TensorMap};
@@ -12,23 +12,25 @@ use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
-use std::sync::{Arc, PoisonError};
+use std::sync::PoisonError;
 
 /// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
-/// Maximum captured graphs of a program, one for each set of addresses.
-const GRAPHS: usize = 64;
+/// Returns the addresses of the operands: inputs, then outputs.
+fn addresses(operands: &[Operand], inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
+    if inputs.len() + outputs.len() != operands.len() {
+        let (given, expected) = (inputs.len() + outputs.len(), operands.len());
+        return Err(Error::system("cuda", format!("this is a bug: {given} buffers for {expected} operands")));
+    }
+    inputs.iter().chain(outputs).zip(operands).map(|(buffer, operand)| address(buffer, operand.nbytes)).collect()
+}
 
-/// The address of each value in this run.
-fn places(program: &Program, arena: Address, inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
-    let given = |list: &[Buffer], k: usize, nbytes: usize| match list.get(k) {
-        Some(b) => address(b, nbytes),
-        None => Err(Error::system("cuda", format!("this is a bug: buffer {k} is missing"))),
-    };
+/// Returns the address of each value of a program whose operands are at `operands`.
+fn places(program: &Program, arena: Address, operands: &[Address]) -> Vec<Address> {
     let place = |v: &perilune_plan::ir::Value| match v.storage {
-        Storage::Input(k) => given(inputs, k as usize, v.nbytes()),
-        Storage::Output(k) => given(outputs, k as usize, v.nbytes()),
-        Storage::Arena(at) => Ok(arena + at as u64),
+        Storage::Input(k) => operands[k as usize],
+        Storage::Output(k) => operands[program.inputs.len() + k as usize],
+        Storage::Arena(at) => arena + at as u64,
     };
     program.values.iter().map(place).collect()
 }
@@ -103,6 +105,7 @@ impl Compiled {
                         Arg::Fault => {
                             self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
                         }
+                        Arg::Halt => context.halt.address,
                         Arg::I32(x) => *x as u32 as u64,
                         Arg::I64(x) => *x as u64,
                         Arg::F32(x) => u64::from(x.to_bits()),
@@ -149,32 +152,34 @@ impl Compiled {
         context.arena.ensure(program.arena_bytes).map_err(first)?;
         context.scratch.ensure(self.scratch).map_err(first)?;
         let context = &*context;
-        let places = places(program, context.arena.base, inputs, outputs).map_err(first)?;
+        let at = addresses(&self.operands, inputs, outputs).map_err(first)?;
         let bytes: Vec<u8> = slots[..program.slots.len()].iter().flat_map(|w| w.to_le_bytes()).collect();
         context.device.upload(self.slots.address, &bytes).map_err(first)?;
-        self.tables(context, &places).map_err(first)?;
+        let own = places(program, context.arena.base, &at);
         if let Some(times) = times {
-            return self.timed(context, &places, times);
+            self.tables(context, &own).map_err(first)?;
+            return self.timed(context, &own, times);
         }
-        if context.replay && self.runs >= CAREFUL_RUNS && self.steps.len() > 1 {
-            let known = self.replays.iter().position(|r| r.0 == places);
-            if let Some((places, replay)) = known.and_then(|at| self.replays.remove(at)) {
-                // The addresses occurred before, so a capture is worthwhile.
-                let replay = match replay {
-                    Some(r) => r,
-                    None => {
-                        let queue = || self.queue_all(context, &places).map_err(|e| e.1);
-                        Replay::capture(&context.device, queue).map_err(first)?
-                    }
-                };
-                let done = replay.launch().map_err(first);
-                self.replays.push_front((places, Some(replay)));
-                return done;
+        if context.replay && self.steps.len() > 1 {
+            self.graphs.observe(context, &self.operands, &at).map_err(first)?;
+            let bound = places(program, context.arena.base, &self.graphs.bound(&at));
+            if self.runs >= CAREFUL_RUNS && self.graphs.is_known(&bound) {
+                self.tables(context, &bound).map_err(first)?;
+                return self.replay(context, &at, &bound).map_err(first);
             }
-            self.replays.push_front((places.clone(), None));
-            self.replays.truncate(GRAPHS);
+            self.graphs.remember(bound);
         }
-        self.queue_all(context, &places)
+        self.tables(context, &own).map_err(first)?;
+        self.queue_all(context, &own)
+    }
+
+    /// Replays the graph of places that occurred before, and captures it first if there is none.
+    fn replay(&mut self, context: &DeviceContext, at: &[Address], bound: &[Address]) -> Result<()> {
+        let mut graphs = std::mem::take(&mut self.graphs);
+        let capture = || Replay::capture(&context.device, || self.queue_all(context, bound).map_err(|e| e.1));
+        let done = graphs.replay(context, &self.operands, at, bound, capture);
+        self.graphs = graphs;
+        done
     }
 
     fn timed(
@@ -218,24 +223,21 @@ impl Executable for CudaExecutable {
         // Kernels are queued in less time than an interrupt takes to arrive; another thread's run may have held the device.
         interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        // A fault of an earlier run.
-        let fault = |cells: &Arc<DeviceErrors>| match cells.take() {
-            Some((origin, error)) => Err(Failure { origin, error }),
-            None => Ok(()),
-        };
-        compiled.cells.as_ref().map_or(Ok(()), fault)?;
+        context.check_faults(&self.program)?;
+        for buffer in inputs {
+            context.faults.check(made_by(buffer)).map_err(first)?;
+        }
         let number = context.beside.number();
-        let states = compiled.writes.iter().filter_map(|k| inputs.get(*k));
-        states.chain(outputs).for_each(|buffer| written(buffer, number));
+        compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| written(state, number));
+        outputs.iter().for_each(|buffer| made(buffer, number));
         let done = compiled.run_steps(context, &self.program, inputs, slots, outputs, times);
         done.map_err(|(k, error)| Failure { origin: origin(k), error })?;
         context.beside.mark().map_err(first)?;
         compiled.runs += 1;
-        if compiled.runs <= CAREFUL_RUNS
-            && let Some(cells) = &compiled.cells
-        {
+        if compiled.runs <= CAREFUL_RUNS && compiled.cells.is_some() {
             context.device.synchronize().map_err(first)?;
-            fault(cells)?;
+            context.check_faults(&self.program)?;
+            context.faults.finished(number);
         }
         Ok(())
     }

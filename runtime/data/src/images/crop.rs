@@ -29,11 +29,14 @@ impl Crop {
         }
         match *self {
             Crop::Random { scale: (low, high), .. } if !(low > 0.0 && low <= high && high <= 1.0) => {
-                let rule = format!("is {{ {low}, {high} }}; parts of the area rise, from above 0 to 1");
+                let rule = format!(
+                    "is {{ {low}, {high} }}; fractions of the area must be above 0, at most 1, and in ascending order"
+                );
                 Err(Error::argument("scale", rule).hint("scale = { 0.08, 1 }"))
             }
             Crop::Random { ratio: (low, high), .. } if !(low > 0.0 && low <= high && high.is_finite()) => {
-                let rule = format!("is {{ {low}, {high} }}; ratios of width to height rise, from above 0");
+                let rule =
+                    format!("is {{ {low}, {high} }}; ratios of width to height must be above 0 and in ascending order");
                 Err(Error::argument("ratio", rule).hint("ratio = { 3 / 4, 4 / 3 }"))
             }
             Crop::Center { resize } if resize < pixels || resize > 1 << 15 => {

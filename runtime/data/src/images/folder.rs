@@ -157,7 +157,7 @@ fn walk(
 ) -> Result<()> {
     let full = base.join(dir);
     if depth > MAX_DEPTH {
-        let error = Error::malformed(&full, "folder", format!("lies more than {MAX_DEPTH} folders deep"));
+        let error = Error::malformed(&full, "folder", format!("is nested more than {MAX_DEPTH} folders deep"));
         return Err(error.hint("is there a link to a folder above it?"));
     }
     for entry in entries(files, &full)?.filter(|e| !e.hidden) {

@@ -2,7 +2,7 @@
 //!
 //! Behaves like torchvision's ImageFolder, RandomResizedCrop, Resize and CenterCrop, with the same order of files and
 //! PIL's arithmetic: [`folder`] lists the files, [`read`] decodes one to RGB, [`crop`] computes the crop, [`resize`] scales
-//! it, and [`prefetch`] does this for whole batches on several threads in advance.
+//! it, and [`samples`] is the source of batches, which `crate::source` makes on several threads in advance.
 //!
 //! Only the list of files is kept in memory. A sample is a function of its file, its number in the stream and the seed, so
 //! neither the number of threads nor a resume changes it. Not included: flips and colours, which are maps over the batch on the
@@ -10,13 +10,13 @@
 
 pub mod crop;
 pub mod folder;
-pub mod prefetch;
 pub mod read;
 pub mod resize;
+pub mod samples;
 
 pub use crop::Crop;
 pub use folder::Folder;
-pub use prefetch::{Item, Reader};
+pub use samples::Images;
 
 #[cfg(test)]
 mod tests;

@@ -22,7 +22,7 @@ pub const MAX_PIXELS: u64 = 1 << 27;
 pub const MAX_FILE: u64 = 1 << 29;
 
 /// The hint for a file that cannot be read.
-const CURE: &str = "copy or convert the file anew, or move it out of the folder";
+const CURE: &str = "copy or convert the file again, or move it out of the folder";
 
 /// Buffers that a thread reuses.
 #[derive(Default)]
@@ -42,9 +42,8 @@ pub fn read(file: Opened, scratch: &mut Scratch) -> Result<(usize, usize)> {
     // One byte more than expected, so that a growing file is detected instead of read without end.
     let read = file.take(len + 1).read_to_end(&mut scratch.file).map_err(|e| Error::io(path, "read", e))?;
     if read as u64 != len {
-        return Err(
-            Error::malformed(path, "file", "it changes while it is read").hint("let it be written to its end first")
-        );
+        return Err(Error::malformed(path, "file", "the file changed while it was read")
+            .hint("wait until the file is completely written"));
     }
     decode(path, &scratch.file, &mut scratch.rgb)
 }
@@ -89,7 +88,7 @@ fn jpeg(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(usize, usize)> 
         Error::malformed(path, "JPEG", text.trim_end_matches('.').trim()).hint(CURE)
     };
     if !is_whole(bytes) {
-        return Err(Error::malformed(path, "JPEG", "it ends before the image does").hint(CURE));
+        return Err(Error::malformed(path, "JPEG", "the file is truncated").hint(CURE));
     }
     let side = image::MAX_SIDE as usize;
     let limits = DecoderOptions::default().set_strict_mode(false).set_max_width(side).set_max_height(side);

@@ -2,12 +2,13 @@
 
 use super::crop::Crop;
 use super::folder::Folder;
-use super::prefetch::{Item, Reader};
 use super::read::{Scratch, decode, read};
 use super::resize::{Picture, Side, Span, resize};
+use super::samples::Images;
 use crate::error::{Error, Result};
 use crate::file::named::open;
 use crate::npz;
+use crate::source::{HostBatch, Prefetcher, Samples};
 use perilune_core::HostTensor;
 use perilune_policy::Policy;
 use std::collections::BTreeMap;
@@ -180,29 +181,34 @@ fn the_list_is_sorted_by_class_folder_and_name() {
     assert_eq!((f.len(), f.class(0), f.class(5), f.class(f.len() - 1)), (19, 0, 1, 2));
 }
 
-fn batches(threads: usize, expect: bool, crop: Crop) -> Vec<(HostTensor, HostTensor)> {
+/// A prefetcher over a folder.
+fn reader(folder: Arc<Folder>, pixels: usize, crop: Crop, threads: usize) -> Result<Prefetcher<Images>> {
+    Prefetcher::new(Images::new(folder, pixels, crop)?, Some(threads))
+}
+
+fn batches(threads: usize, expect: bool, crop: Crop) -> Vec<HostBatch> {
     let f = folder();
-    let mut reader = Reader::new(f.clone(), 24, crop, Some(threads)).expect("reader");
-    let items = |k: u64| -> Vec<Item> {
-        (k * 7..k * 7 + 7).map(|s| Item { image: (s * 5) as usize % f.len(), sample: s }).collect()
+    let mut reader = reader(f.clone(), 24, crop, threads).expect("reader");
+    let items = |k: u64| -> Samples {
+        Samples { first: k * 7, rows: (k * 7..k * 7 + 7).map(|s| (s * 5) as usize % f.len()).collect() }
     };
     (0..6)
         .map(|k| {
             if expect {
-                reader.expect(&items(k));
-                reader.expect(&items(k + 1));
+                reader.announce(&items(k));
+                reader.announce(&items(k + 1));
             }
-            reader.batch(&items(k)).expect("batch")
+            reader.take(&items(k)).expect("batch")
         })
         .collect()
 }
 
 #[test]
 fn a_batch_that_no_memory_holds_is_an_error() {
-    let mut reader = Reader::new(folder(), 16384, RANDOM, Some(1)).expect("reader");
-    let items = vec![Item { image: 0, sample: 0 }; 1 << 20];
-    reader.expect(&items);
-    let e = reader.batch(&items).map(drop).map_err(|e| e.to_string()).expect_err("842 TB");
+    let mut reader = reader(folder(), 16384, RANDOM, 1).expect("reader");
+    let items = Samples { first: 0, rows: vec![0; 1 << 20] };
+    reader.announce(&items);
+    let e = reader.take(&items).map(drop).map_err(|e| e.to_string()).expect_err("842 TB");
     assert!(e.contains("of 1048576 images of 16384 x 16384 does not fit") && e.contains("a smaller batch"), "{e}");
 }
 
@@ -210,7 +216,10 @@ fn a_batch_that_no_memory_holds_is_an_error() {
 fn batches_do_not_depend_on_threads_nor_on_what_was_expected() {
     for crop in [RANDOM, Crop::Center { resize: 28 }] {
         let one = batches(1, false, crop);
-        assert_eq!((one[0].0.shape.dims(), one[0].1.to_i64()), (&[7, 3, 24, 24][..], vec![0, 1, 1, 2, 0, 1, 2]));
+        assert_eq!(
+            (one[0].columns[0].shape.dims(), one[0].columns[1].to_i64()),
+            (&[7, 3, 24, 24][..], vec![0, 1, 1, 2, 0, 1, 2])
+        );
         for (threads, expect) in [(4, false), (1, true), (4, true)] {
             assert!(batches(threads, expect, crop) == one, "{threads} threads, expected: {expect}");
         }
@@ -220,15 +229,15 @@ fn batches_do_not_depend_on_threads_nor_on_what_was_expected() {
 #[test]
 fn a_batch_out_of_turn_is_the_same() -> Result<()> {
     let all = batches(1, false, RANDOM);
-    let mut reader = Reader::new(folder(), 24, RANDOM, Some(2))?;
-    let items = |k: u64| -> Vec<Item> {
-        (k * 7..k * 7 + 7).map(|s| Item { image: (s * 5) as usize % 19, sample: s }).collect()
+    let mut reader = reader(folder(), 24, RANDOM, 2)?;
+    let items = |k: u64| -> Samples {
+        Samples { first: k * 7, rows: (k * 7..k * 7 + 7).map(|s| (s * 5) as usize % 19).collect() }
     };
     for k in [1, 2, 3, 4] {
-        reader.expect(&items(k)); // the first two are dropped for the last
+        reader.announce(&items(k)); // the first two are dropped for the last
     }
     for k in [5, 4, 0, 3] {
-        assert!(reader.batch(&items(k))? == all[k as usize], "batch {k}");
+        assert!(reader.take(&items(k))? == all[k as usize], "batch {k}");
     }
     Ok(())
 }
@@ -252,8 +261,8 @@ impl Made {
 
     /// Returns the error of reading its first image.
     fn fault(&self) -> String {
-        let mut reader = Reader::new(Arc::new(self.open().expect("open")), 8, RANDOM, Some(1)).expect("reader");
-        reader.batch(&[Item { image: 0, sample: 0 }]).map_err(|e| e.to_string()).expect_err("a broken file")
+        let mut reader = reader(Arc::new(self.open().expect("open")), 8, RANDOM, 1).expect("reader");
+        reader.take(&Samples { first: 0, rows: vec![0] }).map_err(|e| e.to_string()).expect_err("a broken file")
     }
 }
 
@@ -320,10 +329,10 @@ fn links_are_followed_but_not_for_ever() -> Result<()> {
 fn broken_files_are_named_with_rule_and_cure() {
     let (jpeg, progressive, png) = (file("boat/plain.jpg"), file("boat/near/progressive.jpg"), file("dog/noise.png"));
     for (bytes, needle) in [
-        (&jpeg[..jpeg.len() - 2], "ends before the image does"),
-        (&jpeg[..jpeg.len() / 2], "ends before the image does"),
+        (&jpeg[..jpeg.len() - 2], "the file is truncated"),
+        (&jpeg[..jpeg.len() / 2], "the file is truncated"),
         (&jpeg[..3], "JPEG"),
-        (&progressive[..progressive.len() - 1], "ends before the image does"),
+        (&progressive[..progressive.len() - 1], "the file is truncated"),
         (&png[..png.len() / 2], "x.jpg"),
         (&png[..20], "x.jpg"),
         (b"", "it is empty"),
@@ -335,9 +344,9 @@ fn broken_files_are_named_with_rule_and_cure() {
         assert!(text.contains(needle) && text.contains("x.jpg") && text.contains("hint: "), "{needle}: {text}");
     }
     let made = Made::new(&[("a/x.jpg", &jpeg)]);
-    let mut reader = Reader::new(Arc::new(made.open().expect("open")), 8, RANDOM, Some(1)).expect("reader");
+    let mut reader = reader(Arc::new(made.open().expect("open")), 8, RANDOM, 1).expect("reader");
     std::fs::remove_file(made.0.path().join("a/x.jpg")).expect("remove");
-    let gone = reader.batch(&[Item { image: 0, sample: 0 }]).map_err(|e| e.to_string()).expect_err("gone");
+    let gone = reader.take(&Samples { first: 0, rows: vec![0] }).map_err(|e| e.to_string()).expect_err("gone");
     assert!(gone.contains("x.jpg: cannot open"), "{gone}");
 }
 
@@ -346,15 +355,15 @@ fn broken_files_are_named_with_rule_and_cure() {
 fn errors_belong_to_their_batch() -> Result<()> {
     let jpeg = file("boat/plain.jpg");
     let made = Made::new(&[("a/1.jpg", &jpeg), ("a/2.jpg", b"x"), ("a/3.jpg", &jpeg[..99]), ("a/4.jpg", &jpeg)]);
-    let mut reader = Reader::new(Arc::new(made.open()?), 8, RANDOM, Some(4))?;
-    let items = |images: &[usize]| images.iter().map(|&image| Item { image, sample: 0 }).collect::<Vec<_>>();
+    let mut reader = reader(Arc::new(made.open()?), 8, RANDOM, 4)?;
+    let items = |images: &[usize]| Samples { first: 0, rows: images.to_vec() };
     for _ in 0..20 {
-        reader.expect(&items(&[0, 2, 1]));
-        reader.expect(&items(&[3, 0]));
-        let text = reader.batch(&items(&[0, 2, 1])).map_err(|e| e.to_string()).expect_err("two broken files");
+        reader.announce(&items(&[0, 2, 1]));
+        reader.announce(&items(&[3, 0]));
+        let text = reader.take(&items(&[0, 2, 1])).map_err(|e| e.to_string()).expect_err("two broken files");
         assert!(text.contains("3.jpg"), "{text}");
-        assert_eq!(reader.batch(&items(&[3, 0]))?.0.shape.dims(), &[2, 3, 8, 8]);
-        reader.expect(&items(&[1]));
+        assert_eq!(reader.take(&items(&[3, 0]))?.columns[0].shape.dims(), &[2, 3, 8, 8]);
+        reader.announce(&items(&[1]));
     }
     Ok(())
 }

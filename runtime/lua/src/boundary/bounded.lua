@@ -1,7 +1,7 @@
 -- bounded.lua: replaces library functions whose C loops cannot be interrupted by versions whose long loops are in Lua.
 --
 -- The count hook of an interrupt runs between Lua instructions. The remaining C loops are bounded by the size of plain tables and
--- strings, which the memory limit bounds; a metamethod (`__len`, `__index`) or a range given as numbers is not.
+-- strings, which the memory limit bounds. Loops over a metamethod (`__len`, `__index`) or a numeric range have no such bound.
 
 local native = ...
 local getmetatable, type, select, error, rawequal = getmetatable, type, select, error, rawequal

@@ -11,7 +11,9 @@ const DEPTH: usize = 32;
 /// Returns file and line of a frame that belongs to a recipe or to the prompt.
 pub fn own(d: &Debug<'_>) -> Option<(String, u32)> {
     let source = d.source();
-    let name = source.source.as_deref().filter(|n| n.starts_with(['@', '=']) && !n.starts_with(INTERNAL))?;
+    // Chunks of mlua implement the fields of userdata.
+    let foreign = |n: &str| n.starts_with(INTERNAL) || n.starts_with("=__mlua") || !n.starts_with(['@', '=']);
+    let name = source.source.as_deref().filter(|n| !foreign(n))?;
     Some((name[1..].to_string(), u32::try_from(d.current_line()?).ok()?))
 }
 

@@ -76,7 +76,7 @@ fn describe(lua: &Lua, text: &str, found: Option<Value>) -> String {
             _ => {
                 let names = ops::all().iter().filter(|o| !o.sig.is_empty()).map(|o| o.name);
                 let near = did_you_mean(last, names).map(|n| format!(". Did you mean {n}?")).unwrap_or_default();
-                format!("nothing is known about '{text}'{near}")
+                format!("there is no help on '{text}'{near}")
             }
         },
     }

@@ -1,4 +1,4 @@
-//! Copies the traced nodes to a graph of their own, with leaves and run-time numbers numbered as in the trace.
+//! Copies the traced nodes into a new graph. Leaves and run-time scalars keep the numbers that they have in the trace.
 
 use crate::key::Tracer;
 use crate::lowered::Lowered;
@@ -12,7 +12,7 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     let trace = &tracer.trace;
     let position = |id: NodeId| NodeId(tracer.position(id) as u32);
     let mut out = Lowered::empty(trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect());
-    // Where parts begin comes behind the recorded numbers.
+    // The slots for start offsets of parts follow those of the recorded scalars.
     let (mut slot, mut start) = (0, trace.slots.len() as u32);
     for (k, &id) in trace.order.iter().enumerate() {
         let node = g.node(id);

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_finite_is_reported_and_does_not_enter_the_window() {
+    fn non_finite_values_are_reported_and_do_not_enter_the_window() {
         let mut s = Detector::new();
         watch(&mut s, (0..50).map(|i| 1.0 + 0.1 * noise(i)));
         let before = s.limit_for(60);

@@ -29,7 +29,7 @@ impl Reloader<'_> {
     pub fn load(&mut self, next: &Candidate, old: &Run, before: &Params) -> Result<NextVersion> {
         match self.try_load(next, old, before, false)? {
             Some(next) => Ok(next),
-            None => Err(Error::System("this is a bug: a version waits for nothing".into())),
+            None => Err(Error::System("this is a bug: a reload that cannot be cancelled was cancelled".into())),
         }
     }
 

@@ -5,9 +5,8 @@
 //!
 //! - The version cannot be loaded, or recording a step of it raises: it never ran.
 //! - A step or an evaluation raises: the version before continues from the States as they are (a step that raises has changed
-//!   none) where they fit, and from its own earlier States otherwise. A step on trial, or with file watching any evaluation,
-//!   that does not end is cancelled once a newer version is saved or a stop is requested. Later steps are not cancellable
-//!   (`cancel.rs`).
+//!   none) where they fit, and from its own earlier States otherwise. A step or an evaluation that does not end, on trial or
+//!   with file watching at any time, is cancelled once a newer version is saved or a stop is requested (`cancel.rs`).
 //! - A loss on trial is not finite: the States are corrupt, so the version before continues from the step of the edit, and
 //!   the steps since are repeated. A non-finite loss after the trial is the recipe's, not the edit's.
 //!

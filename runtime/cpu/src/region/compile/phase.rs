@@ -1,4 +1,4 @@
-//! Emits the ops of one phase: the registers it computes, those it reads from earlier phases, and the stores of its
+//! Emits the ops of one phase, a pass over the rows between two reductions: the registers it computes, those it reads from earlier phases, and the stores of its
 //! results.
 
 use super::*;

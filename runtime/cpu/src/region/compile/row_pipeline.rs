@@ -1,4 +1,4 @@
-//! Decides which regions run their three loops over rows as a pipeline (`loops::row_pipeline`).
+//! Decides which regions with three loops over rows run as a software pipeline (`loops::row_pipeline`).
 
 use super::*;
 use crate::loops::fused_interpreter::{FusedOp, Opcode, Operand};
