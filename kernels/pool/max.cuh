@@ -133,7 +133,8 @@ __device__ __forceinline__ void spread(const T* x, const T* y, const T* shares, 
     // Iterates over the windows that contain this row and then this column, in order.
     const i32 ty = at.y + W::py, tx = at.x + W::px;
     const i32 ly = ty - (W::ky - 1) * W::dy, lx = tx - (W::kx - 1) * W::dx;
-    const i32 top_row = ly > 0 ? (ly + W::sy - 1) / W::sy : 0, left = lx > 0 ? (lx + W::sx - 1) / W::sx : 0;
+    // Rounded up; a stride may be as large as an i32 can be.
+    const i32 top_row = ly > 0 ? (ly - 1) / W::sy + 1 : 0, left = lx > 0 ? (lx - 1) / W::sx + 1 : 0;
     constexpr int rows = ((W::ky - 1) * W::dy) / W::sy + 1, cols = ((W::kx - 1) * W::dx) / W::sx + 1;
 #pragma unroll(rows <= 4 ? rows : 1)
     for (i32 r = 0; r < rows; r++) {

@@ -88,13 +88,17 @@ fn script(text: &str) -> Result<String, Failed> {
     Ok(out)
 }
 
-/// The seeds of a sweep.
+/// The seeds of a sweep: `count`, those of `PERILUNE_FUZZ_COUNT`, or one seed or a range (`100..200`) in `PERILUNE_FUZZ_SEED`.
 fn seeds(count: u64) -> std::ops::Range<u64> {
-    let number = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
-    match (number("PERILUNE_FUZZ_SEED"), number("PERILUNE_FUZZ_COUNT")) {
-        (Some(seed), _) => seed..seed + 1,
-        (None, given) => 0..given.unwrap_or(count),
+    let text = |name: &str| std::env::var(name).ok();
+    if let Some(seed) = text("PERILUNE_FUZZ_SEED") {
+        let number = |s: &str| s.parse().unwrap_or_else(|e| panic!("PERILUNE_FUZZ_SEED={seed}: {e}"));
+        return match seed.split_once("..") {
+            Some((from, to)) => number(from)..number(to),
+            None => number(&seed)..number(&seed) + 1,
+        };
     }
+    0..text("PERILUNE_FUZZ_COUNT").and_then(|s| s.parse().ok()).unwrap_or(count)
 }
 
 /// Runs `f` and converts a panic to an error.
