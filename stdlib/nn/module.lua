@@ -74,6 +74,11 @@ function methods:states()
   return tree.states(self)
 end
 
+---Drops the gradients of all parameters, as `opt:zero_grad()` does for those of an optimizer.
+function methods:zero_grad()
+  for _, entry in ipairs(self:parameters()) do entry.state.grad = nil end
+end
+
 ---The number of trained values.
 ---@return integer
 function methods:num_parameters()

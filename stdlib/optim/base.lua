@@ -31,6 +31,16 @@ local schedule = require "perilune.optim.schedule"
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
+---Raises for an assignment such as `opt.lr = 0`, which would replace a method and leave the rate as it was.
+function meta.__newindex(self, key, value)
+  if Optimizer[key] ~= nil then
+    pl.error("optim." .. self.kind, ("%s is a method, and cannot be set to %s"):format(tostring(key), check.show(value)),
+      key == "lr" and "set the rate of a group: opt.groups[1].options.lr = 1e-4, or give a schedule: lr = optim.cosine { ... }"
+        or "store the value under another name")
+  end
+  rawset(self, key, value)
+end
+
 local base = {}
 
 ---Makes the zero value of a slot: f32, or f64 for f64 weights.
@@ -165,7 +175,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
       local slots = {}
       local starts = rule.slots(entry.state, rule_options)
       for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false, role = "optimizer" }) end
-      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, lr = own_lr or options.lr, slots = slots }
+      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, group = options, lr = own_lr, slots = slots }
     end
     total = total + #params
     self.groups[i] = { options = options, params = params }
@@ -182,6 +192,15 @@ function Optimizer:lr(i)
   if group then return schedule.at(op, group.options.lr, self.count) end
   pl.error(op .. ":lr", ("there is no group %s"):format(tostring(i)), ("groups are 1 to %d"):format(#self.groups))
   return 0
+end
+
+---Drops the gradients of all parameters of this optimizer.
+---Needed where a step calls `backward` for several optimizers: the loss of one also leaves gradients in the parameters of another.
+---At the end of a step all gradients are dropped.
+function Optimizer:zero_grad()
+  for _, group in ipairs(self.groups) do
+    for _, p in ipairs(group.params) do p.state.grad = nil end
+  end
 end
 
 ---Lists every slot as { path = "adamw.m.PATH", state = }, PATH that of the parameter, in a stable order.
@@ -242,8 +261,9 @@ local function update_batches(params, grads, single)
   local out = {} ---@type perilune.UpdateBatch[]
   for i, p in ipairs(params) do
     local b = out[#out]
-    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= p.lr then
-      b = { rule = p.rule, options = p.options, lr = p.lr, states = {}, grads = {}, slots = {} }
+    local lr = p.lr or p.group.lr -- read at every step: a recipe may change the rate of a group
+    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= lr then
+      b = { rule = p.rule, options = p.options, lr = lr, states = {}, grads = {}, slots = {} }
       out[#out + 1] = b
     end
     local n = #b.states + 1

@@ -30,12 +30,15 @@ local function new(kind, fields, at)
   return setmetatable(fields, meta)
 end
 
----Checks options that are all numbers; those in `required` have no default.
+---Checks options that are all numbers, and that no rate is negative; those in `required` have no default.
 local function numbers(op, given, required, defaults)
   local loose = {}
   for _, name in ipairs(required) do loose[name] = "number" end
   local o = check.options(op, given, defaults, loose)
   check.required(op, o, required)
+  for _, name in ipairs { "peak", "floor" } do
+    if o[name] then check.between(op, name, o[name], 0, math.huge) end
+  end
   return o
 end
 
@@ -136,16 +139,22 @@ function schedule.piecewise(points)
   end)
 end
 
----Evaluates a learning rate at `step`: a number, a schedule or a function. Raises if it is not finite.
+---Evaluates a learning rate at `step`: a number, a schedule or a function. Raises if it is negative or not finite.
 ---@param op string
 ---@param rate number|perilune.Schedule|fun(step: integer): number
 ---@param step integer
 ---@return number
 function schedule.at(op, rate, step)
-  if type(rate) == "number" then return rate end
+  if type(rate) == "number" then
+    if not (rate >= 0 and rate < math.huge) then pl.error(op, ("lr is %s at step %d, but must be finite and at least 0"):format(check.show(rate), step)) end
+    return rate
+  end
   local value = rate(step)
   if type(value) ~= "number" or value ~= value or math.abs(value) == math.huge then
     pl.error(op, ("the schedule returned %s at step %d"):format(check.show(value), step), "a schedule must return a finite number")
+  end
+  if value < 0 then
+    pl.error(op, ("the schedule returned %s at step %d, but a rate must be at least 0"):format(check.show(value), step), "a negative rate trains uphill")
   end
   return value
 end

@@ -36,6 +36,10 @@ end
 function options.schedule(run)
   local recipe, params = run.recipe, run.params
   run.accumulate = check.whole("recipe", "accumulate", params.accumulate or recipe.accumulate or 1)
+  if recipe.step and run.accumulate > 1 then
+    pl.error("recipe", ("accumulate is %d, but recipe.step gets one batch a step: it would lose the others"):format(run.accumulate),
+      "use the default step, which divides by all batches, or set accumulate = 1 and split the batch in recipe.step", recipe.step)
+  end
   local steps = params.steps or recipe.steps
   if not steps and params.epochs then steps = math.ceil(params.epochs * run.data.train:batches() / run.accumulate) end
   if not steps then pl.error("recipe", "neither params.steps nor params.epochs sets the length of the run", "add `steps = 1000` to recipe.params") end

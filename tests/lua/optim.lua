@@ -259,4 +259,75 @@ describe("options of optimizers", function()
     w:sum():backward()
     expect(function() opt:step() end):to_raise "the schedule returned inf at step 0"
   end)
+
+  it("refuses a negative rate of a schedule or a function", function()
+    for _, make in ipairs {
+      function() return optim.constant(-1) end,
+      function() return optim.cosine { peak = -1, steps = 10 } end,
+      function() return optim.cosine { peak = 1, floor = -1, steps = 10 } end,
+      function() return optim.linear_warmup { peak = -1, warmup = 2 } end,
+      function() return optim.wsd { peak = -1, steps = 10, decay = 2 } end,
+      function() return optim.one_cycle { peak = -1, steps = 10 } end,
+    } do
+      expect(make):to_raise "-1"
+    end
+    for _, lr in ipairs { function() return -1 end, optim.piecewise { { 0, -1 } } } do
+      local w = pl.state(pl.ones { 1 })
+      local opt = optim.SGD({ w }, { lr = lr })
+      w:sum():backward()
+      expect(function() opt:step() end):to_raise "the schedule returned -1"
+    end
+  end)
+
+  it("uses the rate of a group that is changed later, and refuses a bad one", function()
+    local w = pl.state(pl.ones { 1 })
+    local opt = optim.SGD({ w }, { lr = 0.5 })
+    local function step()
+      w:sum():backward()
+      opt:step()
+    end
+    step()
+    expect(w):to_equal { 0.5 }
+    opt.groups[1].options.lr = 0
+    expect(opt:lr()):to_be(0)
+    step()
+    expect(w):to_equal { 0.5 }
+    opt.groups[1].options.lr = -1
+    w:sum():backward()
+    expect(function() opt:step() end):to_raise "lr is -1 at step 2"
+  end)
+
+  it("refuses to replace a method by a value", function()
+    local opt = optim.AdamW({ pl.state(pl.ones { 1 }) }, {})
+    expect(function() opt.lr = 0 end):to_raise "lr is a method, and cannot be set to 0"
+    expect(function() opt.step = false end):to_raise "step is a method"
+    expect(opt:lr()):to_be(1e-3)
+    opt.note = "kept"
+    expect(opt.note):to_be "kept"
+  end)
+end)
+
+describe("zero_grad", function()
+  it("drops the gradients of an optimizer's parameters and of no others", function()
+    local a, b = pl.state(pl.ones { 1 }), pl.state(pl.ones { 1 })
+    local opt = optim.SGD({ a }, { lr = 1 })
+    pl.step(function()
+      ((a + b) * 5):sum():backward()
+      opt:zero_grad();
+      (a * 2):sum():backward()
+      opt:step()
+      expect(b.grad ~= nil):to_be(true)
+    end)
+    expect(a):to_equal { -1 } -- 1 - 2, without the 5 of the first loss
+  end)
+
+  it("drops the gradients of a module", function()
+    local model = nn.Linear(2, 1, { bias = false })
+    pl.step(function()
+      model(pl.ones { 1, 2 }):sum():backward()
+      expect(model.weight.grad ~= nil):to_be(true)
+      model:zero_grad()
+      expect(model.weight.grad):to_be(nil)
+    end)
+  end)
 end)

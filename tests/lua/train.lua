@@ -94,6 +94,17 @@ describe("a run", function()
     expect(small:step().samples):to_be(32)
   end)
 
+  it("refuses to accumulate with a step of the recipe, which gets one batch", function()
+    local function own(run, batch)
+      local loss = run.recipe.loss(run.model, batch)
+      loss:backward()
+      run.opt:step()
+      return loss
+    end
+    expect(function() train.new(recipe_of { step = own }, params { accumulate = 4 }) end):to_raise "accumulate is 4, but recipe.step gets one batch"
+    expect(train.new(recipe_of { step = own }, params { accumulate = 1 }):step().samples):to_be(16)
+  end)
+
   it("weighs micro-batches by the weights that the loss gives", function()
     -- A ragged loss: the mean over the samples with y = 1 alone.
     local function ragged(model, batch)
