@@ -128,6 +128,13 @@ describe("backward", function()
     expect(w.grad):to_be(nil)
   end)
 
+  it("may be the State itself", function()
+    local w = pl.state(pl.tensor { 1.0, 2.0 })
+    w.grad = w
+    expect(w.grad):to_be_near { 1, 2 }
+    w.grad = nil
+  end)
+
   it("passes over frozen States and detached tensors", function()
     local w, frozen = pl.state(pl.ones { 2 }), pl.state(pl.ones { 2 }, { trainable = false });
     (w * frozen + w:detach() * 5):sum():backward()

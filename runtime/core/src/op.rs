@@ -37,6 +37,8 @@ pub struct Op {
     pub amp: Amp,
     /// Operations of its matrix products, counting multiplications and additions separately; `None` if it has none.
     pub flops: Option<fn(&Work) -> u64>,
+    /// Elements of input `k` that a call reads from memory; `None` if it reads each input once as a whole.
+    pub reads: Option<fn(&Work, usize) -> u64>,
     /// Whether a kernel of this op may apply a map to its result before it stores it (a GEMM epilogue).
     pub epilogue: bool,
     /// For an op that checks indices at run time: how an index out of range is reported, given the node's attributes.
@@ -62,6 +64,7 @@ impl Op {
         grad: Grad::Zero,
         amp: Amp::Keep,
         flops: None,
+        reads: None,
         epilogue: false,
         index_fault: None,
         tolerance: None,
@@ -164,6 +167,11 @@ impl Work<'_> {
 /// The product of counts, or the largest number where it has no room: sizes of several tensors meet in it.
 pub(crate) fn times<const N: usize>(counts: [u64; N]) -> u64 {
     counts.into_iter().fold(1, u64::saturating_mul)
+}
+
+/// The elements that a lookup reads of each input: of the first as many as it returns, at most all.
+pub(crate) fn lookup_reads(w: &Work, k: usize) -> u64 {
+    if k == 0 { w.numel(0).min(w.out.numel() as u64) } else { w.numel(k) }
 }
 
 /// The operations of a product (..., M, K) by (K, N), or by its transpose, to (..., M, N).

@@ -6,7 +6,7 @@ use crate::functions::host;
 use crate::host::Host;
 use crate::options;
 use crate::tensor::{Ref, Tensor};
-use mlua::{Function, Lua, MultiValue, Table, Value};
+use mlua::{AnyUserData, Function, Lua, MultiValue, Table, Value};
 use perilune_core::Error;
 use perilune_core::grad::Backward;
 use perilune_core::graph::{Node, NodeId};
@@ -181,9 +181,12 @@ pub fn get_grad(lua: &Lua, this: &Tensor) -> mlua::Result<Value> {
 }
 
 /// `w.grad = g` or `w.grad = nil`.
-pub fn set_grad(lua: &Lua, this: &mut Tensor, value: Value) -> mlua::Result<()> {
-    let host = this.host().clone();
-    let Ref::State(s) = this.what else {
+pub fn set_grad(lua: &Lua, this: AnyUserData, value: Value) -> mlua::Result<()> {
+    let (host, what) = {
+        let this = this.borrow::<Tensor>()?;
+        (this.host().clone(), this.what)
+    };
+    let Ref::State(s) = what else {
         let hint = Some("pl.grad(y, {x}) gives gradients of any tensor".into());
         return Err(errors::argument(&host, lua, "grad", "only a State has a gradient", hint));
     };

@@ -86,7 +86,8 @@ impl UserData for Tensor {
         fields.add_field_method_get("dtype", |lua, this| this.look(lua).map(|m| m.1.name()));
         fields.add_field_method_get("device", |_, this| Ok(this.host.engine.borrow().backend().name().to_string()));
         fields.add_field_method_get("grad", grads::get_grad);
-        fields.add_field_method_set("grad", grads::set_grad);
+        // A method would borrow the State mutably, and `w.grad = w` reads it.
+        fields.add_field_function_set("grad", grads::set_grad);
         fields.add_field_method_get("trainable", |_, this| match this.what {
             Ref::State(s) => Ok(this.host.engine.borrow().state_info(s).is_ok_and(|i| i.trainable)),
             Ref::Node(_) => Ok(false),

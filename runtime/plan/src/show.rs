@@ -29,28 +29,55 @@ impl Cost {
     }
 }
 
+/// Counts the cost of a kernel. Each value counts once, however often the kernel reads it.
 pub fn cost(p: &Program, k: &Kernel) -> Cost {
+    let nbytes = |v: ValueId| p.values[v.0 as usize].nbytes();
     let bytes = |vs: Vec<ValueId>| {
         let unique: BTreeSet<ValueId> = vs.into_iter().collect();
-        unique.iter().map(|v| p.values[v.0 as usize].nbytes()).fold(0, usize::saturating_add)
+        unique.into_iter().map(nbytes).fold(0, usize::saturating_add)
     };
     let mut flops = k.regions().iter().map(work).fold(0, usize::saturating_add);
     let mut written = k.writes();
+    let mut read = bytes(k.reads());
     if let Kernel::Library(l) = k {
-        flops = flops.saturating_add(routine(l, p.values[l.outputs[0].0 as usize].shape));
+        let out = p.values[l.outputs[0].0 as usize].shape;
+        flops = flops.saturating_add(routine(l, out));
+        read = read.saturating_sub(unread(l, out, &nbytes));
         if l.epilogue.is_some() {
             // Only the mapped result leaves the kernel.
             written.retain(|v| *v != l.outputs[0]);
         }
     }
-    Cost { read: bytes(k.reads()), written: bytes(written), flops }
+    Cost { read, written: bytes(written), flops }
+}
+
+/// Calls `f` with the shapes of a call, counting what it executes.
+fn executed<T>(l: &Library, out: Shape, f: impl FnOnce(&Work) -> T) -> T {
+    let inputs: SmallVec<[Shape; 8]> = l.inputs.iter().map(|x| x.shape()).collect();
+    f(&Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed })
 }
 
 /// The operations of a routine's products, as the routine executes them.
 fn routine(l: &Library, out: Shape) -> usize {
-    let inputs: SmallVec<[Shape; 8]> = l.inputs.iter().map(|x| x.shape()).collect();
-    let work = Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed };
-    l.op.flops.map_or(0, |flops| flops(&work) as usize)
+    l.op.flops.map_or(0, |flops| executed(l, out, flops) as usize)
+}
+
+/// The bytes of a routine's inputs that it does not read (see [`perilune_core::ops::Op::reads`]).
+fn unread(l: &Library, out: Shape, nbytes: &impl Fn(ValueId) -> usize) -> usize {
+    let Some(reads) = l.op.reads else { return 0 };
+    let values = || {
+        l.inputs
+            .iter()
+            .enumerate()
+            .filter_map(|(k, o)| Some((k, if let Operand::View(v, _) = o { *v } else { return None })))
+    };
+    let read = |k: usize| executed(l, out, |work| reads(work, k)) as usize;
+    // A value that several operands read counts as a whole.
+    let only = |v: ValueId| values().filter(|(_, other)| *other == v).count() == 1;
+    values()
+        .filter(|(_, v)| only(*v))
+        .map(|(k, v)| nbytes(v).saturating_sub(read(k).saturating_mul(l.dtypes[k].size())))
+        .fold(0, usize::saturating_add)
 }
 
 /// The work of a node's products (matrix products, convolutions, attention) as recorded; `None` if it has none.

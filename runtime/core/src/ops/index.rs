@@ -70,6 +70,7 @@ fn call_gather(g: &mut Graph, a: &Args) -> Result<super::Out> {
 pub static GATHER: Op = Op {
     name: "gather",
     index_fault: Some(|_| IndexFault::elements("gather")),
+    reads: Some(super::lookup_reads),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.",
     class: Class::Library,
@@ -202,6 +203,7 @@ pub static INDEX_SELECT: Op = Op {
     index_fault: Some(|attrs| {
         IndexFault::elements(if attrs.get(1) == Some(&OF_EMBEDDING) { "embedding" } else { "index_select" })
     }),
+    reads: Some(super::lookup_reads),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (K) int -> (..., K, ...): the slices of dim `dim` that index names.",
     class: Class::Library,
