@@ -40,6 +40,10 @@ local function new(op, fields)
   if fields.drop_last and fields.n < fields.size then
     pl.error(op, ("%d samples do not fill a batch of %d"):format(fields.n, fields.size), "use a smaller batch, or omit drop_last")
   end
+  if fields.shuffled and fields.n < fields.size then
+    pl.error(op, ("a batch of %d would repeat samples: there are only %d"):format(fields.size, fields.n),
+      ("use a batch of at most %d; accumulate = n makes steps of more samples"):format(fields.n))
+  end
   local loader = setmetatable(fields, meta) --[[@as perilune.Loader]]
   loader.place = native.place()
   return loader

@@ -97,6 +97,11 @@ describe("sets", function()
     expect(set:shuffle(7):batch(30):batch_at(3).x):to_equal(third)
   end)
 
+  it("hold no sample twice", function()
+    expect(function() set:shuffle(1):batch(101) end):to_raise "a batch of 101 would repeat samples: there are only 100"
+    expect(set:batch(101):batches()):to_be(1)
+  end)
+
   it("have a smaller last batch in order, equal ones shuffled, none left with drop_last", function()
     expect(set:batch(30):batches()):to_be(4)
     local batch, count = set:batch(30):batch_at(3)

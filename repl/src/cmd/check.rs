@@ -157,11 +157,9 @@ impl Report<'_> {
     }
 
     fn dry_evaluation(&self, run: &Run) -> Result<(), Failure> {
-        for split in ["valid", "test"] {
-            if run.has_split(split) && run.can_evaluate() {
-                let values = run.evaluate_batches(split, Some(1))?;
-                self.row("evaluation", &format!("{split} {} (first batch)", metrics(&values)));
-            }
+        for split in run.evaluated_splits() {
+            let values = run.evaluate_batches(&split, Some(1))?;
+            self.row("evaluation", &format!("{split} {} (first batch)", metrics(&values)));
         }
         Ok(())
     }

@@ -245,7 +245,8 @@ impl RecipeError {
         // Lua describes a value that is no text by its kind and address.
         let address = |kind: &&str| out.message.strip_prefix(*kind).is_some_and(|rest| rest.starts_with(": 0x"));
         if let Some(kind) = ["table", "function", "thread", "userdata"].into_iter().find(address) {
-            out.message = format!("the script raised an error that is a {kind}; raise a text: error(\"what is wrong\")");
+            out.message =
+                format!("the script raised an error that is a {kind}; raise a text: error(\"what is wrong\")");
         }
         if let Some((message, hint)) = out.message.clone().split_once("\n  hint: ") {
             out.message = message.to_string();

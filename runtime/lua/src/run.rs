@@ -295,6 +295,13 @@ impl Run {
         out
     }
 
+    /// Returns the splits that a run evaluates: all but "train", in the order of [`Run::splits`]. None if the recipe cannot evaluate.
+    pub fn evaluated_splits(&self) -> Vec<String> {
+        let mut splits = if self.can_evaluate() { self.splits() } else { Vec::new() };
+        splits.retain(|name| name != "train");
+        splits
+    }
+
     pub fn has_split(&self, split: &str) -> bool {
         self.loader(split).is_some_and(|l| l.get::<Value>("batch_at").is_ok_and(|f| f.is_function()))
     }

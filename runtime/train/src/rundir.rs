@@ -22,6 +22,7 @@ use crate::tensorboard::EventFile;
 use perilune_checkpoint::{CHECKPOINTS, seal};
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
+use std::collections::HashMap;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -53,8 +54,8 @@ pub struct RunDir {
 /// The log of a resumed run up to the step of its checkpoint.
 #[derive(Default)]
 pub(crate) struct LogTail {
-    /// The metrics of the evaluation of `valid` at that step, if there was one.
-    pub evaluated: Option<Vec<(String, f64)>>,
+    /// The metrics of the evaluations at that step, by split.
+    pub evaluated: HashMap<String, Vec<(String, f64)>>,
     /// Seconds of training.
     pub seconds: f64,
     /// Steps with their loss and gradient norm; `None` where another version of the recipe was applied.
@@ -116,8 +117,13 @@ fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
         }
         if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
             let metrics = event["metrics"].as_object().into_iter().flatten();
-            let valid = metrics.filter_map(|(k, v)| Some((k.strip_prefix("valid/")?.to_string(), v.as_f64()?)));
-            kept.evaluated = Some(valid.collect::<Vec<_>>()).filter(|v| !v.is_empty()).or(kept.evaluated);
+            let mut splits: HashMap<String, Vec<(String, f64)>> = HashMap::new();
+            for (name, value) in metrics {
+                if let (Some((split, metric)), Some(value)) = (name.split_once('/'), value.as_f64()) {
+                    splits.entry(split.to_string()).or_default().push((metric.to_string(), value));
+                }
+            }
+            kept.evaluated.extend(splits);
         }
     }
     (lines, kept)

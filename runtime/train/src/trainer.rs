@@ -266,7 +266,7 @@ impl Session<'_> {
         training.monitor = self.runtime.host().engine.borrow().backend().probe().and_then(Monitor::start);
         training.set_policies((self.spec.on_nan.clone(), self.spec.on_spike.clone()))?;
         training.remember(&tail.history);
-        training.evaluated = tail.evaluated.map(|values| (run.count(), values));
+        training.evaluated = tail.evaluated.into_iter().map(|(split, values)| (split, (run.count(), values))).collect();
         training.until = replay.map(|r| r.steps);
         let end = loop {
             let end = training.train()?;
@@ -329,13 +329,12 @@ impl Session<'_> {
     /// Runs the last evaluations and `recipe.finish`.
     fn conclude(&self, training: &mut TrainingLoop<'_>) -> Result<End> {
         let mut evaluations = Vec::new();
-        for split in ["valid", "test"] {
+        let splits = training.run.evaluated_splits();
+        for split in &splits {
             if let Some(code) = self.control.stop_requested() {
                 return Ok(End::Stopped { code });
             }
-            if training.can_evaluate(split) {
-                evaluations.push((split, training.evaluate(split)?));
-            }
+            evaluations.push((split.as_str(), training.evaluate(split)?));
         }
         let dir = training.reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
         let steps = training.run.count();

@@ -12,6 +12,7 @@ use crate::hot_reload::{Reloader, Trial};
 use crate::monitor::Monitor;
 use perilune_lua::{Failed, ParamValue, Run, StepResult};
 use std::cell::Cell;
+use std::collections::HashMap;
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -53,8 +54,8 @@ pub(crate) struct TrainingLoop<'a> {
     /// The durations of the last step and the last evaluation.
     last_step: Option<Duration>,
     last_evaluation: Option<Duration>,
-    /// The last evaluation of the valid split: step and metrics.
-    pub evaluated: Option<(u64, Vec<(String, f64)>)>,
+    /// The last evaluation of each split: step and metrics.
+    pub evaluated: HashMap<String, (u64, Vec<(String, f64)>)>,
 }
 
 /// A step whose numbers have not been read.
@@ -120,7 +121,7 @@ impl<'a> TrainingLoop<'a> {
             data_seen: 0.0,
             last_step: None,
             last_evaluation: None,
-            evaluated: None,
+            evaluated: HashMap::new(),
         }
     }
 
@@ -220,13 +221,15 @@ impl<'a> TrainingLoop<'a> {
 
     /// Runs the evaluation and the checkpoint that are due after a step.
     fn after(&mut self, step: u64) -> Result<()> {
-        let every = self.run.eval_every().filter(|_| self.can_evaluate("valid"));
         let mut best = false;
-        if every.is_some_and(|n| step.is_multiple_of(n)) {
-            self.settle()?;
-            let values = self.evaluate("valid")?;
-            self.reporter.tell(&Event::PeriodicEvaluation { step, split: "valid", metrics: &values });
-            best = self.checkpoints.is_best(step);
+        if self.run.eval_every().is_some_and(|n| step.is_multiple_of(n)) {
+            // The test split waits for the end.
+            for split in self.run.evaluated_splits().iter().filter(|name| *name != "test") {
+                self.settle()?;
+                let values = self.evaluate(split)?;
+                self.reporter.tell(&Event::PeriodicEvaluation { step, split, metrics: &values });
+                best |= self.checkpoints.is_best(step);
+            }
         }
         if self.checkpoints.due(step) || best { self.checkpoint() } else { self.checkpoints.poll(self.reporter) }
     }
@@ -269,18 +272,10 @@ impl<'a> TrainingLoop<'a> {
         self.passed(step)
     }
 
-    /// Whether the recipe can evaluate a split.
-    pub fn can_evaluate(&self, split: &str) -> bool {
-        self.run.has_split(split) && self.run.can_evaluate()
-    }
-
-    /// Evaluates a split at the current step; the result for `valid` is cached.
+    /// Evaluates a split at the current step; the last result for each is cached.
     pub fn evaluate(&mut self, split: &str) -> Result<Vec<(String, f64)>> {
         let step = self.run.count();
-        if let Some((at, values)) = &self.evaluated
-            && split == "valid"
-            && *at == step
-        {
+        if let Some((_, values)) = self.evaluated.get(split).filter(|(at, _)| *at == step) {
             return Ok(values.clone());
         }
         self.rng = self.run.rng();
@@ -293,9 +288,7 @@ impl<'a> TrainingLoop<'a> {
         self.last_evaluation = Some(begun.elapsed());
         self.reporter.evaluation(step, split, &values)?;
         self.checkpoints.evaluated(step, split, &values, self.reporter)?;
-        if split == "valid" {
-            self.evaluated = Some((step, values.clone()));
-        }
+        self.evaluated.insert(split.to_string(), (step, values.clone()));
         Ok(values)
     }
 

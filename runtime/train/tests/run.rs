@@ -290,6 +290,28 @@ fn options_of_the_caller_override_the_recipe() {
     assert!(matches!(outcome, Err(Error::Usage(_))), "{outcome:?}");
 }
 
+/// Every loader but that for training is evaluated: `test` at the end only, the others every `eval_every` steps too.
+#[test]
+fn loaders_of_any_name_are_evaluated() {
+    let place = Place::new();
+    let text = TINY
+        .replace("valid = set:split(\"valid\", 0.25, p.seed):batch(8) }", "val = set:batch(8), test = set:batch(16) }")
+        .replace("steps = 12, ", "steps = 12, eval_every = 5, ");
+    assert_ne!(text, TINY);
+    place.save(&text);
+    train(place.spec("a"), Control::default(), |_| ());
+    let log = std::fs::read_to_string(place.at("a").join("metrics.jsonl")).unwrap();
+    let evaluations = |split: &str| {
+        let events =
+            log.lines().filter(|line| line.contains("\"eval\"") && line.contains(&format!("\"{split}/loss\"")));
+        events
+            .map(|line| line.split("\"step\":").nth(1).unwrap().split([',', '}']).next().unwrap().to_string())
+            .collect()
+    };
+    let (val, test): (Vec<String>, Vec<String>) = (evaluations("val"), evaluations("test"));
+    assert_eq!((val, test), (vec!["5".into(), "10".into(), "12".into()], vec!["12".to_string()]), "{log}");
+}
+
 #[test]
 fn prints_and_errors_name_states_by_their_paths() {
     let place = Place::new();

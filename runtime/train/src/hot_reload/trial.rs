@@ -92,7 +92,7 @@ impl TrainingLoop<'_> {
                     sound: self.sound,
                     checkpointed: false,
                 });
-                self.evaluated = None;
+                self.evaluated.clear();
                 self.run.time_data(self.data_time.clone())?;
                 self.announce_version();
                 self.new_policies()?;
@@ -288,7 +288,7 @@ impl TrainingLoop<'_> {
 
     /// Updates everything that depends on the version, after a return to another one.
     fn version_changed(&mut self) -> Result<()> {
-        self.evaluated = None;
+        self.evaluated.clear();
         self.announce_version();
         self.new_policies()?;
         self.checkpoints.invalidate();
