@@ -83,6 +83,9 @@ impl RunPrinter {
                 let place = place.filter(|p| !message.contains(p.as_str())).map(|p| format!("{p}: "));
                 out.warn(&format!("{}{message}", place.unwrap_or_default()));
             }
+            Event::StoppedEarly { step, reason } => {
+                out.line(&format!("step {step} · stopped early: {}", one_line(reason)));
+            }
             Event::Finished { steps, evaluations, run_dir } => {
                 let mut lines: Vec<String> =
                     evaluations.iter().map(|(split, values)| format!("{split} {}", metrics(values))).collect();

@@ -6,7 +6,9 @@ local tree = require "perilune.tree"
 local format = {}
 
 ---Formats a number with four significant digits.
-local function short(n)
+---@param n number
+---@return string
+function format.number(n)
   if n ~= n or n == math.huge or n == -math.huge then return tostring(n) end
   if math.type(n) == "integer" then return tostring(n) end
   local size = math.abs(n)
@@ -20,11 +22,11 @@ end
 ---@param metrics table<string, any>
 ---@return string
 function format.metrics(loss, metrics)
-  local parts = { loss and "loss " .. short(loss) }
+  local parts = { loss and "loss " .. format.number(loss) }
   for _, name in ipairs(tree.names(metrics)) do
     local value = metrics[name]
     if pl.is_tensor(value) then value = value:numel() == 1 and value:item() or nil end
-    if type(value) == "number" and name ~= "loss" then parts[#parts + 1] = name .. " " .. short(value) end
+    if type(value) == "number" and name ~= "loss" then parts[#parts + 1] = name .. " " .. format.number(value) end
   end
   return table.concat(parts, " · ")
 end

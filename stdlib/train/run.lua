@@ -128,6 +128,15 @@ function Run:finished()
   return self.stopped or self.count >= self.steps
 end
 
+---Says why early stopping has ended the run.
+---@return string? reason nil if it has not
+function Run:stop_reason()
+  local es = self.early_stop
+  if not (self.stopped and es) then return nil end
+  return ("%s/%s has not improved on %s in %d evaluation%s"):format(
+    es.split, es.metric, format.number(es.best), es.bad, es.bad == 1 and "" or "s")
+end
+
 ---Lists the samples that step `k`, counted from 1, trained on.
 ---@param k integer
 ---@return string? what what the numbers count, such as "rows"; nil if the loader does not number its samples

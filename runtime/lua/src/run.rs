@@ -365,6 +365,12 @@ impl Run {
         Ok(f.call(&self.table)?)
     }
 
+    /// Returns why early stopping has ended the run, if it has.
+    pub fn stop_reason(&self) -> Result<Option<String>, Failed> {
+        let f: Function = self.table.get("stop_reason")?;
+        Ok(f.call(&self.table)?)
+    }
+
     pub fn steps(&self) -> u64 {
         self.table.get::<i64>("steps").map(|n| n.max(0) as u64).unwrap_or(0)
     }

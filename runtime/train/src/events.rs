@@ -63,6 +63,8 @@ pub enum Event<'a> {
     Refused { step: u64, back_to: Option<u64>, error: &'a str },
     /// A warning; `details` are further fields of the JSON object.
     Warning { step: Option<u64>, message: &'a str, details: &'a Map<String, Value> },
+    /// Early stopping ends the run after `step`; `reason` names the metric, its best value and the evaluations since.
+    StoppedEarly { step: u64, reason: &'a str },
     /// The loop has ended, with or without an error; no step follows.
     LoopEnded,
     /// The recipe's last evaluations, by split.
@@ -121,6 +123,7 @@ impl Event<'_> {
             Event::Warning { step: None, message, details } => {
                 with(json!({ "event": "warning", "message": message }), details)
             }
+            Event::StoppedEarly { step, reason } => json!({ "event": "early_stop", "step": step, "reason": reason }),
             Event::Failed { error: Error::Recipe(e), .. } => json!({
                 "event": "error", "message": e.message, "file": e.file, "line": e.line, "hint": e.hint, "stack": e.stack,
             }),
@@ -242,6 +245,12 @@ impl Reporter {
             _ => return Ok(()),
         };
         self.log(event, step, &[])
+    }
+
+    /// Reports the end of a run by early stopping.
+    pub fn stopped_early(&mut self, step: u64, reason: &str) -> Result<()> {
+        tracing::info!(step, reason, "stopped early");
+        self.log(&Event::StoppedEarly { step, reason }, step, &[])
     }
 
     /// Appends a line to the history of versions in the run directory.

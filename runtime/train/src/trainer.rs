@@ -328,6 +328,9 @@ impl Session<'_> {
 
     /// Runs the last evaluations and `recipe.finish`.
     fn conclude(&self, training: &mut TrainingLoop<'_>) -> Result<End> {
+        if let Some(reason) = training.run.stop_reason()? {
+            training.reporter.stopped_early(training.run.count(), &reason)?;
+        }
         let mut evaluations = Vec::new();
         let splits = training.run.evaluated_splits();
         for split in &splits {

@@ -313,6 +313,20 @@ fn loaders_of_any_name_are_evaluated() {
 }
 
 #[test]
+fn early_stopping_says_why() {
+    let place = Place::new();
+    place.save(
+        &TINY
+            .replace("params = {", "eval_every = 1, early_stop = { patience = 2 }, params = {")
+            .replace("lr = 0.1", "lr = 50.0"),
+    );
+    train(place.spec("a"), Control::default(), |_| ());
+    let log = std::fs::read_to_string(place.at("a").join("metrics.jsonl")).unwrap();
+    let line = log.lines().find(|line| line.contains("early_stop")).unwrap_or_else(|| panic!("{log}"));
+    assert!(line.contains("valid/loss has not improved on ") && line.contains(" in 2 evaluations"), "{line}");
+}
+
+#[test]
 fn prints_and_errors_name_states_by_their_paths() {
     let place = Place::new();
     let options = RuntimeOptions {
