@@ -403,6 +403,8 @@ fn a_second_ctrl_c_ends_what_does_not_hear_the_first() {
     t.line("x = pl.eval(pl.ones({ 12000, 12000 }))", "> ");
     t.begin("print('go') y = pl.eval(x:matmul(x))\r");
     t.wait("\ngo\n");
+    // Until the kernel has begun, a request is heard.
+    std::thread::sleep(Duration::from_secs(1));
     t.keys(CTRL_C);
     t.keys(CTRL_C); // a nervous finger: the same request
     t.wait("Ctrl-C once more ends perilune");
