@@ -132,9 +132,10 @@ end
 ---@return string? reason nil if it has not
 function Run:stop_reason()
   local es = self.early_stop
-  if not (self.stopped and es) then return nil end
+  local best = es and es.best
+  if not (self.stopped and es and best) then return nil end
   return ("%s/%s has not improved on %s in %d evaluation%s"):format(
-    es.split, es.metric, format.number(es.best), es.bad, es.bad == 1 and "" or "s")
+    es.split, es.metric, format.number(best), es.bad, es.bad == 1 and "" or "s")
 end
 
 ---Lists the samples that step `k`, counted from 1, trained on.
