@@ -49,7 +49,7 @@ pub enum User {
     Nobody,
 }
 
-/// `nobody`, as user and group.
+/// The user and group id of `nobody`.
 const NOBODY: u32 = 65534;
 
 impl User {
@@ -60,7 +60,7 @@ impl User {
         if root { &[User::Own, User::Nobody] } else { &[User::Own] }
     }
 
-    /// The program: where `nobody` cannot reach it, a copy that it can.
+    /// Returns the path of the program, or of a copy where `nobody` may not execute the original.
     fn program(self) -> &'static Path {
         static REACHED: OnceLock<(PathBuf, Option<tempfile::TempDir>)> = OnceLock::new();
         let own = Path::new(env!("CARGO_BIN_EXE_perilune"));

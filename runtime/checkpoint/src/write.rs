@@ -38,7 +38,7 @@ impl Digests {
 }
 
 /// Writes `snapshot` as `step-N` in `dir` and returns its path. An existing checkpoint is replaced. Files larger than `limit`
-/// bytes are split into shards. Everything goes by the handle of `dir`.
+/// bytes are split into shards. All files are created, renamed and removed beneath the handle of `dir`.
 pub fn write(dir: &Directory, snapshot: &Snapshot, limit: u64) -> Result<PathBuf> {
     let name = format!("step-{}", snapshot.step);
     let (new, old) = (format!(".{name}{NEW}"), format!(".{name}{OLD}"));

@@ -282,6 +282,8 @@ impl DeviceContext {
 
     /// Fails if a kernel has reported a bad index. Waits for the device then and lets States be written again.
     fn take_fault(&mut self) -> Result<Option<Fault>> {
+        // That of an error before, if nobody asked for it.
+        self.fault_origin = None;
         if !self.faults.arrived() {
             return Ok(None);
         }
@@ -304,7 +306,7 @@ impl DeviceContext {
         }
     }
 
-    /// Fails if a run had a bad index, or if the one that made a downloaded buffer was spoilt by it. `finished`: the last run
+    /// Fails if a run had a bad index, or if the one that made a downloaded buffer was invalidated by it. `finished`: the last run
     /// that has finished.
     fn check_download(&mut self, finished: u64, maker: u64) -> Result<()> {
         if let Some(Fault { program, origin, error }) = self.take_fault()? {

@@ -5,6 +5,7 @@ use crate::driver::{Address, Device, Pinned};
 use perilune_core::error::{Error, Result};
 use perilune_core::op::IndexFault;
 use perilune_plan::ir::{Origin, Program};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 /// Words of a `Fault` (kernels/device/fault.cuh).
@@ -15,6 +16,8 @@ pub(crate) struct DeviceErrors {
     pub(super) memory: Pinned,
     kernels: Vec<(Origin, IndexFault)>,
     program: Arc<Program>,
+    /// The first of its runs that may have reported something unseen; 0 before the first.
+    since: AtomicU64,
 }
 
 impl DeviceErrors {
@@ -27,7 +30,7 @@ impl DeviceErrors {
     ) -> Result<DeviceErrors> {
         let memory = Pinned::new(device, kernels.len() * FAULT_WORDS * 8)?;
         (0..kernels.len()).for_each(|k| memory.write(k * FAULT_WORDS + 3, halt));
-        Ok(DeviceErrors { memory, kernels, program: program.clone() })
+        Ok(DeviceErrors { memory, kernels, program: program.clone(), since: AtomicU64::new(0) })
     }
 
     /// Returns whether a kernel has reported a bad index.
@@ -59,7 +62,7 @@ pub(crate) struct Fault {
     pub error: Error,
 }
 
-/// Where the programs of a device report bad indices, and which runs a report spoilt.
+/// Where the programs of a device report bad indices, and which runs a report invalid.
 ///
 /// The runs of a device are numbered (`copy_streams`). After a report, State writes do nothing until the host has seen it:
 /// the results of the run that failed and of those queued behind it are not to be used.
@@ -68,8 +71,8 @@ pub(crate) struct Faults {
     pub cells: Vec<Weak<DeviceErrors>>,
     /// The last run that is known to have finished without a report.
     clean: u64,
-    /// Numbers of the first and last run that a report spoilt, oldest first.
-    spoilt: Vec<(u64, u64)>,
+    /// Numbers of the first and last run that a report invalid, oldest first.
+    invalid: Vec<(u64, u64)>,
 }
 
 impl Faults {
@@ -79,6 +82,13 @@ impl Faults {
         self.cells.iter().filter_map(Weak::upgrade).any(|cells| cells.is_set())
     }
 
+    /// Notes that run `number` is of the program of `cells`.
+    pub fn starts(&self, cells: &DeviceErrors, number: u64) {
+        if cells.since.load(Ordering::Relaxed) <= self.clean {
+            cells.since.store(number, Ordering::Relaxed);
+        }
+    }
+
     /// Notes that run `number` and all before it have finished without a report.
     pub fn finished(&mut self, number: u64) {
         self.clean = self.clean.max(number);
@@ -86,15 +96,24 @@ impl Faults {
 
     /// Takes the first report and clears the others. The device is idle, and `queued` is its last run.
     pub fn take(&mut self, queued: u64) -> Option<Fault> {
-        let reports: Vec<Fault> = self.cells.iter().filter_map(Weak::upgrade).filter_map(|c| c.take()).collect();
-        self.spoilt.push((self.clean + 1, queued));
-        self.clean = queued;
-        reports.into_iter().next()
+        let cells = self.cells.iter().filter_map(Weak::upgrade);
+        let reports: Vec<(u64, Fault)> =
+            cells.filter_map(|c| Some((c.since.load(Ordering::Relaxed), c.take()?))).collect();
+        // The failed run is one of a program that reported.
+        let first = reports.iter().map(|(since, _)| *since).min().unwrap_or(0);
+        self.invalidate(first, queued);
+        reports.into_iter().min_by_key(|(since, _)| *since).map(|(_, fault)| fault)
     }
 
-    /// Returns the error for using what run `number` made, if a report spoilt that run.
+    /// Invalidates the runs from `first`, if that is not known to be clean, to `queued`.
+    fn invalidate(&mut self, first: u64, queued: u64) {
+        self.invalid.push((first.max(self.clean + 1), queued));
+        self.clean = queued;
+    }
+
+    /// Returns the error for using what run `number` made, if a report invalid that run.
     pub fn check(&self, number: u64) -> Result<()> {
-        if !self.spoilt.iter().any(|(first, last)| (*first..=*last).contains(&number)) {
+        if !self.invalid.iter().any(|(first, last)| (*first..=*last).contains(&number)) {
             return Ok(());
         }
         let message = "this value was computed by a step with an index out of range, or by one queued behind it";
@@ -108,14 +127,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_since_the_last_clean_run_are_spoilt() {
+    fn results_since_the_first_run_that_may_have_failed_are_invalid() {
         let mut faults = Faults::default();
-        faults.finished(4);
-        assert!(faults.take(9).is_none());
+        faults.finished(2);
+        faults.invalidate(5, 9);
         faults.finished(7);
-        let spoilt: Vec<u64> = (0..12).filter(|n| faults.check(*n).is_err()).collect();
-        assert_eq!(spoilt, [5, 6, 7, 8, 9]);
-        faults.take(11);
+        let invalid: Vec<u64> = (0..12).filter(|n| faults.check(*n).is_err()).collect();
+        assert_eq!(invalid, [5, 6, 7, 8, 9], "3 and 4 are of programs that report nothing");
+        faults.invalidate(8, 11);
         assert!(faults.check(10).is_err() && faults.check(11).is_err() && faults.check(12).is_ok());
     }
 }

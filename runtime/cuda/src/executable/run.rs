@@ -16,6 +16,7 @@ use std::sync::PoisonError;
 
 /// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
+
 /// Returns the addresses of the operands: inputs, then outputs.
 fn addresses(operands: &[Operand], inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
     if inputs.len() + outputs.len() != operands.len() {
@@ -228,6 +229,9 @@ impl Executable for CudaExecutable {
             context.faults.check(made_by(buffer)).map_err(first)?;
         }
         let number = context.beside.number();
+        if let Some(cells) = &compiled.cells {
+            context.faults.starts(cells, number);
+        }
         compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| written(state, number));
         outputs.iter().for_each(|buffer| made(buffer, number));
         let done = compiled.run_steps(context, &self.program, inputs, slots, outputs, times);
