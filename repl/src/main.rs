@@ -33,7 +33,10 @@ fn install_panic_hook() {
     }));
 }
 
+#[expect(unsafe_code, reason = "it sets an environment variable")]
 fn main() -> ExitCode {
+    // SAFETY: the process has one thread yet.
+    unsafe { perilune_cuda::nvrtc::place_vendor_cache() };
     install_panic_hook();
     let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(cmd::dispatch);
     match result {

@@ -261,8 +261,9 @@ fn every_attack_is_contained() {
     std::fs::write(beside.path("work/neutral.lua"), "return require \"base\" { params = { steps = 20 } }").unwrap();
     let weights = neutral(&beside);
     let (next, broken) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() / 2).clamp(2, 8);
     std::thread::scope(|scope| {
-        for _ in 0..2 {
+        for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((attack, command, user)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
                     if let Err(why) = attempt(attack, *command, *user, one) {

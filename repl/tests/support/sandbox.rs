@@ -163,6 +163,8 @@ impl Sandbox {
             .env("HOME", self.path("victim"))
             .env("TMPDIR", self.path("temp"));
         c.env("XDG_CACHE_HOME", self.path("cache")).env("PATH", "/usr/bin:/bin");
+        // Where the driver's and NVRTC's libraries lie on a machine with a GPU.
+        c.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
         c
     }
 }

@@ -225,6 +225,20 @@ pub fn folder() -> Option<PathBuf> {
         .map(|d| d.join("kernels"))
 }
 
+/// Puts the compilation cache of the driver and of NVRTC beside the kernels, unless `CUDA_CACHE_PATH` names a folder.
+/// Without this NVIDIA's libraries write to `~/.nv`, also in a `check`, which writes nothing outside the program's cache.
+///
+/// # Safety
+///
+/// No other thread may run: environment variables of a process are not synchronized.
+pub unsafe fn place_vendor_cache() {
+    const VARIABLE: &str = "CUDA_CACHE_PATH";
+    if let (None, Some(kernels)) = (std::env::var_os(VARIABLE), folder()) {
+        // SAFETY: the caller's promise.
+        unsafe { std::env::set_var(VARIABLE, kernels.with_file_name("nvidia")) };
+    }
+}
+
 /// The name of a function in machine code.
 pub fn name(f: &Function) -> String {
     let mut h = blake3::Hasher::new();
