@@ -54,7 +54,7 @@ pub fn engine(threads: usize) -> Engine {
 pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
     let rank = d.dims.len();
     match layout {
-        Layout::Contiguous => e.from_host(&d.host()).unwrap(),
+        Layout::Contiguous => e.from_host(d.host()),
         Layout::Transposed => {
             let dims: Vec<usize> = d.dims.iter().rev().copied().collect();
             let mut values = vec![0.0; d.values.len()];
@@ -63,7 +63,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
                 at.reverse();
                 values[offset(&at, &dims)] = *v;
             }
-            let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&dims), &values)).unwrap();
+            let x = e.from_host(HostTensor::from_f64(d.dtype, Shape::of(&dims), &values));
             let axes: Vec<usize> = (0..rank).rev().collect();
             e.recorder.graph.permute(x, &axes).unwrap()
         }
@@ -89,7 +89,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
                 }
                 values[offset(&at, &wide)] = *v;
             }
-            let x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&wide), &values)).unwrap();
+            let x = e.from_host(HostTensor::from_f64(d.dtype, Shape::of(&wide), &values));
             let g = &mut e.recorder.graph;
             match rank {
                 0 => {
@@ -113,7 +113,7 @@ pub fn upload(e: &mut Engine, d: &Data, layout: Layout) -> NodeId {
                 }
                 values[offset(&at, &d.dims)] = *v;
             }
-            let mut x = e.from_host(&HostTensor::from_f64(d.dtype, Shape::of(&d.dims), &values)).unwrap();
+            let mut x = e.from_host(HostTensor::from_f64(d.dtype, Shape::of(&d.dims), &values));
             for k in ends {
                 x = e.recorder.graph.flip(x, k).unwrap();
             }
@@ -271,7 +271,7 @@ pub fn run_broadcast(e: &mut Engine, case: &Case) -> Outcome {
             let mut one = d.clone();
             one.dims[0] = 1;
             one.values.truncate(d.values.len() / d.dims[0]);
-            let x = e.from_host(&one.host()).unwrap();
+            let x = e.from_host(one.host());
             e.recorder.graph.expand(x, Shape::of(&d.dims)).unwrap()
         };
         let values: Vec<Value> = case

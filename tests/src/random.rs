@@ -98,7 +98,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     let mut states = Vec::new();
     for _ in 0..rng.below(3) {
         let dtype = if rng.one_in(3) { *rng.pick(&FLOATS) } else { DType::F32 };
-        let init = e.from_host(&randn(&mut rng, dtype, base)).unwrap();
+        let init = e.from_host(randn(&mut rng, dtype, base));
         states.push(e.new_state(init, true).unwrap());
     }
     e.flush().unwrap_or_else(|f| panic!("{}", f.error));
@@ -252,7 +252,7 @@ impl Maker<'_> {
                 (0..n).map(|_| self.rng.range(0, 5) as f64 - f64::from(u8::from(dtype != DType::U8)) * 2.0).collect();
             HostTensor::from_f64(dtype, Shape::of(dims), &values)
         };
-        self.e.from_host(&host).unwrap()
+        self.e.from_host(host)
     }
 
     /// Picks a node, mostly a recent one.
@@ -556,7 +556,7 @@ impl Maker<'_> {
             0 => call(self.e, "cumsum", &[t(x), at], &[]),
             1 if n > 0 => {
                 let values: Vec<i64> = (0..3).map(|_| self.rng.range(0, n as i64)).collect();
-                let index = self.e.from_host(&HostTensor::from_i64(Shape::of(&[3]), &values)).unwrap();
+                let index = self.e.from_host(HostTensor::from_i64(Shape::of(&[3]), &values));
                 call(self.e, "index_select", &[t(x), at, t(index)], &[])
             }
             2 if n > 0 && n <= 600 => {
@@ -572,7 +572,7 @@ impl Maker<'_> {
             }
             5 if n > 0 => {
                 let values: Vec<i64> = (0..n).map(|_| self.rng.range(0, n as i64)).collect();
-                let index = self.e.from_host(&HostTensor::from_i64(Shape::of(&[n]), &values)).unwrap();
+                let index = self.e.from_host(HostTensor::from_i64(Shape::of(&[n]), &values));
                 call(self.e, "index_add", &[t(x), at, t(index), t(x)], &[])
             }
             _ => call_all(self.e, "max", &[t(x), at], &[]).map(|o| o[0]),
@@ -607,7 +607,7 @@ impl Maker<'_> {
         let (groups, n, dtype) = (1 + self.rng.below(3), 1 + self.rng.below(5), self.dtype(x));
         let mut ends: Vec<i64> = (0..groups).map(|_| self.rng.range(0, rows as i64 + 1)).collect();
         ends.sort_unstable();
-        let ends = self.e.from_host(&HostTensor::from_i64(Shape::of(&[groups]), &ends)).unwrap();
+        let ends = self.e.from_host(HostTensor::from_i64(Shape::of(&[groups]), &ends));
         let y = if self.rng.one_in(2) {
             let w = self.data(dtype, &[groups, k, n]);
             call(self.e, "grouped_matmul", &[t(x), t(w), t(ends)], &[])?

@@ -20,7 +20,7 @@ impl Bench {
     }
 
     fn host(&mut self, values: &[f32]) -> NodeId {
-        self.e.from_host(&HostTensor::from_f32(Shape::of(&[values.len()]), values)).unwrap()
+        self.e.from_host(HostTensor::from_f32(Shape::of(&[values.len()]), values))
     }
 
     /// Makes a trainable State in memory, outside any step.
@@ -176,7 +176,7 @@ fn old_values_survive_in_place_updates() {
     let mut b = Bench::new();
     let n = 300;
     let start: Vec<f32> = (0..n * n).map(|i| (i % 17) as f32 - 8.0).collect();
-    let x = b.e.from_host(&HostTensor::from_f32(Shape::of(&[n, n]), &start)).unwrap();
+    let x = b.e.from_host(HostTensor::from_f32(Shape::of(&[n, n]), &start));
     let w = b.e.new_state(x, true).unwrap();
     b.e.flush().unwrap();
     b.e.begin_step().unwrap();
@@ -255,8 +255,8 @@ fn a_cached_plan_names_the_line_of_now() {
     let mut b = Bench::new();
     let file = b.e.recorder.source_map.file("recipe.lua");
     let mut pick = |line, index| {
-        let x = b.e.from_host(&HostTensor::from_f32(Shape::of(&[2]), &[1.0, 2.0])).unwrap();
-        let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[1]), &[index])).unwrap();
+        let x = b.e.from_host(HostTensor::from_f32(Shape::of(&[2]), &[1.0, 2.0]));
+        let index = b.e.from_host(HostTensor::from_i64(Shape::of(&[1]), &[index]));
         b.e.recorder.graph.modes.loc = b.e.recorder.source_map.intern(file, line);
         let y = b.call("index_select", &[t(x), int(0), t(index)]);
         let result = b.e.evaluate(&[y]);
@@ -275,7 +275,7 @@ fn an_index_out_of_range_fails_the_step_and_names_itself() {
     let (x, y) = (b.get(w), b.get(v));
     let file = b.e.recorder.source_map.file("recipe.lua");
     b.e.recorder.graph.modes.loc = b.e.recorder.source_map.intern(file, 12);
-    let index = b.e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &[0, 7])).unwrap();
+    let index = b.e.from_host(HostTensor::from_i64(Shape::of(&[2]), &[0, 7]));
     let picked = b.call("index_select", &[t(x), int(0), t(index)]);
     b.e.recorder.graph.modes.loc = perilune_core::source_loc::SourceLoc::NONE;
     b.e.assign(w, picked).unwrap();
@@ -301,7 +301,7 @@ fn assigning_converts_and_broadcasts() {
     let mut b = Bench::new();
     let w = b.state(&[1.0, 2.0, 3.0]);
     b.e.begin_step().unwrap();
-    let x = b.e.from_host(&HostTensor::from_i64(Shape::of(&[1]), &[4])).unwrap();
+    let x = b.e.from_host(HostTensor::from_i64(Shape::of(&[1]), &[4]));
     b.e.assign(w, x).unwrap();
     let wrong = b.host(&[1.0, 2.0]);
     let error = b.e.assign(w, wrong).unwrap_err().to_string();
@@ -648,10 +648,8 @@ fn dropped_states_are_freed() {
 
 fn result(name: &str, args: &[(DType, &[usize], &[f64])]) -> HostTensor {
     let mut e = harness::engine(1);
-    let args: Vec<Value> = args
-        .iter()
-        .map(|(d, dims, v)| t(e.from_host(&HostTensor::from_f64(*d, Shape::of(dims), v)).unwrap()))
-        .collect();
+    let args: Vec<Value> =
+        args.iter().map(|(d, dims, v)| t(e.from_host(HostTensor::from_f64(*d, Shape::of(dims), v)))).collect();
     let y = call(&mut e, name, &args, &[]).unwrap();
     e.read_node(y).unwrap()
 }
@@ -727,7 +725,7 @@ fn sums_of_halves_accumulate_wide() {
 #[test]
 fn chains_of_halves_round_at_every_step() {
     let mut e = harness::engine(1);
-    let x = e.from_host(&HostTensor::from_f64(DType::BF16, Shape::of(&[1]), &[256.0])).unwrap();
+    let x = e.from_host(HostTensor::from_f64(DType::BF16, Shape::of(&[1]), &[256.0]));
     let y = call(&mut e, "add", &[t(x), float(1.0)], &[]).unwrap();
     let y = call(&mut e, "sub", &[t(y), t(x)], &[]).unwrap();
     assert_eq!(e.read_node(y).unwrap().to_f64(), [0.0]);

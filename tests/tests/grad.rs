@@ -53,7 +53,7 @@ fn weigh(e: &mut Engine, xs: &[NodeId], rng: &mut Pcg) -> Option<NodeId> {
     for &x in xs {
         let (shape, dtype) = (e.recorder.graph.shape(x), e.recorder.graph.dtype(x));
         let weights: Vec<f64> = (0..shape.numel()).map(|_| rng.range(-16, 17) as f64 / 8.0).collect();
-        let w = e.from_host(&HostTensor::from_f64(dtype, shape, &weights)).unwrap();
+        let w = e.from_host(HostTensor::from_f64(dtype, shape, &weights));
         let g = &mut e.recorder.graph;
         let y = g.mul(x, w).unwrap();
         let y = g.sum_all(y).unwrap();
@@ -256,7 +256,7 @@ fn norms_of_zeros_have_gradient_zero() {
         let mut e = harness::engine(1);
         // A row of zeros, which has equal values too, and one of different values.
         let x = HostTensor::from_f64(DType::F32, Shape::of(&[2, 3]), &[0.0, 0.0, 0.0, 1.0, -2.0, 0.5]);
-        let x = e.from_host(&x).unwrap();
+        let x = e.from_host(x);
         let y = harness::call(&mut e, name, &[harness::t(x), harness::ints(&[1])], &options).unwrap();
         let y = e.recorder.graph.sum_all(y).unwrap();
         let dx = gradients(&mut e, y, &[x], true).unwrap()[0].unwrap();

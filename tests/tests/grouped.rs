@@ -27,9 +27,9 @@ impl Problem {
 
     /// Computes the product and its gradients by x and w.
     fn run(&self, e: &mut Engine, ends: &[i64]) -> Vec<HostTensor> {
-        let (x, w) = (e.from_host(&self.x).unwrap(), e.from_host(&self.w).unwrap());
-        let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[ends.len()]), ends)).unwrap();
-        let seed = e.from_host(&self.seed).unwrap();
+        let (x, w) = (e.from_host(self.x.clone()), e.from_host(self.w.clone()));
+        let ends = e.from_host(HostTensor::from_i64(Shape::of(&[ends.len()]), ends));
+        let seed = e.from_host(self.seed.clone());
         let y = call(e, "grouped_matmul", &[t(x), t(w), t(ends)], &[]).unwrap();
         let d = grad::grad(&mut e.recorder.graph, y, seed, &[x, w], false).unwrap();
         let all: Vec<NodeId> = std::iter::once(y).chain(d.into_iter().flatten()).collect();
@@ -127,10 +127,10 @@ fn bad_ends_name_themselves() {
         for (dtype, columns) in [(DType::BF16, 8), (DType::F32, 8), (DType::F32, 0)] {
             let mut e = harness::engine(1);
             let file = e.recorder.source_map.file("recipe.lua");
-            let x = e.from_host(&HostTensor::from_f64(dtype, Shape::of(&[10, 8]), &[1.0; 80])).unwrap();
+            let x = e.from_host(HostTensor::from_f64(dtype, Shape::of(&[10, 8]), &[1.0; 80]));
             let w = HostTensor::from_f64(dtype, Shape::of(&[2, 8, columns]), &vec![1.0; 16 * columns]);
-            let w = e.from_host(&w).unwrap();
-            let ends = e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &ends)).unwrap();
+            let w = e.from_host(w);
+            let ends = e.from_host(HostTensor::from_i64(Shape::of(&[2]), &ends));
             e.recorder.graph.modes.loc = e.recorder.source_map.intern(file, 12);
             let y = call(&mut e, "grouped_matmul", &[t(x), t(w), t(ends)], &[]).unwrap();
             let fault = e.evaluate(&[y]).expect_err("bad ends");
@@ -148,7 +148,7 @@ fn autocast_and_promotion_are_those_of_matmul() {
     let ends = HostTensor::from_i64(Shape::of(&[2]), &[3, 5]);
     let of = |e: &mut Engine, x: DType, w: DType, rng: &mut Pcg| {
         let (a, b) = (normal(rng, x, &[5, 4]), normal(rng, w, &[2, 4, 3]));
-        let (a, b, ends) = (e.from_host(&a).unwrap(), e.from_host(&b).unwrap(), e.from_host(&ends).unwrap());
+        let (a, b, ends) = (e.from_host(a), e.from_host(b), e.from_host(ends.clone()));
         let y = call(e, "grouped_matmul", &[t(a), t(b), t(ends)], &[]).unwrap();
         e.recorder.graph.dtype(y)
     };
@@ -159,9 +159,9 @@ fn autocast_and_promotion_are_those_of_matmul() {
     assert_eq!(of(&mut e, DType::F32, DType::F32, &mut rng), DType::BF16);
     assert_eq!(of(&mut e, DType::F64, DType::F64, &mut rng), DType::F64);
     e.recorder.graph.modes.autocast = None;
-    let int = e.from_host(&HostTensor::from_i64(Shape::of(&[2]), &[1, 2])).unwrap();
+    let int = e.from_host(HostTensor::from_i64(Shape::of(&[2]), &[1, 2]));
     let (a, b) = (normal(&mut rng, DType::F32, &[5, 4]), normal(&mut rng, DType::F32, &[3, 4, 3]));
-    let (a, b) = (e.from_host(&a).unwrap(), e.from_host(&b).unwrap());
+    let (a, b) = (e.from_host(a), e.from_host(b));
     let text = call(&mut e, "grouped_matmul", &[t(a), t(b), t(int)], &[]).unwrap_err();
     assert!(text.contains("3 matrices") && text.contains("2 groups"), "{text}");
     let text = call(&mut e, "grouped_matmul", &[t(a), t(b), Value::Tensor(a)], &[]).unwrap_err();

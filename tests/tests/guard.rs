@@ -20,7 +20,7 @@ fn world(fusion: bool) -> World {
     e.switches.fusion = fusion;
     let mut state = |k: usize| {
         let values: Vec<f32> = (0..1000).map(|i| (i * k) as f32 + 0.5).collect();
-        let node = e.from_host(&HostTensor::from_f32(Shape::of(&[10, 100]), &values)).unwrap();
+        let node = e.from_host(HostTensor::from_f32(Shape::of(&[10, 100]), &values));
         e.new_state(node, false).unwrap()
     };
     let [sum, blind, left, right] = [1, 2, 3, 5].map(&mut state);
@@ -37,7 +37,7 @@ impl World {
     fn step(&mut self, ok: Option<bool>) -> StateId {
         let e = &mut self.e;
         e.begin_step().unwrap();
-        let bit = ok.map(|ok| e.from_host(&HostTensor::from_f64(DType::Bool, Shape::SCALAR, &[ok.into()])).unwrap());
+        let bit = ok.map(|ok| e.from_host(HostTensor::from_f64(DType::Bool, Shape::SCALAR, &[ok.into()])));
         let [sum, left, right] = [self.sum, self.left, self.right].map(|id| e.state_node(id).unwrap());
         let more = e.recorder.graph.mul_c(left, 0.25).unwrap();
         let more = e.recorder.graph.add_(sum, more).unwrap();
@@ -100,7 +100,7 @@ fn a_failed_step_leaves_no_guard() {
     let mut w = world(true);
     let before = w.values();
     w.e.begin_step().unwrap();
-    let bit = w.e.from_host(&HostTensor::from_f64(DType::Bool, Shape::SCALAR, &[0.0])).unwrap();
+    let bit = w.e.from_host(HostTensor::from_f64(DType::Bool, Shape::SCALAR, &[0.0]));
     w.e.guard(bit);
     w.e.abort_step().unwrap();
     w.step(None);

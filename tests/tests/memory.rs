@@ -145,6 +145,8 @@ assert(m.by_role.activations + m.by_role.gradients > 512 * 256 * 4)
 assert(m.by_role.gradients > 0 and m.by_role.inputs == 0)
 assert(m.allocated > 0 and m.reserved >= m.allocated and m.peak >= m.allocated and (m.limit == nil) == CPU)
 local x = pl.tensor { { 1.0, 2.0 }, { 3.0, 4.0 } }
+assert(pl.memory().by_role.inputs == 0, "it is on the device before a step reads it")
+pl.eval(x:sum())
 m = pl.memory()
 assert(m.by_role.inputs == 16)
 local line
@@ -158,6 +160,40 @@ print(line.line, line.dtype, table.concat(line.shape, " "))
     let cpu = if harness::on_gpu() { "false" } else { "true" };
     let out = run_on(harness::device(2), &text.replace("CPU", cpu)).unwrap();
     assert!(out.starts_with("memory.lua:"), "{out}");
+}
+
+#[test]
+fn host_batch_is_uploaded_by_the_step_that_reads_it() {
+    let text = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local net = nn.Linear(4, 1)
+local opt = optim.SGD(net, { lr = 0.1 })
+local rows = {}
+for i = 1, 256 do rows[i] = { i, i + 1, i + 2, i + 3 } end
+local function step(batch)
+  return pl.step(function()
+    local loss = net(batch.x):mean()
+    loss:backward()
+    opt:step()
+    return loss
+  end):item()
+end
+local kept = { x = pl.tensor(rows, { dtype = "f32" }) }
+step(kept)
+local before = pl.memory().by_role.inputs
+local batch = { x = pl.tensor(rows, { dtype = "f32" }), unread = pl.tensor(rows, { dtype = "f32" }) }
+assert(pl.memory().by_role.inputs == before)
+-- Values that only the host reads stay there.
+assert(batch.unread:tolist()[256][4] == 259 and batch.unread.shape[1] == 256)
+step(batch)
+assert(pl.memory().by_role.inputs == before + 4096, pl.memory().by_role.inputs - before)
+-- Afterwards it is an ordinary tensor, in this step and later ones.
+assert(batch.x:tolist()[1][1] == 1 and (batch.x + batch.unread):tolist()[2][1] == 4)
+assert(pl.memory().by_role.inputs == before + 8192)
+print "ok"
+"#;
+    assert_eq!(run_on(harness::device(2), text).unwrap(), "ok\n");
 }
 
 #[test]

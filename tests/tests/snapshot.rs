@@ -36,7 +36,7 @@ fn states(e: &mut Engine) -> Vec<StateId> {
         if k >= SHAPES.len() && dims.iter().product::<usize>() > 1000 {
             continue;
         }
-        let node = e.from_host(&values(*dtype, dims, k)).unwrap();
+        let node = e.from_host(values(*dtype, dims, k));
         ids.push(e.new_state(node, false).unwrap());
     }
     e.end_implicit_step().unwrap();

@@ -91,7 +91,7 @@ impl Engine {
     pub fn stats(&self) -> Stats {
         let c = self.executor.cache.counts;
         let states = self.states.nbytes(&self.executor.backend.mesh());
-        let values: usize = self.recorder.values().map(|v| v.buffer.nbytes()).sum();
+        let values: usize = self.recorder.values().map(|v| v.device_bytes()).sum();
         Stats {
             generation: self.recorder.generation(),
             nodes: self.recorder.graph.len(),

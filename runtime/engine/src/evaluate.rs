@@ -3,10 +3,11 @@
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
 use crate::profile::Bound;
-use crate::recorder::{Handle, Value};
+use crate::recorder::Handle;
 use crate::shadow_weights::StepRequests;
 use crate::state::StateId;
 use crate::step::PrintPlan;
+use crate::stored_value::{Residence, Value};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
@@ -70,13 +71,21 @@ impl Executor {
 }
 
 impl Engine {
-    /// Copies a tensor from host memory to the device.
-    pub fn from_host(&mut self, t: &HostTensor) -> Result<NodeId> {
+    /// Makes a tensor of host memory an input of the recording. The first run that reads it copies it to the device.
+    pub fn from_host(&mut self, t: HostTensor) -> NodeId {
+        let (shape, dtype, loc) = (t.shape, t.dtype, self.recorder.graph.modes.loc);
+        let value = self.recorder.new_value(shape, dtype, Residence::Host(t), Role::Inputs, loc);
+        self.recorder.leaf(value)
+    }
+
+    /// Makes a tensor of host memory an input of the recording and copies it to the device now: a checkpoint need not be held twice.
+    pub(crate) fn upload(&mut self, t: &HostTensor) -> Result<NodeId> {
         let buffer = self.executor.backend.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).map_err(|e| {
             self.executor.attempt = None;
             self.explain(e.into()).error
         })?;
-        let value = self.recorder.new_value(t.shape, t.dtype, buffer, Role::Inputs, self.recorder.graph.modes.loc);
+        let (at, loc) = (Residence::Device(buffer), self.recorder.graph.modes.loc);
+        let value = self.recorder.new_value(t.shape, t.dtype, at, Role::Inputs, loc);
         Ok(self.recorder.leaf(value))
     }
 
@@ -97,7 +106,7 @@ impl Engine {
         }
         let mut values = args.values.clone();
         for t in f(&inputs, args)? {
-            values.push(Arg::Tensor(self.from_host(&t)?));
+            values.push(Arg::Tensor(self.from_host(t)));
         }
         Ok(ops::call(&mut self.recorder.graph, op, &Args { op, values })?)
     }
@@ -201,7 +210,7 @@ impl Engine {
             inputs.push(match source {
                 InputBuffer::State(k) => self.states.buffer(StateId(*k), &*self.executor.backend)?,
                 InputBuffer::Leaf(uid) => match self.recorder.live(*uid) {
-                    Some(v) => v.buffer.clone(),
+                    Some(v) => v.on_device(&*self.executor.backend)?,
                     None => return Err(Error::system("plan", "this is a bug: a leaf lost its buffer").into()),
                 },
             });
@@ -265,7 +274,15 @@ impl Engine {
     /// Returns a node's value in host memory.
     pub fn read_node(&mut self, id: NodeId) -> std::result::Result<HostTensor, Fault> {
         let v = self.value_of(id)?;
-        self.bring(&v.buffer, v.shape, v.dtype)
+        self.read_value(&v)
+    }
+
+    fn read_value(&mut self, v: &Value) -> std::result::Result<HostTensor, Fault> {
+        if let Some(t) = v.on_host() {
+            return Ok(t.clone());
+        }
+        let buffer = v.on_device(&*self.executor.backend)?;
+        self.bring(&buffer, v.shape, v.dtype)
     }
 
     /// Downloads a buffer. The wait is recorded if it is in the middle of a step.
@@ -293,7 +310,7 @@ impl Engine {
             return self.read_node(h.id);
         }
         let v = self.recorder.carried(h)?.clone();
-        self.bring(&v.buffer, v.shape, v.dtype)
+        self.read_value(&v)
     }
 
     /// Returns the requests that evaluate `ids` and write the pending assignments.

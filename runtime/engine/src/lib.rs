@@ -24,6 +24,7 @@ mod snapshot;
 mod state;
 mod step;
 pub mod step_parts;
+mod stored_value;
 
 pub use diagnostics::Diagnostics;
 pub use engine::{Engine, Fault, Stats};

@@ -103,7 +103,7 @@ impl Engine {
     fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
         entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
-        entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.buffer.nbytes())));
+        entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.device_bytes())));
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));
         }

@@ -7,6 +7,7 @@
 //! The recorder runs nothing: `evaluate.rs` computes values and stores them here.
 
 use crate::memory::Role;
+use crate::stored_value::{Residence, StoredValue, Value};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
 use perilune_core::ops::{Class, create};
@@ -28,20 +29,6 @@ impl Handle {
     /// The generation of a freed tensor; real generations count from 1.
     pub const FREED: Handle = Handle { generation: 0, id: NodeId(0) };
 }
-
-/// The value of an evaluated node: a buffer that is no longer written.
-#[derive(Debug)]
-pub(crate) struct StoredValue {
-    pub uid: u64,
-    pub shape: Shape,
-    pub dtype: DType,
-    pub buffer: Buffer,
-    pub role: Role,
-    /// The recipe line that made it.
-    pub loc: SourceLoc,
-}
-
-pub(crate) type Value = Rc<StoredValue>;
 
 /// A gradient: a node of the current generation, or the value it had when an earlier one ended.
 #[derive(Debug)]
@@ -141,7 +128,7 @@ impl Recorder {
                 && let Some(c) = self.carried.remove(&h)
             {
                 // Explicitly freed bytes do not count towards the GC threshold.
-                self.fresh_bytes = self.fresh_bytes.saturating_sub(c.value.buffer.nbytes());
+                self.fresh_bytes = self.fresh_bytes.saturating_sub(c.value.nbytes());
             }
         }
     }
@@ -217,18 +204,12 @@ impl Recorder {
         id
     }
 
-    pub(crate) fn new_value(
-        &mut self,
-        shape: Shape,
-        dtype: DType,
-        buffer: Buffer,
-        role: Role,
-        loc: SourceLoc,
-    ) -> Value {
+    pub(crate) fn new_value(&mut self, shape: Shape, dtype: DType, at: Residence, role: Role, loc: SourceLoc) -> Value {
         self.next_uid += 1;
-        self.fresh_bytes += buffer.nbytes();
-        self.made_bytes += buffer.nbytes();
-        Rc::new(StoredValue { uid: self.next_uid, shape, dtype, buffer, role, loc })
+        let value = StoredValue::new(self.next_uid, (shape, dtype), at, role, loc);
+        self.fresh_bytes += value.nbytes();
+        self.made_bytes += value.nbytes();
+        Rc::new(value)
     }
 
     /// Returns the values with handles, each once.
@@ -415,7 +396,8 @@ impl Recorder {
     pub(crate) fn set_value(&mut self, id: NodeId, buffer: Buffer) {
         self.evaluated.resize(self.graph.len(), None);
         let node = self.graph.node(id);
-        let value = self.new_value(node.shape, node.dtype, buffer, Role::Results, self.graph.loc_of(id));
+        let (shape, dtype, loc) = (node.shape, node.dtype, self.graph.loc_of(id));
+        let value = self.new_value(shape, dtype, Residence::Device(buffer), Role::Results, loc);
         self.live.insert(value.uid, value.clone());
         self.evaluated[id.index()] = Some(value);
     }

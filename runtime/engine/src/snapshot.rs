@@ -63,7 +63,7 @@ impl Engine {
                 Some(buffer) => buffer,
                 None => {
                     let node = self.state_node(id)?;
-                    self.value_of(node)?.buffer.clone()
+                    self.value_of(node)?.on_device(&*self.executor.backend)?
                 }
             };
             if !buffer.desc().holds(&info.shape, info.dtype) {

@@ -427,7 +427,7 @@ impl Engine {
             );
             return Err(Error::shape("load", message));
         }
-        let node = self.from_host(t)?;
+        let node = self.upload(t)?;
         self.assign(id, node)
     }
 }

@@ -100,8 +100,9 @@ fn writable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, endings: &[&str]) 
     host.policy.create(Path::new(path), endings).map_err(|e| fail(host, lua, op, e.into()))
 }
 
-pub(crate) fn upload(host: &Rc<Host>, lua: &Lua, t: &HostTensor) -> mlua::Result<Tensor> {
-    let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
+/// Makes a tensor of host memory a tensor of the recipe.
+pub(crate) fn input(host: &Rc<Host>, lua: &Lua, t: HostTensor) -> mlua::Result<Tensor> {
+    let id = host.record(lua, |engine| Ok(engine.from_host(t)))?;
     Ok(host.tensor(id))
 }
 
@@ -162,7 +163,7 @@ impl UserData for RowsData {
                 missing = o.get::<Option<f64>>("missing")?;
             }
             let t = this.0.numbers(&which, dtype, scale, missing).map_err(|e| fail(&host, lua, "csv", e))?;
-            upload(&host, lua, &t)
+            input(&host, lua, t)
         });
         methods.add_method("is_numeric", |lua, this, column: Value| {
             let host = host(lua)?;
@@ -175,7 +176,7 @@ impl UserData for RowsData {
             let which = columns(&host, lua, &column)?;
             let (t, words) =
                 this.0.codes(&which, DType::I64, words.as_deref()).map_err(|e| fail(&host, lua, "csv", e))?;
-            Ok((upload(&host, lua, &t)?, words))
+            Ok((input(&host, lua, t)?, words))
         });
     }
 }
@@ -191,7 +192,7 @@ impl UserData for VocabularyData {
             let host = host(lua)?;
             let text = text_arg(&host, lua, "encode", "the text", &text)?;
             let t = this.0.encode(&text, DType::I64).map_err(|e| fail(&host, lua, "encode", e))?;
-            upload(&host, lua, &t)
+            input(&host, lua, t)
         });
         methods.add_method("decode", |lua, this, ids: Value| {
             let host = host(lua)?;
@@ -300,7 +301,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
         let t = lua.create_table()?;
         for (name, value) in list {
-            t.raw_set(name, upload(&host, lua, &value)?)?;
+            t.raw_set(name, input(&host, lua, value)?)?;
         }
         Ok(Value::Table(t))
     };
@@ -310,7 +311,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         Some("npz") => many(npz::load(file).map_err(|e| fail(&host, lua, "load", e))?),
         _ => {
             let t = npy::load(file).map_err(|e| fail(&host, lua, "load", e))?;
-            crate::functions::into_lua(lua, upload(&host, lua, &t)?)
+            crate::functions::into_lua(lua, input(&host, lua, t)?)
         }
     }
 }
@@ -436,7 +437,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let path = text_arg(&host, lua, "tokens", "the path", &path)?;
             let t = tokens::read(readable(&host, lua, "tokens", &path, First::Beside)?)
                 .map_err(|e| fail(&host, lua, "tokens", e))?;
-            upload(&host, lua, &t)
+            input(&host, lua, t)
         })?,
     )?;
     native.set(
@@ -466,7 +467,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             };
             let order = order_of(lua, n, seed, stream)?;
             let list = boundary::numbers(lua, "permutation", 0, n, |i| order(epoch as u64).at(i) as i64)?;
-            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+            input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
@@ -486,7 +487,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let w =
                 Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
             let list = boundary::numbers(lua, "text_windows", first, count, |i| w.random(seed as u64, i) as i64)?;
-            upload(&host, lua, &HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+            input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
     native.set(
@@ -497,7 +498,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let t = image::load(readable(&host, lua, "png", &path, First::Beside)?)
                 .map_err(|e| fail(&host, lua, "png", e))?;
             let id = host.record(lua, |engine| {
-                let x = engine.from_host(&t)?;
+                let x = engine.from_host(t);
                 let g = &mut engine.recorder.graph;
                 let x = g.permute(x, &[2, 0, 1])?;
                 let x = g.cast(x, DType::F32)?;

@@ -1,6 +1,6 @@
 //! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
-use crate::data_bindings::{fail, folder, text_arg, upload};
+use crate::data_bindings::{fail, folder, input, text_arg};
 use crate::errors;
 use crate::functions::host;
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
@@ -57,7 +57,7 @@ impl UserData for ReaderData {
             let host = host(lua)?;
             check_rows(lua, &this.1, &rows)?;
             let batch = this.0.take(&Samples { first, rows }).map_err(|e| fail(&host, lua, OP, e))?;
-            let columns = batch.columns.iter().map(|column| upload(&host, lua, column));
+            let columns = batch.columns.into_iter().map(|column| input(&host, lua, column));
             columns.collect::<mlua::Result<mlua::Variadic<_>>>()
         });
         methods.add_method_mut("prefetch", |lua, this, (rows, first): (Vec<usize>, u64)| {

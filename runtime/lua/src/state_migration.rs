@@ -209,7 +209,7 @@ impl Held<'_> {
         match self {
             Held::State(u) => Ok((*u).clone()),
             Held::Tensor(t) => {
-                let id = host.record(lua, |engine| Ok(engine.from_host(t)?))?;
+                let id = host.record(lua, |engine| Ok(engine.from_host((*t).clone())))?;
                 lua.create_userdata(host.tensor(id))
             }
         }

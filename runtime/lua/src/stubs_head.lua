@@ -168,7 +168,7 @@ function pl.breakpoint() end
 function pl.summary(model, ...) end
 ---Returns the memory use of the device: bytes allocated, reserved and the peak; by_role; owners, largest first, each
 ---with role, bytes, count, dtype and shape of the largest, and the recipe line. Intermediate values of a step
----(activations, gradients) are those of the largest plan so far.
+---(activations, gradients) are those of the largest plan so far. A tensor made from a table or a file counts once a step has read it.
 ---@return {allocated: integer, reserved: integer, peak: integer, limit: integer?, by_role: table<string, integer>, owners: table[]}
 function pl.memory() end
 ---Limits the memory of a step, including its inputs: above it the backward pass recomputes values, or the step is an error. nil lifts it.

@@ -64,7 +64,7 @@ pub fn tensor(lua: &Lua, (value, opts): (Value, Value)) -> mlua::Result<Tensor> 
     }
     let id = host.record(lua, |engine| {
         let t = HostTensor::new(dtype, Shape::new(&dims)?, bytes);
-        Ok(engine.from_host(&t)?)
+        Ok(engine.from_host(t))
     })?;
     Ok(host.tensor(id))
 }

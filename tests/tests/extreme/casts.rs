@@ -140,10 +140,10 @@ fn ways(e: &mut Engine, x: &HostTensor, to: DType) -> Vec<(&'static str, HostTen
     let mut out = vec![("on the host", x.cast(to))];
     let read = |e: &mut Engine, id: NodeId| e.read_node(id).unwrap_or_else(|f| panic!("{}", f.error));
     // Alone; within a region, behind and before other maps; of single elements, seen through a broadcast.
-    let id = e.from_host(x).unwrap();
+    let id = e.from_host(x.clone());
     let y = e.recorder.graph.cast(id, to).unwrap();
     out.push(("alone", read(e, y)));
-    let id = e.from_host(x).unwrap();
+    let id = e.from_host(x.clone());
     let g = &mut e.recorder.graph;
     let copy = g.copy(id).unwrap();
     let (y, zero) = (g.cast(copy, to).unwrap(), g.filled(0.0, x.shape, to).unwrap());
@@ -153,7 +153,7 @@ fn ways(e: &mut Engine, x: &HostTensor, to: DType) -> Vec<(&'static str, HostTen
         .map(|i| {
             let size = x.dtype.size();
             let one = HostTensor::new(x.dtype, Shape::SCALAR, x.bytes[i * size..(i + 1) * size].to_vec());
-            let id = e.from_host(&one).unwrap();
+            let id = e.from_host(one);
             let y = e.recorder.graph.cast(id, to).unwrap();
             e.recorder.graph.reshape(y, &[1]).unwrap()
         })

@@ -280,7 +280,7 @@ fn chain(e: &mut Engine, seed: u64) -> Result<usize, String> {
     let numel: usize = dims.iter().product();
     let values: Vec<i64> = (1..=numel as i64).collect();
     let mut x = Tensor { dims: dims.iter().map(|d| *d as i128).collect(), values: values.clone() };
-    let mut id: NodeId = e.from_host(&HostTensor::from_i64(Shape::of(&dims), &values)).map_err(|e| e.to_string())?;
+    let mut id: NodeId = e.from_host(HostTensor::from_i64(Shape::of(&dims), &values));
     let (mut text, mut accepted) = (format!("{dims:?}"), 0);
     for _ in 0..6 {
         let (name, rest, want) = step(rng, &x);

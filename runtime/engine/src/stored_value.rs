@@ -1,0 +1,76 @@
+//! Stores the value of an evaluated node or of an input: in host memory until a run reads it, then on the device.
+//!
+//! A batch that the host has made is an input of the step that reads it. Its upload is a part of the run, so that a column
+//! which no kernel reads is never copied, a value that only the host reads stays there, and memory that runs out is an error
+//! of the step. With several devices each will be given its part.
+
+use crate::memory::Role;
+use perilune_core::error::Result;
+use perilune_core::source_loc::SourceLoc;
+use perilune_core::{DType, HostTensor, Shape};
+use perilune_plan::{Backend, Buffer, BufferDesc};
+use std::cell::{Ref, RefCell};
+use std::rc::Rc;
+
+/// A value that is no longer written.
+#[derive(Debug)]
+pub(crate) struct StoredValue {
+    pub uid: u64,
+    pub shape: Shape,
+    pub dtype: DType,
+    pub role: Role,
+    /// The recipe line that made it.
+    pub loc: SourceLoc,
+    residence: RefCell<Residence>,
+}
+
+pub(crate) type Value = Rc<StoredValue>;
+
+/// Where a value is.
+#[derive(Debug)]
+pub(crate) enum Residence {
+    Host(HostTensor),
+    Device(Buffer),
+}
+
+impl StoredValue {
+    pub fn new(uid: u64, (shape, dtype): (Shape, DType), at: Residence, role: Role, loc: SourceLoc) -> StoredValue {
+        StoredValue { uid, shape, dtype, role, loc, residence: RefCell::new(at) }
+    }
+
+    /// Returns the value's buffer, uploading the value if the host has it. A failed upload leaves it on the host.
+    pub fn on_device(&self, backend: &dyn Backend) -> Result<Buffer> {
+        let mut at = self.residence.borrow_mut();
+        let buffer = match &*at {
+            Residence::Device(buffer) => return Ok(buffer.clone()),
+            Residence::Host(t) => backend.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes)?,
+        };
+        *at = Residence::Device(buffer.clone());
+        Ok(buffer)
+    }
+
+    /// Returns the value if it is in host memory.
+    pub fn on_host(&self) -> Option<Ref<'_, HostTensor>> {
+        Ref::filter_map(self.residence.borrow(), |at| match at {
+            Residence::Host(t) => Some(t),
+            Residence::Device(_) => None,
+        })
+        .ok()
+    }
+
+    /// Bytes of its elements, wherever they are.
+    pub fn nbytes(&self) -> usize {
+        match &*self.residence.borrow() {
+            Residence::Host(t) => t.bytes.len(),
+            Residence::Device(buffer) => buffer.nbytes(),
+        }
+    }
+
+    /// Bytes that it takes on the device.
+    pub fn device_bytes(&self) -> usize {
+        match &*self.residence.borrow() {
+            Residence::Host(_) => 0,
+            Residence::Device(buffer) => buffer.nbytes(),
+        }
+    }
+}
