@@ -214,6 +214,9 @@ impl Fuser<'_> {
         let mut direct: SmallVec<[(usize, Level); 3]> = SmallVec::new();
         let held = self.held(id);
         let mut wait = held;
+        // Kernels that must end before the node's begins.
+        let mut before: SmallVec<[Maker; 3]> =
+            self.low.control_deps(id).iter().filter_map(|w| self.maker(self.low.views[w.index()].0)).collect();
         for (base, layout) in reads {
             match self.register(*base, layout, n, fold.is_some()) {
                 Some(found) if enabled => {
@@ -221,7 +224,10 @@ impl Fuser<'_> {
                         direct.push(found);
                     }
                 }
-                _ => wait = wait.max(self.available(*base)),
+                _ => {
+                    wait = wait.max(self.available(*base));
+                    before.extend(self.maker(*base));
+                }
             }
         }
         let joined = self.join(&direct, wait, n, ask);
@@ -233,7 +239,9 @@ impl Fuser<'_> {
         let mut chosen = match large.filter(|d| held == 0 && self.waits(*d, reads, n, fold.is_some(), ask)) {
             Some((k, level)) => Some((self.unite(&[k], ask), level)),
             None => joined.map(|(peers, level)| {
-                let peers = self.unread(peers, level, &direct, n, ask);
+                let producers: SmallVec<[(usize, Level); 3]> =
+                    direct.iter().copied().filter(|d| !before.contains(&Maker::Cluster(d.0))).collect();
+                let peers = self.unread(peers, level, &producers, n, ask);
                 (self.unite(&peers, ask), level)
             }),
         };
@@ -313,7 +321,8 @@ impl Fuser<'_> {
         n == 1 && self.out.clusters[peer].numel > 1
     }
 
-    /// Adds the producers that no kernel has read through memory yet; they can run as late as the others.
+    /// Adds the producers that no kernel has read through memory yet; they can run as late as the others. `direct` has none
+    /// that must end before the node's kernel begins.
     fn unread(
         &mut self,
         mut peers: SmallVec<[usize; 3]>,
