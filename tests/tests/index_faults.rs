@@ -2,6 +2,9 @@
 //! queued. On the CPU, or on the device that `PERILUNE_DEVICE` names.
 #![allow(clippy::unwrap_used)]
 
+use perilune_core::{HostTensor, Shape};
+use perilune_engine::Engine;
+use perilune_tests::harness::{self, call, t};
 use perilune_tests::scripts::script;
 
 /// A classifier with a lookup, running statistics and an optimizer; `OPT`, `LOSS` and `BAD` are replaced. `BAD` is the batch of the
@@ -36,10 +39,12 @@ local function states()
 end
 for _ = 1, 6 do step(good):item() end   -- later steps are replayed on a GPU
 local before = states()
-local results = {}
+local results, late = {}, nil
 local ok, e = pcall(function()
   results[1] = step(bad)
   for k = 2, 5 do results[k] = step(good) end
+  late = pl.state(pl.ones { 3 })         -- a State whose first value is written behind the bad index
+  pl.step(function() late:assign(late * 2) end)
   results[1]:item()
 end)
 assert(not ok, "the bad index was accepted")
@@ -52,6 +57,12 @@ for k = 2, 5 do
     local used = pcall(function() return (results[k] + 1):item() end)
     assert(not used, "a spoilt value was used")
   end
+end
+if late then
+  local fine, value = pcall(function() return table.concat(late:tolist(), " ") end)
+  assert(not fine and tostring(value):find("create the State again", 1, true), tostring(value))
+  late = pl.state(pl.ones { 3 })
+  assert(late:tolist()[3] == 1)
 end
 for _ = 1, 6 do step(good):item() end
 print(states())
@@ -95,4 +106,33 @@ fn a_bad_index_reaches_no_state_of_adamw() {
     for (bad, line) in BAD {
         assert!(run("optim.AdamW(model, { lr = 0.1, clip_norm = 1 })", bad, line).len() > 100);
     }
+}
+
+/// On a GPU the bad index of the last step has not been reported when the snapshot is asked for.
+#[test]
+fn snapshot_is_refused_after_a_bad_index() {
+    let mut e = harness::engine(1);
+    let table = e.from_host(HostTensor::from_f32(Shape::of(&[2, 2]), &[1.0, 2.0, 3.0, 4.0]));
+    let zeros = e.from_host(HostTensor::from_f32(Shape::of(&[1, 2]), &[0.0; 2]));
+    let (table, sum) = (e.new_state(table, false).unwrap(), e.new_state(zeros, false).unwrap());
+    e.end_implicit_step().unwrap();
+    let step = |e: &mut Engine, index: i64| {
+        let index = e.from_host(HostTensor::from_i64(Shape::of(&[1]), &[index]));
+        let (rows, old) = (e.state_node(table)?, e.state_node(sum)?);
+        let row = call(e, "embedding", &[t(rows), t(index)], &[]).unwrap();
+        let new = call(e, "add", &[t(old), t(row)], &[]).unwrap();
+        e.assign(sum, new)?;
+        e.end_implicit_step()
+    };
+    for _ in 0..6 {
+        step(&mut e, 1).unwrap();
+    }
+    let kept = e.read_state(sum).unwrap();
+    let said = match step(&mut e, 7) {
+        Ok(()) => e.snapshot(&[sum]).map(|_| ()).unwrap_err().error.to_string(),
+        Err(fault) => fault.error.to_string(),
+    };
+    assert!(said.contains('7'), "{said}");
+    assert_eq!(e.read_state(sum).unwrap(), kept);
+    e.snapshot(&[table, sum]).unwrap();
 }

@@ -115,13 +115,6 @@ pub(crate) fn address(buffer: &Buffer, nbytes: usize) -> Result<u64> {
     }
 }
 
-/// Records operation `number` as the last writer of the buffer.
-pub(crate) fn written(buffer: &Buffer, number: u64) {
-    if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
-        b.set_last_write(number);
-    }
-}
-
 /// Records run `number` as the maker of an output.
 pub(crate) fn made(buffer: &Buffer, number: u64) {
     if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
@@ -130,7 +123,17 @@ pub(crate) fn made(buffer: &Buffer, number: u64) {
     }
 }
 
-/// Returns the run that made the buffer as an output, or 0.
+/// Records run `number` as the writer of a State, and as its maker if the State had no value before.
+pub(crate) fn state_written(buffer: &Buffer, number: u64) {
+    if let Some(b) = buffer.as_any().downcast_ref::<CudaBuffer>() {
+        if b.last_write() == 0 {
+            b.set_maker(number);
+        }
+        b.set_last_write(number);
+    }
+}
+
+/// Returns the run that made the buffer as an output or wrote the first value of a State into it, or 0.
 pub(crate) fn made_by(buffer: &Buffer) -> u64 {
     buffer.as_any().downcast_ref::<CudaBuffer>().map_or(0, CudaBuffer::maker)
 }
@@ -216,7 +219,13 @@ impl Backend for Cuda {
 
     fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
         let parts = buffers.iter().map(|buffer| Ok((address(buffer, buffer.nbytes())?, buffer.nbytes())));
-        let context = self.shared.lock()?;
+        let mut context = self.shared.lock()?;
+        // A checkpoint must not pass States off as those of a step whose bad index has not been reported yet.
+        if context.faults.may_report() {
+            context.device.synchronize()?;
+            let queued = context.beside.queued();
+            buffers.iter().try_for_each(|buffer| context.check_download(queued, made_by(buffer)))?;
+        }
         driver::snapshot(&context.device, parts.collect::<Result<_>>()?, room)
     }
 

@@ -64,7 +64,7 @@ impl Executor {
 
 impl Executor {
     /// Returns the recipe line of the last error, if a run before the failed call caused it.
-    fn line_of_earlier_fault(&self) -> Option<SourceLoc> {
+    pub(crate) fn line_of_earlier_fault(&self) -> Option<SourceLoc> {
         let (program, origin) = self.backend.take_fault_origin()?;
         self.cache.line_of(&program, origin)
     }

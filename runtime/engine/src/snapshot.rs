@@ -76,7 +76,8 @@ impl Engine {
             metas.push((info.dtype, info.shape));
         }
         let room = self.executor.memory_budget.map(|b| b.saturating_sub(self.executor.backend.memory().allocated));
-        let snapshot = self.executor.backend.snapshot(&parts, room)?;
+        let snapshot = self.executor.backend.snapshot(&parts, room);
+        let snapshot = snapshot.map_err(|error| Fault { error, loc: self.executor.line_of_earlier_fault() })?;
         let (held, waited) = (snapshot.held.clone(), snapshot.waited.clone());
         self.snapshot = Some(SnapshotBytes { held: held.clone(), entries });
         Ok(Copies { metas, snapshot: Some(snapshot), held, waited })

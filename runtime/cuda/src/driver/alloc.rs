@@ -261,7 +261,7 @@ impl CudaBuffer {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// The number of the run that made this as an output, or 0.
+    /// The number of the run that made this as an output, or that wrote a State's first value; 0 before.
     pub fn maker(&self) -> u64 {
         self.maker.load(Ordering::Relaxed)
     }

@@ -82,6 +82,12 @@ impl Faults {
         self.cells.iter().filter_map(Weak::upgrade).any(|cells| cells.is_set())
     }
 
+    /// Returns whether a run that is not known to be clean belongs to a program that reports bad indices.
+    pub fn may_report(&self) -> bool {
+        let cells = self.cells.iter().filter_map(Weak::upgrade);
+        cells.map(|c| c.since.load(Ordering::Relaxed)).any(|since| since > self.clean)
+    }
+
     /// Notes that run `number` is of the program of `cells`.
     pub fn starts(&self, cells: &DeviceErrors, number: u64) {
         if cells.since.load(Ordering::Relaxed) <= self.clean {
@@ -118,7 +124,7 @@ impl Faults {
         }
         let message = "this value was computed by a step with an index out of range, or by one queued behind it";
         Err(Error::argument("", message)
-            .hint("read a result of each step to see an error in its step; compute the value again"))
+            .hint("read a result of each step to see an error in its step; compute the value again, or create the State again"))
     }
 }
 

@@ -3,7 +3,7 @@
 use super::errors::FAULT_WORDS;
 use super::replay::Operand;
 use super::{Compiled, CudaExecutable, Step};
-use crate::backend::{DeviceContext, address, made, made_by, written};
+use crate::backend::{DeviceContext, address, made, made_by, state_written};
 use crate::blas::Addresses;
 use crate::dnn;
 use crate::driver::{Address, Event, Replay, TensorMap};
@@ -232,7 +232,7 @@ impl Executable for CudaExecutable {
         if let Some(cells) = &compiled.cells {
             context.faults.starts(cells, number);
         }
-        compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| written(state, number));
+        compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| state_written(state, number));
         outputs.iter().for_each(|buffer| made(buffer, number));
         let done = compiled.run_steps(context, &self.program, inputs, slots, outputs, times);
         done.map_err(|(k, error)| Failure { origin: origin(k), error })?;
