@@ -314,7 +314,7 @@ impl Dnn {
             self.set(&op, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[t.raw])?;
         }
         self.set(&op, alpha, CUDNN_TYPE_FLOAT, &[1f32])?;
-        self.set(&op, beta, CUDNN_TYPE_FLOAT, &[0f32])?;
+        self.set(&op, beta, CUDNN_TYPE_FLOAT, &[if p.adds { 1f32 } else { 0f32 }])?;
         let op = self.finalize(op)?;
         let graph = self.make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         self.set(&graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
