@@ -62,6 +62,11 @@ fn kind(op: &Op) -> Option<Kind> {
     }
 }
 
+/// What cuDNN must be able to add a bias for, if a node is a convolution with one.
+pub fn adds(node: &Node) -> Option<(Kind, DType)> {
+    Some((kind(node.op).filter(|_| node.inputs.len() > 2)?, node.dtype))
+}
+
 /// Whether an op is a convolution or one of its gradients.
 pub fn is(op: &Op) -> bool {
     kind(op).is_some()

@@ -474,30 +474,65 @@ fn shape_at_end(attrs: &[i64]) -> Shape {
     Shape::of(&dims)
 }
 
-/// The gradient of one input of the convolution through its decomposition, and a bias added to it. Zeros replace that
-/// input, since its gradient does not depend on it. The sums over overlapping windows and over images are those of one
-/// element, so they too are rounded once.
-fn conv2d_backward(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<Out> {
+/// The gradient of one input of the convolution through its decomposition. Zeros replace that input, since its gradient
+/// does not depend on it.
+fn through_decomposition(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<NodeId> {
+    let (other, grad) = (x[0], x[1]);
+    let dtype = g.dtype(other);
+    let own = g.filled(0.0, shape_at_end(attrs), dtype)?;
+    let inputs = if wanted == 0 { [own, other] } else { [other, own] };
+    let wants = [wanted == 0, wanted == 1];
+    let found = crate::grad::through(g, CONV_EXPAND, &inputs, &attrs[..9], &[Some(grad)], &wants)?;
+    let mut sum: Option<NodeId> = None;
+    for d in found.into_iter().flat_map(|f| f.1) {
+        sum = Some(match sum {
+            Some(sum) => g.add_(sum, d)?,
+            None => d,
+        });
+    }
+    // Without parts there is nothing to sum.
+    sum.map_or_else(|| g.filled(0.0, shape_at_end(attrs), dtype), Ok)
+}
+
+/// Where windows overlap or a bias is added, sums follow the product, and the result is rounded after them.
+const BACKWARD_INPUT_EXPAND: Expand = |g, x, attrs| {
+    let (s, _) = conv_sliding(attrs, g.shape(x[0]));
+    let apart = |d: usize| s.kernel[d] == 1 || (s.dilation[d] == 1 && s.stride[d] >= s.kernel[d]);
+    if x.len() == 2 && (0..s.n()).all(apart) {
+        return through_decomposition(g, x, attrs, 0).map(one);
+    }
     round_once(g, x, |g, x| {
-        let (other, grad) = (x[0], x[1]);
-        let dtype = g.dtype(other);
-        let own = g.filled(0.0, shape_at_end(attrs), dtype)?;
-        let inputs = if wanted == 0 { [own, other] } else { [other, own] };
-        let wants = [wanted == 0, wanted == 1];
-        let found = crate::grad::through(g, CONV_EXPAND, &inputs, &attrs[..9], &[Some(grad)], &wants)?;
-        let mut sum: Option<NodeId> = None;
-        for d in found.into_iter().flat_map(|f| f.1) {
-            sum = Some(match sum {
-                Some(sum) => g.add_(sum, d)?,
-                None => d,
-            });
-        }
-        // Without parts there is nothing to sum.
-        let sum = sum.map_or_else(|| g.filled(0.0, shape_at_end(attrs), dtype), Ok)?;
+        let sum = through_decomposition(g, x, attrs, 0)?;
         add_bias(g, sum, x.get(2))
     })
     .map(one)
-}
+};
+
+/// In 16 bits one product over the positions of all images, which rounds its sum itself; wider floats add a product for each
+/// image.
+const BACKWARD_WEIGHT_EXPAND: Expand = |g, x, attrs| {
+    if !g.dtype(x[0]).is_half() {
+        return through_decomposition(g, x, attrs, 1).map(one);
+    }
+    let shape = shape_at_end(attrs);
+    let (s, groups) = conv_sliding(attrs, shape);
+    let cols = s.windows(g, x[0], 0.0)?;
+    let &[batch, c, oh, ow, kh, kw] = g.shape(cols).dims() else {
+        return Err(Error::shape("conv2d", "this is a bug: a convolution that is not of images"));
+    };
+    let (o, per, positions) = (shape.dims()[0], c / groups, batch * oh * ow);
+    // (groups, C / groups, kernel, N, positions): copied along the rows of images.
+    let cols = g.reshape(cols, &[batch, groups, per, oh, ow, kh, kw])?;
+    let cols = g.permute(cols, &[1, 2, 5, 6, 0, 3, 4])?;
+    let d = g.reshape(x[1], &[batch, groups, o / groups, oh * ow])?;
+    let d = g.permute(d, &[1, 2, 0, 3])?;
+    let (left, right) = ([groups, o / groups, positions], [groups, per * kh * kw, positions]);
+    let lead = usize::from(groups == 1);
+    let (d, cols) = (g.reshape(d, &left[lead..])?, g.reshape(cols, &right[lead..])?);
+    let cols = g.t(cols)?;
+    let y = g.matmul(d, cols)?;
+    movement::reshape(g, y, shape).map(one)
+};
 
 fn infer_conv_backward(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: shape_at_end(i.attrs), dtype: i.dtype(0) })
@@ -509,7 +544,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     amp: Amp::Low,
     grad: Grad::Rule(backward_input_rule),
-    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
+    class: Class::Fused(BACKWARD_INPUT_EXPAND),
     // Each element of the gradient is multiplied with each weight of its filter.
     flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
     infer: infer_conv_backward,
@@ -521,7 +556,7 @@ pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
     amp: Amp::Low,
     grad: Grad::Rule(backward_weight_rule),
-    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
+    class: Class::Fused(BACKWARD_WEIGHT_EXPAND),
     flops: Some(|w| times([2, w.numel(1), filter(w.out)])),
     infer: infer_conv_backward,
     ..FUSED
