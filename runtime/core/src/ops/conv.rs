@@ -1167,6 +1167,38 @@ mod tests {
         assert_eq!(conv(&[3, 8, 8], &[4, 3, 3, 3], &[1], &[0]).unwrap().dims(), [4, 6, 6]);
     }
 
+    /// The dtype of the products that an op decomposes into, and whether they may run in TF32.
+    fn products(op: &'static Op, dims: &[&[usize]], attrs: &[i64]) -> (DType, bool) {
+        let g = &mut Graph::new();
+        let inputs: Vec<NodeId> =
+            dims.iter().map(|d| g.leaf(&create::LEAF, Shape::of(d), DType::BF16, &[], 0)).collect();
+        let Class::Fused(expand) = op.class else { panic!() };
+        let out = expand(g, &inputs, attrs).unwrap()[0];
+        assert_eq!((g.dtype(out), g.modes.tf32), (DType::BF16, false));
+        // The last one: the decomposition of a gradient also records the forward product.
+        let last = g.nodes().iter().rfind(|n| n.op == &crate::ops::matmul::MATMUL).unwrap();
+        (last.dtype, last.tf32)
+    }
+
+    #[test]
+    fn sums_after_a_product_are_in_f32() {
+        let attrs =
+            |stride: i64, shape: &[i64]| -> Vec<i64> { [&[stride, stride, 0, 0, 0, 0, 1, 1, 1], shape].concat() };
+        let (image, w) = (&[2, 3, 6, 6][..], &[4, 3, 3, 3][..]);
+        assert_eq!(products(&CONV2D, &[image, w], &attrs(1, &[])), (DType::BF16, false));
+        assert_eq!(products(&CONV2D, &[image, w, &[4]], &attrs(1, &[])), (DType::F32, true));
+        // Windows three apart do not overlap.
+        let back = |stride, d: usize, bias: bool| {
+            let inputs: &[&[usize]] = &[w, &[2, 4, d, d], &[3]];
+            products(&CONV2D_BACKWARD_INPUT, &inputs[..2 + usize::from(bias)], &attrs(stride, &[2, 3, 6, 6]))
+        };
+        assert_eq!(back(1, 4, false), (DType::F32, true));
+        assert_eq!(back(3, 2, false), (DType::BF16, false));
+        assert_eq!(back(3, 2, true), (DType::F32, true));
+        let weight = products(&CONV2D_BACKWARD_WEIGHT, &[image, &[2, 4, 4, 4]], &attrs(1, &[4, 3, 3, 3]));
+        assert_eq!(weight, (DType::BF16, false));
+    }
+
     #[test]
     fn mistakes_name_the_numbers() {
         let message = |x: &[usize], w: &[usize], stride: &[i64]| conv(x, w, stride, &[0]).unwrap_err().to_string();
