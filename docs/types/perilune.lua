@@ -2069,7 +2069,8 @@ function Tensor:matmul_fp8(b, scale_a, scale_b, bias, options) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
 ---M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that M =
----L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none.
+---L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none. 16-bit floats
+---are summed in f32, with the bias, and rounded once.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2080,7 +2081,8 @@ function pl.conv1d(x, weight, bias, options) end
 
 ---x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.
 ---M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding "same" adds zeros so that M =
----L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none.
+---L and needs a stride of 1 (if their number is odd, the extra one is at the end); "valid" adds none. 16-bit floats
+---are summed in f32, with the bias, and rounded once.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
@@ -2091,7 +2093,8 @@ function Tensor:conv1d(weight, bias, options) end
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
 ---OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.
 ---x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number
----is odd, the extra one is at the end); "valid" adds none.
+---is odd, the extra one is at the end); "valid" adds none. 16-bit floats are summed in f32, with the bias, and
+---rounded once; so are the gradients.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2103,7 +2106,8 @@ function pl.conv2d(x, weight, bias, options) end
 ---x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.
 ---OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.
 ---x may be (C, H, W). padding "same" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number
----is odd, the extra one is at the end); "valid" adds none.
+---is odd, the extra one is at the end); "valid" adds none. 16-bit floats are summed in f32, with the bias, and
+---rounded once; so are the gradients.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[]|"same"|"valid", dilation?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole}
@@ -2112,7 +2116,7 @@ function pl.conv2d(x, weight, bias, options) end
 function Tensor:conv2d(weight, bias, options) end
 
 ---x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.
----M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L).
+---M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L). Rounds as conv1d does.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2122,7 +2126,7 @@ function Tensor:conv2d(weight, bias, options) end
 function pl.conv_transpose1d(x, weight, bias, options) end
 
 ---x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.
----M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L).
+---M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L). Rounds as conv1d does.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
@@ -2132,7 +2136,7 @@ function Tensor:conv_transpose1d(weight, bias, options) end
 
 ---x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to
 ---its input. OH = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1, OW likewise. Options are one
----int or {h, w}. x may be (C, H, W).
+---int or {h, w}. x may be (C, H, W). Rounds as conv2d does.
 ---@param x perilune.Tensor
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
@@ -2143,7 +2147,7 @@ function pl.conv_transpose2d(x, weight, bias, options) end
 
 ---x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to
 ---its input. OH = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1, OW likewise. Options are one
----int or {h, w}. x may be (C, H, W).
+---int or {h, w}. x may be (C, H, W). Rounds as conv2d does.
 ---@param weight perilune.Tensor
 ---@param bias? perilune.Tensor
 ---@param options? {stride?: perilune.Whole|perilune.Whole[], padding?: perilune.Whole|perilune.Whole[], output_padding?: perilune.Whole|perilune.Whole[], groups?: perilune.Whole, dilation?: perilune.Whole|perilune.Whole[]}
@@ -2451,8 +2455,9 @@ function Tensor:scaled_dot_product_attention(k, v, options) end
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
 ---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale
 ---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or
----2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,
----arXiv:2104.09864.
+---2i and 2i + 1 if `interleaved` (GPT-J). Angles are computed in f64 and reduced to half a turn; sines, cosines and
+---the rotation are in f32 (f64 for f64). The error of a pair is at most 5e-7 of its length before it is rounded to
+---x's dtype, at every position up to 2^24. Su et al., arXiv:2104.09864.
 ---@param x perilune.Tensor
 ---@param positions? perilune.Tensor
 ---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
@@ -2463,8 +2468,9 @@ function pl.rope(x, positions, options) end
 ---x (..., T, D), positions (T) or any shape that broadcasts to (..., T) -> (..., T, D): pairs of elements rotated by
 ---position * base^(-2i / D), i from 0 to D/2 - 1, or by position * rates[i]: rates (D/2), for models that scale
 ---them (nn.rope_rates). Positions are 0 to T - 1 unless given. A pair is elements i and i + D/2 (Llama, NeoX), or
----2i and 2i + 1 if `interleaved` (GPT-J). Angles and arithmetic are in f32 (f64 for f64). Su et al.,
----arXiv:2104.09864.
+---2i and 2i + 1 if `interleaved` (GPT-J). Angles are computed in f64 and reduced to half a turn; sines, cosines and
+---the rotation are in f32 (f64 for f64). The error of a pair is at most 5e-7 of its length before it is rounded to
+---x's dtype, at every position up to 2^24. Su et al., arXiv:2104.09864.
 ---@param positions? perilune.Tensor
 ---@param options? {base?: number, interleaved?: boolean, rates?: perilune.Tensor}
 ---@overload fun(self: perilune.Tensor, options: {base?: number, interleaved?: boolean, rates?: perilune.Tensor}): perilune.Tensor

@@ -67,7 +67,7 @@ end
 ---Grattafiori et al., The Llama 3 Herd of Models (2024); the arithmetic of transformers' "llama3".
 ---@param head_dim integer
 ---@param opts {base?: number, scaling?: {factor: number, low: number, high: number, original: integer}}?
----@return perilune.Tensor (head_dim / 2) f32
+---@return perilune.Tensor (head_dim / 2) f64
 local function rope_rates(head_dim, opts)
   local op = "nn.rope_rates"
   check.whole(op, "head_dim", head_dim, 2)
@@ -90,7 +90,8 @@ local function rope_rates(head_dim, opts)
     end
     rates[i + 1] = rate
   end
-  return (pl.eval(pl.tensor(rates, { dtype = "f32" })))
+  -- In f64: at position 100,000 the rounding of an f32 rate turns a pair by up to 0.006 radians.
+  return (pl.eval(pl.tensor(rates, { dtype = "f64" })))
 end
 
 local per_call = { mask = "tensor", documents = "tensor", positions = "tensor", memory = "tensor" }

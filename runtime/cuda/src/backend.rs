@@ -161,7 +161,11 @@ impl Backend for Cuda {
 
     fn has_kernel(&self, node: &Node) -> bool {
         crate::executable::has_kernel(node, &self.shared.device.props)
-            || (crate::conv::has_kernel(node) && self.shared.lock().is_ok_and(|mut context| context.dnn().is_some()))
+            || (crate::conv::has_kernel(node)
+                && self.shared.lock().is_ok_and(|mut context| {
+                    let adds = crate::conv::adds(node);
+                    context.dnn().is_some_and(|dnn| adds.is_none_or(|(kind, dtype)| dnn.adds(kind, dtype)))
+                }))
     }
 
     fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {

@@ -2,6 +2,9 @@
 //!
 //! The result is plain data that needs no device: which nodes have a kernel, and the problem and operands of a call. An
 //! operand that is not channels last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
+//!
+//! A bias is written to all positions of the result first, and cuDNN adds its sums to it (y = conv(x, w) + beta y with beta
+//! 1). That addition is in f32 and the bias has 16 bits, so the result is rounded once.
 
 use crate::attention;
 use crate::dnn::ALIGNMENT;
@@ -10,7 +13,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::Op;
 use perilune_core::ops::conv::{CONV2D, CONV2D_BACKWARD_INPUT, CONV2D_BACKWARD_WEIGHT};
-use perilune_core::{DType, Layout, Shape};
+use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::{Library, Operand};
 use perilune_plan::passes::nhwc;
 use std::sync::Arc;
@@ -36,6 +39,8 @@ pub struct Problem {
     pub before: [i64; 2],
     pub after: [i64; 2],
     pub dilation: [i64; 2],
+    /// Whether the sums are added to what the result's memory holds.
+    pub adds: bool,
 }
 
 /// A cuDNN call: the addresses of x, w and y, and the offset of cuDNN's workspace.
@@ -57,16 +62,20 @@ fn kind(op: &Op) -> Option<Kind> {
     }
 }
 
+/// What cuDNN must be able to add a bias for, if a node is a convolution with one.
+pub fn adds(node: &Node) -> Option<(Kind, DType)> {
+    Some((kind(node.op).filter(|_| node.inputs.len() > 2)?, node.dtype))
+}
+
 /// Whether an op is a convolution or one of its gradients.
 pub fn is(op: &Op) -> bool {
     kind(op).is_some()
 }
 
-/// Whether a node is a convolution that cuDNN can run. A convolution with a bias becomes one without and an addition.
-/// Asymmetric padding ("same" with an even kernel) is left to the decomposition.
+/// Whether a node is a convolution that cuDNN can run, with its bias if it has one. Asymmetric padding ("same" with an even
+/// kernel) is left to the decomposition.
 pub fn has_kernel(node: &Node) -> bool {
     kind(node.op).is_some()
-        && node.inputs.len() == 2
         && matches!(node.dtype, DType::BF16 | DType::F16)
         && node.shape.numel() > 0
         && pair(&node.attrs, 1) == pair(&node.attrs, 2)
@@ -114,9 +123,10 @@ pub fn parts(l: &Library) -> Result<Parts> {
     let (mut before, mut after) = (Work::default(), Work::default());
     let out = Arg::Value(l.outputs[0], result.offset as i64 * 2);
     let [a, b] = [l.inputs[0], l.inputs[1]];
+    let bias = l.inputs.get(2).copied();
     if a.shape().numel() == 0 || b.shape().numel() == 0 {
-        let zeros = Layout::contiguous(Shape::of(&[result.numel()]));
-        before.launches.push(attention::copy(l.dtypes[0], Arg::I64(0), &zeros, 0, out));
+        let zero = Operand::Constant(0, Shape::of(&[result.shape.dims()[1]]), l.dtypes[0]);
+        before.launches.push(spread(bias.unwrap_or(zero), result.shape, result.shape.dims()[1], l.dtypes[0], out));
         return Ok(Parts { before, call: None, after });
     }
     let (x, w) = match kind {
@@ -167,6 +177,9 @@ pub fn parts(l: &Library) -> Result<Parts> {
         let kept = Layout { shape: Shape::of(&[d[0], d[2], d[3], c]), ..whole };
         after.launches.push(attention::copy(l.dtypes[0], to.0.clone(), &kept, 0, out));
     }
+    if let Some(bias) = bias {
+        before.launches.push(spread(bias, result.shape, to.1[1] as usize, l.dtypes[0], to.0.clone()));
+    }
     let (x, w, y) = match kind {
         Kind::Forward => (a, b, to),
         Kind::Input => (to, a, b),
@@ -182,9 +195,27 @@ pub fn parts(l: &Library) -> Result<Parts> {
         before: pair(&l.attrs, 1),
         after: pair(&l.attrs, 2),
         dilation: pair(&l.attrs, 3),
+        adds: bias.is_some(),
     };
     let call = Some(Call { problem, x: x.0, w: w.0, y: y.0, scratch: before.scratch_bytes });
     Ok(Parts { before, call, after })
+}
+
+/// Writes a number for each channel to all positions of a channels-last image of `shape`, in memory with that many channels.
+fn spread(bias: Operand, shape: Shape, channels: usize, dtype: DType, to: Arg) -> Launch {
+    let (from, fill, offset, stride) = match bias {
+        Operand::View(v, layout) => (Arg::Value(v, layout.offset as i64 * 2), 0, layout.offset, layout.strides[0]),
+        Operand::Constant(bits, ..) => (Arg::I64(0), attention::bits_of(bits, dtype), 0, 0),
+    };
+    let mut strides = [0; MAX_RANK];
+    if matches!(bias, Operand::View(..)) && channels.is_multiple_of(8) {
+        strides[1] = stride;
+        return pad(from, &Layout { shape, strides, offset }, channels, to);
+    }
+    strides[3] = stride;
+    let d = shape.dims();
+    let shape = Shape::of(&[d[0], d[2], d[3], channels]);
+    attention::copy(dtype, from, &Layout { shape, strides, offset }, fill, to)
 }
 
 /// Pads the channels of an image to `to`.

@@ -17,9 +17,10 @@ use cudarc::cudnn::sys::cudnnBackendNumericalNote_t::{self as Note, *};
 use cudarc::cudnn::sys::{cudnnConvolutionMode_t as ConvMode, cudnnDataType_t as DataType};
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
+use std::collections::HashMap;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Maximum scratch bytes of a convolution.
 const MOST_WORKSPACE: usize = 1 << 30;
@@ -87,6 +88,8 @@ pub struct Dnn {
     api: Arc<Api>,
     handle: Handle,
     device: Arc<Device>,
+    /// Answers of `adds`.
+    adds: Mutex<HashMap<(Kind, DType), bool>>,
 }
 
 // SAFETY: cuDNN's handle belongs to no thread; the backend's lock holds its calls apart.
@@ -185,7 +188,7 @@ impl Dnn {
         // SAFETY: the device's context is current; the out-pointer points to a local.
         unsafe {
             api.check((api.create)(&mut handle), "starting cuDNN")?;
-            let dnn = Dnn { api, handle, device: device.clone() };
+            let dnn = Dnn { api, handle, device: device.clone(), adds: Mutex::default() };
             dnn.api.check((dnn.api.set_stream)(handle, device.stream.0.cast()), "giving cuDNN a stream")?;
             Ok(dnn)
         }
@@ -314,7 +317,7 @@ impl Dnn {
             self.set(&op, attribute, CUDNN_TYPE_BACKEND_DESCRIPTOR, &[t.raw])?;
         }
         self.set(&op, alpha, CUDNN_TYPE_FLOAT, &[1f32])?;
-        self.set(&op, beta, CUDNN_TYPE_FLOAT, &[0f32])?;
+        self.set(&op, beta, CUDNN_TYPE_FLOAT, &[if p.adds { 1f32 } else { 0f32 }])?;
         let op = self.finalize(op)?;
         let graph = self.make(CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR)?;
         self.set(&graph, CUDNN_ATTR_OPERATIONGRAPH_HANDLE, CUDNN_TYPE_HANDLE, &[self.handle])?;
@@ -413,6 +416,19 @@ impl Dnn {
                 Err(Error::system("conv2d", message).hint("PERILUNE_CUDNN=0 disables cuDNN"))
             }
         }
+    }
+
+    /// Whether this version adds its sums to what the result's memory holds, judged by a small problem. If it does not,
+    /// convolutions with a bias are decomposed.
+    pub fn adds(&self, kind: Kind, dtype: DType) -> bool {
+        let mut known = self.adds.lock().unwrap_or_else(PoisonError::into_inner);
+        *known.entry((kind, dtype)).or_insert_with(|| {
+            let image = [1, 8, 8, 8];
+            let (stride, before, after, dilation) = ([1; 2], [1; 2], [1; 2], [1; 2]);
+            let w = [8, 8, 3, 3];
+            let p = Problem { kind, dtype, x: image, w, y: image, stride, before, after, dilation, adds: true };
+            self.plan(&p).is_ok()
+        })
     }
 
     /// Queues a convolution.

@@ -21,6 +21,7 @@ pub fn square(kind: Kind, n: i64, [c, h, o, k, stride]: [i64; 5]) -> Problem {
         before: pad,
         after: pad,
         dilation: [1; 2],
+        adds: false,
     }
 }
 

@@ -133,6 +133,63 @@ fn a_gradient_over_no_images_is_zeros() {
     assert!(weight.call.is_none() && weight.before.launches.len() == 1);
 }
 
+/// A biased convolution of leaves: the op, x, the weight and the bias.
+fn biased(op: &str, x: &[usize], w: &[usize], channels: usize) -> Program {
+    biased_with(op, x, w, channels, &[])
+}
+
+fn biased_with(op: &str, x: &[usize], w: &[usize], channels: usize, options: &[(&str, i64)]) -> Program {
+    let g = &mut Graph::new();
+    let inputs = [x, w, &[channels]].map(|dims| Value::Tensor(leaf(g, dims, DType::BF16)));
+    let y = record(g, op, &inputs, options);
+    plan(g, vec![y])
+}
+
+#[test]
+fn a_bias_is_written_first_and_the_sums_are_added_to_it() {
+    let p = biased("conv2d", &[2, 16, 9, 9], &[24, 16, 3, 3], 24);
+    // The convolution, and a copy of the result to channels-first: no kernel adds the bias to a rounded sum.
+    assert_eq!(p.kernels.len(), 2);
+    let Parts { before, call, after } = parts(&p, "conv2d");
+    let call = call.unwrap();
+    assert!(call.problem.adds && after.launches.is_empty());
+    // The bias is the last launch before the call, and writes to the result.
+    let bias = before.launches.last().unwrap();
+    assert_eq!((before.launches.len(), &bias.args[1], bias.function.label.as_str()), (3, &call.y, "conv_pad"));
+    let unbiased = convolution(&[2, 16, 9, 9], &[24, 16, 3, 3], &[]);
+    assert!(!parts(&unbiased, "conv2d").call.unwrap().problem.adds);
+    // 3 channels are computed as 8, and their bias is written to all 8.
+    let p = biased("conv_transpose2d", &[2, 16, 9, 9], &[16, 3, 3, 3], 3);
+    let Parts { before, call, after } = parts(&p, "conv2d_backward_input");
+    let (call, bias) = (call.unwrap(), before.launches.last().unwrap());
+    assert_eq!((call.problem.x, call.problem.adds, after.launches.len()), ([2, 8, 11, 11], true, 1));
+    assert!(matches!(call.x, Arg::Scratch(_)) && bias.args[1] == call.x);
+    // Channels that are no multiple of 8 are copied one by one.
+    let p = biased("conv2d", &[2, 16, 9, 9], &[12, 16, 3, 3], 12);
+    assert_eq!(parts(&p, "conv2d").before.launches.last().unwrap().function.label, "attention_copy");
+    // Where x has no elements, the bias is the result.
+    let p = biased_with("conv2d", &[2, 4, 0, 9], &[8, 4, 1, 1], 8, &[("padding", 1)]);
+    let Parts { before, call, .. } = parts(&p, "conv2d");
+    assert!(call.is_none() && before.launches.len() == 1 && before.launches[0].function.label == "conv_pad");
+}
+
+#[test]
+fn transposed_and_one_dimensional_convolutions_run_on_cudnn() {
+    for (op, x, w, kernel) in [
+        ("conv1d", &[2, 16, 9][..], &[24, 16, 3][..], "conv2d"),
+        ("conv_transpose1d", &[2, 16, 9], &[16, 24, 3], "conv2d_backward_input"),
+        ("conv_transpose2d", &[2, 16, 9, 9], &[16, 24, 3, 3], "conv2d_backward_input"),
+    ] {
+        let p = biased(op, x, w, 24);
+        let names: Vec<&str> = calls(&p).iter().map(|l| l.op.name).collect();
+        assert_eq!(names, [kernel], "{op}");
+        let problem = parts(&p, kernel).call.unwrap().problem;
+        if op == "conv1d" {
+            assert_eq!((problem.x, problem.w, problem.y), ([2, 16, 1, 9], [24, 16, 1, 3], [2, 24, 1, 7]));
+        }
+    }
+}
+
 #[test]
 fn what_is_kept() {
     let p = |dtype| {
@@ -142,7 +199,7 @@ fn what_is_kept() {
         let p = plan(g, vec![y]);
         calls(&p).iter().map(|l| l.op.name).collect::<Vec<_>>()
     };
-    // Without the bias; in f32, the decomposition.
+    // With the bias; in f32, the decomposition.
     assert_eq!(p(DType::F16), ["conv2d"]);
     assert!(!p(DType::F32).contains(&"conv2d"));
     let g = &mut Graph::new();
@@ -157,6 +214,13 @@ fn kernels_compile_without_spills() {
     let mut texts: BTreeSet<String> = BTreeSet::new();
     for dims in [[2, 3, 9, 9], [2, 16, 9, 9]] {
         let p = convolution(&dims, &[8, dims[1], 3, 3], &[]);
+        for l in calls(&p) {
+            let Parts { before, after, .. } = conv::parts(l).unwrap();
+            texts.extend(before.launches.iter().chain(&after.launches).map(|l| l.function.text.clone()));
+        }
+    }
+    for channels in [3, 12, 16] {
+        let p = biased("conv_transpose2d", &[2, 16, 9, 9], &[16, channels, 3, 3], channels);
         for l in calls(&p) {
             let Parts { before, after, .. } = conv::parts(l).unwrap();
             texts.extend(before.launches.iter().chain(&after.launches).map(|l| l.function.text.clone()));

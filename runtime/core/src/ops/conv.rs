@@ -185,14 +185,35 @@ fn add_bias(g: &mut Graph, y: NodeId, bias: Option<&NodeId>) -> Result<NodeId> {
     g.add_(y, b)
 }
 
-const CONV_EXPAND: Expand = |g, x, attrs| {
-    // Without its bias, the op may have a kernel.
-    if let [x, w, bias] = *x
-        && g.shape(w).rank() == 4
-    {
-        let y = g.push(&CONV2D, &[x, w], attrs)?;
-        return add_bias(g, y, Some(&bias)).map(one);
+/// Applies `f` to 16-bit inputs in f32 and rounds its result once; other inputs are passed on as they are.
+///
+/// 16-bit floats are exact in TF32 and `f` multiplies nothing else, so its products may run in TF32.
+fn round_once(g: &mut Graph, x: &[NodeId], f: impl FnOnce(&mut Graph, &[NodeId]) -> Result<NodeId>) -> Result<NodeId> {
+    let dtype = g.dtype(x[0]);
+    if !dtype.is_half() {
+        return f(g, x);
     }
+    let mut g = g.scope();
+    let wide = x.iter().map(|&x| g.widen(x)).collect::<Result<SmallVec<[NodeId; 4]>>>()?;
+    g.modes.tf32 = true;
+    let y = f(&mut g, &wide)?;
+    g.cast(y, dtype)
+}
+
+/// One product, which rounds its sum itself; with a bias, the sum is rounded after the addition.
+const CONV_EXPAND: Expand = |g, x, attrs| {
+    if x.len() == 2 {
+        return unfold_and_multiply(g, x, attrs).map(one);
+    }
+    round_once(g, x, |g, x| {
+        let y = unfold_and_multiply(g, x, attrs)?;
+        add_bias(g, y, x.get(2))
+    })
+    .map(one)
+};
+
+/// The convolution of x with the weight, without a bias.
+fn unfold_and_multiply(g: &mut Graph, x: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
     let (s, groups) = conv_sliding(attrs, g.shape(x[1]));
     let n = s.n();
     let cols = s.windows(g, x[0], 0.0)?;
@@ -215,9 +236,22 @@ const CONV_EXPAND: Expand = |g, x, attrs| {
     let y = g.matmul(w, cols)?;
     let mut dims: Vec8 = smallvec![batch, g.shape(x[1]).dims()[0]];
     dims.extend(out);
-    let y = g.reshape(y, &dims)?;
-    add_bias(g, y, x.get(2)).map(one)
-};
+    g.reshape(y, &dims)
+}
+
+/// A one-dimensional convolution is one of an image of one row. `plain` is the value of each option along the rows.
+fn of_one_row(g: &mut Graph, op: &'static Op, x: &[NodeId], attrs: &[i64], plain: [i64; 4]) -> Result<Out> {
+    let mut inputs: SmallVec<[NodeId; 4]> = x.into();
+    for x in &mut inputs[..2] {
+        *x = g.unsqueeze(*x, 2)?;
+    }
+    let (options, groups) = attrs.split_at(plain.len());
+    let mut all: Attrs = plain.iter().zip(options).flat_map(|(&row, &column)| [row, column]).collect();
+    all.extend_from_slice(groups);
+    let y = g.push(op, &inputs, &all)?;
+    let shape = g.shape(y).remove(2);
+    movement::reshape(g, y, shape).map(one)
+}
 
 fn infer_conv(i: &Infer) -> Result<Meta> {
     let (s, _) = conv_sliding(i.attrs, i.shape(1));
@@ -320,7 +354,6 @@ fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
 }
 
 const CONV: Op = Op {
-    class: Class::Fused(CONV_EXPAND),
     infer: infer_conv,
     amp: Amp::Low,
     flops: Some(|w| times([2, w.out.numel() as u64, filter(w.inputs[1])])),
@@ -335,10 +368,12 @@ fn filter(weight: Shape) -> u64 {
 /// Inputs: x, weight, bias?; `attrs`: [stride, padding before, after, dilation, groups].
 pub static CONV1D: Op = Op {
     name: "conv1d",
+    class: Class::Fused(|g, x, attrs| of_one_row(g, &CONV2D, x, attrs, [1, 0, 0, 1])),
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, L), weight (O, C / groups, k), bias (O) -> (N, O, M): cross-correlation, as in PyTorch.\n\
           M = (L + 2 padding - dilation (k - 1) - 1) // stride + 1. x may be (C, L). padding \"same\" adds zeros so that M =\n\
-          L and needs a stride of 1 (if their number is odd, the extra one is at the end); \"valid\" adds none.",
+          L and needs a stride of 1 (if their number is odd, the extra one is at the end); \"valid\" adds none. 16-bit floats\n\
+          are summed in f32, with the bias, and rounded once.",
     call: Some(|g, a| call_conv(g, a, 1)),
     samples: &[
         "f(2,3,7), f(4,3,3), f(4)",
@@ -355,11 +390,13 @@ pub static CONV1D: Op = Op {
 /// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding before h, w, after h, w, dilation h, w, groups].
 pub static CONV2D: Op = Op {
     name: "conv2d",
+    class: Class::Fused(CONV_EXPAND),
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
           OH = (H + 2 padding - dilation (kh - 1) - 1) // stride + 1, OW likewise. Options are one int or {h, w}.\n\
           x may be (C, H, W). padding \"same\" adds zeros so that OH = H and OW = W and needs a stride of 1 (if their number\n\
-          is odd, the extra one is at the end); \"valid\" adds none.",
+          is odd, the extra one is at the end); \"valid\" adds none. 16-bit floats are summed in f32, with the bias, and\n\
+          rounded once; so are the gradients.",
     call: Some(|g, a| call_conv(g, a, 2)),
     grad: Grad::Rule(conv2d_rule),
     samples: &[
@@ -375,24 +412,60 @@ pub static CONV2D: Op = Op {
     ..CONV
 };
 
-/// Records the gradients as separate nodes, for which a backend may have kernels.
-fn conv2d_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
-    let (x, w) = (c.x(0), c.x(1));
-    let with =
-        |shape: Shape| -> Attrs { c.attrs.iter().copied().chain(shape.dims().iter().map(|&d| d as i64)).collect() };
+/// The attributes of a gradient: those of the convolution and the shape of the result.
+fn with_shape(attrs: &[i64], shape: Shape) -> Attrs {
+    attrs[..9].iter().copied().chain(shape.dims().iter().map(|&d| d as i64)).collect()
+}
+
+/// The gradient of x, of the shape of `like`.
+fn input_gradient(g: &mut Graph, w: NodeId, grad: NodeId, attrs: &[i64], like: NodeId) -> Result<NodeId> {
+    let attrs = with_shape(attrs, g.shape(like));
+    g.push(&CONV2D_BACKWARD_INPUT, &[w, grad], &attrs)
+}
+
+/// The gradient of the weight, of the shape of `like`.
+fn weight_gradient(g: &mut Graph, x: NodeId, grad: NodeId, attrs: &[i64], like: NodeId) -> Result<NodeId> {
+    let attrs = with_shape(attrs, g.shape(like));
+    g.push(&CONV2D_BACKWARD_WEIGHT, &[x, grad], &attrs)
+}
+
+/// The gradients of the first two inputs if wanted, and of the bias if there is one.
+fn gradients(
+    g: &mut Graph,
+    c: &GradCtx,
+    first: impl FnOnce(&mut Graph) -> Result<NodeId>,
+    second: impl FnOnce(&mut Graph) -> Result<NodeId>,
+) -> Result<Grads> {
     let mut out: Grads = smallvec![None, None];
     if c.needs[0] {
-        let attrs = with(g.shape(x));
-        out[0] = Some(g.push(&CONV2D_BACKWARD_INPUT, &[w, c.grad], &attrs)?);
+        out[0] = Some(first(g)?);
     }
     if c.needs[1] {
-        let attrs = with(g.shape(w));
-        out[1] = Some(g.push(&CONV2D_BACKWARD_WEIGHT, &[x, c.grad], &attrs)?);
+        out[1] = Some(second(g)?);
     }
     if c.inputs.len() > 2 {
         out.push(if c.needs[2] { Some(g.sum(c.grad, &[0, 2, 3], false)?) } else { None });
     }
     Ok(out)
+}
+
+/// Records the gradients as separate nodes, for which a backend may have kernels. With y = conv(x, w) and its gradient
+/// g, each of the three ops is linear in two of (x, w, g), and its gradients are the other two ops.
+fn conv2d_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
+    let (x, w, grad, attrs) = (c.x(0), c.x(1), c.grad, c.attrs);
+    gradients(g, c, |g| input_gradient(g, w, grad, attrs, x), |g| weight_gradient(g, x, grad, attrs, w))
+}
+
+/// As `conv2d_rule`; the gradient of this op's result takes the place of x.
+fn backward_input_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
+    let (w, d, x, attrs) = (c.x(0), c.x(1), c.grad, c.attrs);
+    gradients(g, c, |g| weight_gradient(g, x, d, attrs, w), |g| g.push(&CONV2D, &[x, w], &attrs[..9]))
+}
+
+/// As `conv2d_rule`; the gradient of this op's result takes the place of the weight.
+fn backward_weight_rule(g: &mut Graph, c: &GradCtx) -> Result<Grads> {
+    let (x, d, w, attrs) = (c.x(0), c.x(1), c.grad, c.attrs);
+    gradients(g, c, |g| input_gradient(g, w, d, attrs, x), |g| g.push(&CONV2D, &[x, w], &attrs[..9]))
 }
 
 /// The shape at the end of the attributes of a backward op.
@@ -403,29 +476,75 @@ fn shape_at_end(attrs: &[i64]) -> Shape {
 
 /// The gradient of one input of the convolution through its decomposition. Zeros replace that input, since its gradient
 /// does not depend on it.
-fn conv2d_backward(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<Out> {
+fn through_decomposition(g: &mut Graph, x: &[NodeId], attrs: &[i64], wanted: usize) -> Result<NodeId> {
     let (other, grad) = (x[0], x[1]);
     let dtype = g.dtype(other);
     let own = g.filled(0.0, shape_at_end(attrs), dtype)?;
     let inputs = if wanted == 0 { [own, other] } else { [other, own] };
     let wants = [wanted == 0, wanted == 1];
     let found = crate::grad::through(g, CONV_EXPAND, &inputs, &attrs[..9], &[Some(grad)], &wants)?;
-    let mut parts = found.into_iter().flat_map(|f| f.1);
-    let Some(mut sum) = parts.next() else { return g.filled(0.0, shape_at_end(attrs), dtype).map(one) };
-    for d in parts {
-        sum = g.add_(sum, d)?;
+    let mut sum: Option<NodeId> = None;
+    for d in found.into_iter().flat_map(|f| f.1) {
+        sum = Some(match sum {
+            Some(sum) => g.add_(sum, d)?,
+            None => d,
+        });
     }
-    Ok(one(sum))
+    // Without parts there is nothing to sum.
+    sum.map_or_else(|| g.filled(0.0, shape_at_end(attrs), dtype), Ok)
 }
+
+/// Where windows overlap or a bias is added, sums follow the product, and the result is rounded after them.
+const BACKWARD_INPUT_EXPAND: Expand = |g, x, attrs| {
+    let (s, _) = conv_sliding(attrs, g.shape(x[0]));
+    let apart = |d: usize| s.kernel[d] == 1 || (s.dilation[d] == 1 && s.stride[d] >= s.kernel[d]);
+    if x.len() == 2 && (0..s.n()).all(apart) {
+        return through_decomposition(g, x, attrs, 0).map(one);
+    }
+    round_once(g, x, |g, x| {
+        let sum = through_decomposition(g, x, attrs, 0)?;
+        add_bias(g, sum, x.get(2))
+    })
+    .map(one)
+};
+
+/// In 16 bits one product over the positions of all images, which rounds its sum itself; wider floats add a product for each
+/// image.
+const BACKWARD_WEIGHT_EXPAND: Expand = |g, x, attrs| {
+    if !g.dtype(x[0]).is_half() {
+        return through_decomposition(g, x, attrs, 1).map(one);
+    }
+    let shape = shape_at_end(attrs);
+    let (s, groups) = conv_sliding(attrs, shape);
+    let cols = s.windows(g, x[0], 0.0)?;
+    let &[batch, c, oh, ow, kh, kw] = g.shape(cols).dims() else {
+        return Err(Error::shape("conv2d", "this is a bug: a convolution that is not of images"));
+    };
+    let (o, per, positions) = (shape.dims()[0], c / groups, batch * oh * ow);
+    // (groups, C / groups, kernel, N, positions): copied along the rows of images.
+    let cols = g.reshape(cols, &[batch, groups, per, oh, ow, kh, kw])?;
+    let cols = g.permute(cols, &[1, 2, 5, 6, 0, 3, 4])?;
+    let d = g.reshape(x[1], &[batch, groups, o / groups, oh * ow])?;
+    let d = g.permute(d, &[1, 2, 0, 3])?;
+    let (left, right) = ([groups, o / groups, positions], [groups, per * kh * kw, positions]);
+    let lead = usize::from(groups == 1);
+    let (d, cols) = (g.reshape(d, &left[lead..])?, g.reshape(cols, &right[lead..])?);
+    let cols = g.t(cols)?;
+    let y = g.matmul(d, cols)?;
+    movement::reshape(g, y, shape).map(one)
+};
 
 fn infer_conv_backward(i: &Infer) -> Result<Meta> {
     Ok(Meta { shape: shape_at_end(i.attrs), dtype: i.dtype(0) })
 }
 
-/// Inputs: weight, gradient; `attrs`: those of conv2d and the four dims of x.
+/// Inputs: weight, gradient, and a bias of x's channels if this is a transposed convolution; `attrs`: those of conv2d and
+/// the four dims of x.
 pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
-    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 0)),
+    amp: Amp::Low,
+    grad: Grad::Rule(backward_input_rule),
+    class: Class::Fused(BACKWARD_INPUT_EXPAND),
     // Each element of the gradient is multiplied with each weight of its filter.
     flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
     infer: infer_conv_backward,
@@ -435,7 +554,9 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
 /// Inputs: x, gradient; `attrs`: those of conv2d and the four dims of the weight.
 pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
-    class: Class::Fused(|g, x, attrs| conv2d_backward(g, x, attrs, 1)),
+    amp: Amp::Low,
+    grad: Grad::Rule(backward_weight_rule),
+    class: Class::Fused(BACKWARD_WEIGHT_EXPAND),
     flops: Some(|w| times([2, w.numel(1), filter(w.out)])),
     infer: infer_conv_backward,
     ..FUSED
@@ -461,45 +582,36 @@ fn span(s: &Sliding, d: usize, size: usize) -> i128 {
     if size == 0 { 0 } else { wide(size - 1) * wide(s.stride[d]) + wide(s.dilation[d]) * wide(s.kernel[d] - 1) + 1 }
 }
 
+/// The size of dim `d` of the result of a transposed convolution.
+fn transposed_size(s: &Sliding, extra: &[usize], d: usize, size: usize) -> i128 {
+    span(s, d, size) + extra[d] as i128 - 2 * s.before[d] as i128
+}
+
+/// The gradient of conv2d with respect to an input of the result's size.
 const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     let (s, extra, groups) = transpose_sliding(attrs, g.shape(x[1]));
-    let (n, xs, ws) = (s.n(), g.shape(x[0]), g.shape(x[1]));
-    let (batch, c) = (xs.dims()[0], xs.dims()[1]);
-    let spatial: Vec8 = xs.dims()[2..].into();
-    let o = ws.dims()[1];
-    // The product with the transposed weight (C, O / groups, kernel) yields one column per position; overlapping
-    // columns are added.
-    let k = o * product(&s.kernel);
-    let (w, x3) = if groups == 1 {
-        (g.reshape(x[1], &[c, k])?, g.reshape(x[0], &[batch, c, product(&spatial)])?)
-    } else {
-        let per = c / groups;
-        (g.reshape(x[1], &[groups, per, k])?, g.reshape(x[0], &[batch, groups, per, product(&spatial)])?)
-    };
-    let w = g.t(w)?;
-    let cols = g.matmul(w, x3)?;
-    let mut dims: Vec8 = smallvec![batch, o * groups];
-    dims.extend_from_slice(&s.kernel);
-    dims.extend_from_slice(&spatial);
-    let cols = g.reshape(cols, &dims)?;
-    let mut axes: Vec8 = smallvec![0, 1];
-    axes.extend(2 + n..2 + 2 * n);
-    axes.extend(2..2 + n);
-    let mut y = g.permute(cols, &axes)?;
-    for d in (0..n).rev() {
-        let total =
-            shape::size("conv_transpose", format_args!("dim {} before it is cut", d + 2), span(&s, d, spatial[d]))?;
-        let attrs = [d + 2, s.kernel[d], s.stride[d], s.dilation[d], total].map(|v| v as i64);
-        y = g.push(&movement::COL2IM, &[y], &attrs)?;
+    let (xs, ws) = (g.shape(x[0]), g.shape(x[1]));
+    let mut dims: Vec8 = smallvec![xs.dims()[0], ws.dims()[1] * groups];
+    for (d, &size) in xs.dims()[2..].iter().enumerate() {
+        dims.push(shape::size("conv_transpose", format_args!("dim {}", d + 2), transposed_size(&s, &extra, d, size))?);
     }
-    for d in 0..n {
-        let total = g.shape(y).dims()[d + 2];
-        let size = (total + extra[d]).saturating_sub(2 * s.before[d]);
-        let lo = s.before[d].min(total);
-        y = g.slice(y, d + 2, lo, (lo + size).min(total), 1)?;
-        y = movement::strided_pad(g, y, d + 2, 0, 1, size, 0.0)?;
+    let (out, dtype) = (Shape::new(&dims)?, g.dtype(x[0]));
+    if xs.dims()[2..].contains(&0) {
+        let y = g.filled(0.0, out, dtype)?;
+        return add_bias(g, y, x.get(2)).map(one);
     }
-    add_bias(g, y, x.get(2)).map(one)
+    // An output padding of a stride or more has the size of further positions, where x is zero.
+    let mut y = x[0];
+    for d in 0..s.n() {
+        let size = xs.dims()[d + 2];
+        y = movement::strided_pad(g, y, d + 2, 0, 1, size + extra[d] / s.stride[d], 0.0)?;
+    }
+    let padding = s.before.iter().chain(&s.after);
+    let options = s.stride.iter().chain(padding).chain(&s.dilation).chain([&groups]).chain(out.dims());
+    let attrs: SmallVec<[i64; 16]> = options.map(|&v| v as i64).collect();
+    let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x[1], y];
+    inputs.extend(x.get(2).copied());
+    g.push(&CONV2D_BACKWARD_INPUT, &inputs, &attrs).map(one)
 };
 
 fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
@@ -507,7 +619,7 @@ fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
     let channels = shape::size(i.op, "dim 1", i.shape(1).dims()[1] as i128 * groups as i128)?;
     let mut dims: Vec8 = smallvec![i.shape(0).dims()[0], channels];
     for (d, &size) in i.shape(0).dims()[2..].iter().enumerate() {
-        let n = span(&s, d, size) + extra[d] as i128 - 2 * s.before[d] as i128;
+        let n = transposed_size(&s, &extra, d, size);
         if n <= 0 {
             let message = format!("padding {} leaves nothing of dim {} of size {size}", s.before[d], d + 2);
             return Err(Error::shape(i.op, message));
@@ -553,7 +665,6 @@ fn call_conv_transpose(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
 }
 
 const CONV_TRANSPOSE: Op = Op {
-    class: Class::Fused(CONV_TRANSPOSE_EXPAND),
     infer: infer_conv_transpose,
     amp: Amp::Low,
     flops: Some(|w| times([2, w.numel(0), filter(w.inputs[1])])),
@@ -563,9 +674,10 @@ const CONV_TRANSPOSE: Op = Op {
 /// Inputs: x, weight, bias?; `attrs`: [stride, padding, dilation, output padding, groups].
 pub static CONV_TRANSPOSE1D: Op = Op {
     name: "conv_transpose1d",
+    class: Class::Fused(|g, x, attrs| of_one_row(g, &CONV_TRANSPOSE2D, x, attrs, [1, 0, 1, 0])),
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, output_padding: ints = 0, groups: int = 1, dilation: ints = 1",
     doc: "x (N, C, L), weight (C, O / groups, k), bias (O) -> (N, O, M): the gradient of conv1d with respect to its input.\n\
-          M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L).",
+          M = (L - 1) stride - 2 padding + dilation (k - 1) + output_padding + 1. x may be (C, L). Rounds as conv1d does.",
     call: Some(|g, a| call_conv_transpose(g, a, 1)),
     samples: &[
         "f(2,3,5), f(3,4,3), f(4)",
@@ -579,10 +691,11 @@ pub static CONV_TRANSPOSE1D: Op = Op {
 /// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding h, w, dilation h, w, output padding h, w, groups].
 pub static CONV_TRANSPOSE2D: Op = Op {
     name: "conv_transpose2d",
+    class: Class::Fused(CONV_TRANSPOSE_EXPAND),
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints = 0, output_padding: ints = 0, groups: int = 1, dilation: ints = 1",
     doc: "x (N, C, H, W), weight (C, O / groups, kh, kw), bias (O) -> (N, O, OH, OW): the gradient of conv2d with respect to\n\
           its input. OH = (H - 1) stride - 2 padding + dilation (kh - 1) + output_padding + 1, OW likewise. Options are one\n\
-          int or {h, w}. x may be (C, H, W).",
+          int or {h, w}. x may be (C, H, W). Rounds as conv2d does.",
     call: Some(|g, a| call_conv_transpose(g, a, 2)),
     samples: &[
         "f(2,3,4,5), f(3,4,3,3), f(4)",
@@ -1052,6 +1165,38 @@ mod tests {
     fn shapes_follow_stride_and_padding() {
         assert_eq!(conv(&[2, 3, 8, 7], &[4, 3, 3, 3], &[2, 1], &[1]).unwrap().dims(), [2, 4, 4, 7]);
         assert_eq!(conv(&[3, 8, 8], &[4, 3, 3, 3], &[1], &[0]).unwrap().dims(), [4, 6, 6]);
+    }
+
+    /// The dtype of the products that an op decomposes into, and whether they may run in TF32.
+    fn products(op: &'static Op, dims: &[&[usize]], attrs: &[i64]) -> (DType, bool) {
+        let g = &mut Graph::new();
+        let inputs: Vec<NodeId> =
+            dims.iter().map(|d| g.leaf(&create::LEAF, Shape::of(d), DType::BF16, &[], 0)).collect();
+        let Class::Fused(expand) = op.class else { panic!() };
+        let out = expand(g, &inputs, attrs).unwrap()[0];
+        assert_eq!((g.dtype(out), g.modes.tf32), (DType::BF16, false));
+        // The last one: the decomposition of a gradient also records the forward product.
+        let last = g.nodes().iter().rfind(|n| n.op == &crate::ops::matmul::MATMUL).unwrap();
+        (last.dtype, last.tf32)
+    }
+
+    #[test]
+    fn sums_after_a_product_are_in_f32() {
+        let attrs =
+            |stride: i64, shape: &[i64]| -> Vec<i64> { [&[stride, stride, 0, 0, 0, 0, 1, 1, 1], shape].concat() };
+        let (image, w) = (&[2, 3, 6, 6][..], &[4, 3, 3, 3][..]);
+        assert_eq!(products(&CONV2D, &[image, w], &attrs(1, &[])), (DType::BF16, false));
+        assert_eq!(products(&CONV2D, &[image, w, &[4]], &attrs(1, &[])), (DType::F32, true));
+        // Windows three apart do not overlap.
+        let back = |stride, d: usize, bias: bool| {
+            let inputs: &[&[usize]] = &[w, &[2, 4, d, d], &[3]];
+            products(&CONV2D_BACKWARD_INPUT, &inputs[..2 + usize::from(bias)], &attrs(stride, &[2, 3, 6, 6]))
+        };
+        assert_eq!(back(1, 4, false), (DType::F32, true));
+        assert_eq!(back(3, 2, false), (DType::BF16, false));
+        assert_eq!(back(3, 2, true), (DType::F32, true));
+        let weight = products(&CONV2D_BACKWARD_WEIGHT, &[image, &[2, 4, 4, 4]], &attrs(1, &[4, 3, 3, 3]));
+        assert_eq!(weight, (DType::BF16, false));
     }
 
     #[test]

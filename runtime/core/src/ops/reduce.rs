@@ -44,8 +44,11 @@ pub fn axes(g: &Graph, op: &str, x: NodeId, dims: Option<&[i64]>) -> Result<Axes
 
 /// Records `op` (a reduction primitive) over any set of axes.
 pub fn over(g: &mut Graph, op: &'static Op, x: NodeId, axes: &[usize], keepdim: bool) -> Result<NodeId> {
-    let shape = g.shape(x);
-    let mut y = x;
+    let (shape, dtype) = (g.shape(x), g.dtype(x));
+    // Several sums of 16-bit floats are kept in f32 and rounded once. (Autocast makes each of them f32.)
+    let runs = axes.iter().zip(axes.iter().skip(1)).filter(|(a, b)| *a + 1 != **b).count() + 1;
+    let rounds = runs > 1 && dtype.is_half() && [&SUM, &PROD].contains(&op) && g.modes.autocast.is_none();
+    let mut y = if rounds { g.widen(x)? } else { x };
     // From the last run of adjacent dims to the first, so that earlier positions stay valid.
     let mut end = axes.len();
     while end > 0 {
@@ -55,6 +58,9 @@ pub fn over(g: &mut Graph, op: &'static Op, x: NodeId, axes: &[usize], keepdim: 
         }
         y = g.push(op, &[y], &[axes[start] as i64, axes[end - 1] as i64 + 1])?;
         end = start;
+    }
+    if rounds {
+        y = g.cast(y, dtype)?;
     }
     if keepdim {
         let mut kept = shape;

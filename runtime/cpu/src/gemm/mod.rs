@@ -278,11 +278,23 @@ fn widen(c: &Call, x: &Input) -> Vec<f32> {
     out
 }
 
+/// Converts an operand to f32, in the order of its memory if that is the operand or its transpose.
+fn widen_operand(c: &Call, x: &Input) -> (Vec<f32>, Layout) {
+    let rank = x.shape().rank();
+    let mut axes: Vec<usize> = (0..rank).collect();
+    axes.swap(rank - 2, rank - 1);
+    let mut transpose = *x;
+    transpose.layout = x.layout.permute(&axes);
+    if transpose.layout.is_dense() {
+        return (widen(c, &transpose), Layout::contiguous(transpose.shape()).permute(&axes));
+    }
+    (widen(c, x), Layout::contiguous(x.shape()))
+}
+
 fn half_gemm<T: Pod>(c: &Call, s: GemmShape, a: &Input, b: &Input, bias: Option<&[f32]>, out: &mut [T]) {
     const GRAIN: usize = 1 << 14;
-    let (wa, wb) = (widen(c, a), widen(c, b));
+    let ((wa, la), (wb, lb)) = (widen_operand(c, a), widen_operand(c, b));
     let mut product = vec![0f32; out.len()];
-    let (la, lb) = (Layout::contiguous(a.shape()), Layout::contiguous(b.shape()));
     float_gemm(c, s, &BatchedMatrix::new(&wa, &la), &BatchedMatrix::new(&wb, &lb), &mut product);
     if let (Some(bias), true) = (bias, s.n > 0) {
         let rows = (GRAIN / s.n).max(1);
