@@ -2,6 +2,7 @@
 
 use crate::boundary::Guarded;
 use crate::host::Host;
+use crate::library_env;
 use crate::runtime::Failed;
 use crate::table;
 use mlua::{Function, Lua, Table, Value};
@@ -81,7 +82,7 @@ impl Recipe {
             }
             from.get::<Value>(key) // an unknown name raises, as in a run
         })?;
-        let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
+        let (seen, from, next) = (read.clone(), real.clone(), library_env::function(&self.lua, "next")?);
         let pairs = Guarded(&self.lua).create_function(move |_, _: Value| {
             seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
             Ok((next.clone(), from.clone(), Value::Nil))
@@ -103,7 +104,7 @@ impl Recipe {
         precision: Option<&str>,
         memory_budget: Option<usize>,
     ) -> Result<Run, Failed> {
-        let require: Function = self.lua.globals().get("require")?;
+        let require = library_env::function(&self.lua, "require")?;
         let train: Table = require.call("perilune.train")?;
         let new: Function = train.get("new")?;
         let params: Table = self.table.get("params")?;

@@ -4,7 +4,7 @@ use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
 use crate::run::Recipe;
-use crate::{loader, no_tail_calls, source_text};
+use crate::{library_env, loader, no_tail_calls, source_text};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Engine;
@@ -348,7 +348,7 @@ impl Runtime {
             "tf32" => "tf32",
             _ => "f32",
         };
-        let require: Function = self.lua.globals().get("require")?;
+        let require = library_env::function(&self.lua, "require")?;
         let measure: Function = require.call("perilune.roofline")?;
         let found: Table = measure.call(dtype)?;
         Ok(Ceiling { bytes: found.get("bytes")?, flops: found.get("flops")? })

@@ -23,10 +23,10 @@ use crate::boundary::{Guarded, caught, memory_limit};
 use crate::errors::{self, RecipeError};
 use crate::functions::host as host_of;
 use crate::host::Host;
-use crate::no_tail_calls;
 use crate::run::Run;
 use crate::runtime::{Failed, Place, Runtime};
 use crate::tensor::Tensor;
+use crate::{library_env, no_tail_calls};
 use breakpoint::Frame;
 use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
 use perilune_core::HostTensor;
@@ -204,7 +204,7 @@ impl Console {
                 "" => MultiValue::new(),
                 _ => console.run_line(expression)?.0,
             };
-            let require: Function = console.lua.globals().raw_get("require")?;
+            let require = library_env::function(&console.lua, "require")?;
             let module: Table = require.call("perilune.prompt")?;
             let f: Function = module.get(function)?;
             let mut args = MultiValue::from_vec(vec![Value::Table(console.base.clone())]);
