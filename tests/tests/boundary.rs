@@ -460,6 +460,18 @@ fn replaced_globals_do_not_reach_the_library() {
     run(&s, private).unwrap_or_else(|e| panic!("{e}"));
 }
 
+/// A release build checks sums, too, in every crate that computes sizes, shapes or offsets: all but the backends.
+#[test]
+fn a_release_build_checks_overflows_of_sizes() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let text = std::fs::read_to_string(format!("{root}/Cargo.toml")).unwrap();
+    for entry in std::fs::read_dir(format!("{root}/runtime")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let checked = text.contains(&format!("[profile.release.package.perilune-{name}]\noverflow-checks = true\n"));
+        assert_eq!(checked, !matches!(name.as_str(), "cpu" | "cuda"), "{name}");
+    }
+}
+
 /// The functions that replace Lua's own do what those do, and say what those say.
 #[test]
 fn replaced_functions_mean_the_same() {

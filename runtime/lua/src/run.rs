@@ -5,6 +5,7 @@ use crate::host::Host;
 use crate::library_env;
 use crate::runtime::Failed;
 use crate::table;
+use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
@@ -493,6 +494,31 @@ impl Run {
             f.call(&model)
         };
         get().map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    /// Returns the number of values of the model's frozen weights: States that were created trainable.
+    pub fn num_frozen(&self) -> u64 {
+        let Ok(states) = self.state_ids("model.") else { return 0 };
+        let engine = self.host.engine.borrow();
+        let mut seen = BTreeSet::new();
+        let frozen = states.into_iter().filter(|id| seen.insert(*id)).filter_map(|id| engine.state_info(id).ok());
+        frozen.filter(|info| info.frozen).map(|info| info.shape.numel() as u64).sum()
+    }
+
+    /// Returns the States below a path.
+    fn state_ids(&self, prefix: &str) -> mlua::Result<Vec<perilune_engine::StateId>> {
+        let list: Table = self.table.get::<Function>("states")?.call(&self.table)?;
+        let mut out = Vec::new();
+        for entry in list.sequence_values::<Table>() {
+            let entry = entry?;
+            let state: mlua::AnyUserData = entry.get("state")?;
+            if let Ref::State(id) = state.borrow::<Tensor>()?.what
+                && entry.get::<String>("path")?.starts_with(prefix)
+            {
+                out.push(id);
+            }
+        }
+        Ok(out)
     }
 
     pub fn host(&self) -> &Rc<Host> {

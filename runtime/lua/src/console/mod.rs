@@ -19,8 +19,9 @@ pub use complete::Completion;
 pub use examples::library as library_example;
 pub use help::example;
 
-use crate::boundary::{Guarded, caught, memory_limit};
-use crate::errors::{self, RecipeError};
+use crate::args::show;
+use crate::boundary::{Guarded, caught, memory_limit, recipe_line};
+use crate::errors::{self, Cause, RecipeError};
 use crate::functions::host as host_of;
 use crate::host::Host;
 use crate::run::Run;
@@ -135,6 +136,41 @@ impl Console {
         Ok(Console { lua, host, env, base, frame: Some(frame), declared, name: "breakpoint".into(), lines, at })
     }
 
+    /// Whether a name has a value at the prompt.
+    pub fn knows(&self, name: &str) -> bool {
+        self.resolve(name).is_some()
+    }
+
+    /// Describes tensors that were recorded and not computed, after an interrupt; `None` if there are none.
+    pub fn unevaluated(&self) -> Option<String> {
+        let engine = self.host.engine.borrow();
+        let pending = |r: &crate::tensor::Ref| match r {
+            crate::tensor::Ref::Node(h) => engine.is_pending(*h),
+            crate::tensor::Ref::State(_) => false,
+        };
+        let count = engine.pending_handles();
+        let mut names: Vec<String> = Vec::new();
+        for (name, value) in self.base.pairs::<String, Value>().flatten() {
+            if let Some(t) = value.as_userdata().and_then(|u| u.borrow::<Tensor>().ok())
+                && pending(&t.what)
+            {
+                names.push(name);
+            }
+        }
+        names.sort();
+        let last = names.last()?;
+        let (are, them) = if names.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let more = match count.saturating_sub(names.len()) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        let list = names.join(", ");
+        Some(format!(
+            "{list}{more} {are} recorded and not computed: a line that reads {them}, or the next step, computes {them}; {last} = nil drops {}",
+            if names.len() == 1 { "it" } else { "one" }
+        ))
+    }
+
     /// Returns the names of the locals at a breakpoint.
     pub fn locals(&self) -> Vec<String> {
         let Some(frame) = &self.frame else { return Vec::new() };
@@ -226,8 +262,15 @@ impl Console {
                     Value::UserData(u) if u.is::<Tensor>() => {
                         crate::table::read(&console.lua, &*u.borrow::<Tensor>()?)?
                     }
+                    Value::Nil | Value::String(_) | Value::Function(_) | Value::Thread(_) => {
+                        let message =
+                            format!(":plot: the value is {}; it draws tensors and lists of numbers", show(&v));
+                        let cure = Some("as in :plot x, or :plot { 1, 4, 9 }".into());
+                        return Err(recipe_line::raised(&console.lua, message, cure, Cause::Recipe));
+                    }
                     other => {
-                        let made = crate::table::tensor(&console.lua, (other, Value::Nil))?;
+                        let made = crate::table::tensor(&console.lua, (other, Value::Nil));
+                        let made = made.map_err(errors::without_line)?;
                         crate::table::read(&console.lua, &made)?
                     }
                 };
@@ -392,7 +435,16 @@ fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
     Ok(env)
 }
 
-/// Resolves a name that the prompt's environment lacks: a global, nil if it was declared, else an error.
+/// The parts of the module that the prompt knows by their own names, as recipes call their locals.
+pub(crate) const PARTS: [&str; 4] = ["nn", "optim", "data", "metrics"];
+
+/// Returns a part of the module by its name, loading it on first use.
+pub(crate) fn part(lua: &Lua, name: &str) -> Option<Table> {
+    let module: Table = lua.named_registry_value::<Table>("perilune.loaded").ok()?.raw_get("perilune").ok()?;
+    PARTS.contains(&name).then(|| module.get::<Table>(name).ok()).flatten()
+}
+
+/// Resolves a name that the prompt's environment lacks: a global, nil if it was declared, a part of the module, else an error.
 fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<Value> {
     move |lua, (env, key)| {
         let globals = lua.globals();
@@ -401,7 +453,10 @@ fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<V
             return Ok(found);
         }
         let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
-        let mut known = Vec::new();
+        if let Some(part) = part(lua, &name) {
+            return Ok(Value::Table(part));
+        }
+        let mut known = PARTS.map(str::to_string).to_vec();
         for table in [&env, &globals] {
             known.extend(
                 table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| Some(k.as_string()?.to_string_lossy())),
