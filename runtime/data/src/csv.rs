@@ -7,6 +7,7 @@
 //!
 //! Not supported: implicit dtypes, dates, decimal commas, tables larger than memory.
 
+use crate::csv_lines::Lines;
 use crate::csv_records::{self, Records};
 use crate::error::{Error, Result, quote};
 use crate::gzip_text::TABLE;
@@ -60,37 +61,6 @@ pub enum Columns {
     Range(usize, usize),
     Indices(Vec<usize>),
     Names(Vec<String>),
-}
-
-/// The line on which each row starts, from 1: runs of rows on consecutive lines.
-#[derive(Clone, Default, PartialEq, Debug)]
-struct Lines {
-    runs: Vec<Run>,
-    rows: usize,
-    /// Rows at the start that are not counted: the header.
-    skipped: usize,
-}
-
-#[derive(Clone, Copy, PartialEq, Debug)]
-struct Run {
-    row: u32,
-    line: u32,
-}
-
-impl Lines {
-    fn push(&mut self, line: u32) {
-        let row = self.rows as u32;
-        if self.runs.last().is_none_or(|run| run.line + (row - run.row) != line) {
-            self.runs.push(Run { row, line });
-        }
-        self.rows += 1;
-    }
-
-    fn get(&self, row: usize) -> u64 {
-        let row = (row + self.skipped) as u32;
-        let run = self.runs[self.runs.partition_point(|run| run.row <= row) - 1];
-        u64::from(run.line + (row - run.row))
-    }
 }
 
 /// A table as text.
@@ -165,7 +135,7 @@ impl Rows {
 
     /// Returns the number of rows, without the header.
     pub fn len(&self) -> usize {
-        self.lines.rows - self.lines.skipped
+        self.lines.len()
     }
 
     pub fn is_empty(&self) -> bool {
@@ -174,7 +144,7 @@ impl Rows {
 
     /// Returns the bytes that the table takes in memory.
     fn nbytes(&self) -> u64 {
-        (self.text.len() + self.ends.len() * size_of::<u32>() + self.lines.runs.len() * size_of::<Run>()) as u64
+        (self.text.len() + self.ends.len() * size_of::<u32>() + self.lines.nbytes()) as u64
     }
 
     /// The error for a table above its limit. Cells of few characters take more memory than text.
@@ -331,7 +301,7 @@ impl Rows {
         self.text.drain(..cut as usize);
         self.ends.drain(..self.num_columns);
         self.ends.iter_mut().for_each(|end| *end -= cut);
-        self.lines.skipped = 1;
+        self.lines.skip_header();
     }
 
     fn find(&self, name: &str) -> Result<usize> {
