@@ -11,7 +11,6 @@ use perilune_engine::Engine;
 use perilune_engine::profile::Ceiling;
 use perilune_plan::Backend;
 use perilune_policy::Policy;
-use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -131,8 +130,6 @@ pub struct Memory {
 pub struct Runtime {
     lua: Lua,
     host: Rc<Host>,
-    /// Whether interrupts stay enabled.
-    listening: Cell<bool>,
 }
 
 impl Runtime {
@@ -158,7 +155,7 @@ impl Runtime {
             })?,
         )?;
         loader::install(&lua, options.strict)?;
-        Ok(Runtime { lua, host, listening: Cell::new(false) })
+        Ok(Runtime { lua, host })
     }
 
     /// Limits the memory of Lua values. The default is a quarter of the machine's memory, from 256 MiB to 8 GiB.
@@ -280,20 +277,11 @@ impl Runtime {
     pub fn interruptible<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
         crate::console::interrupt::listen(&self.lua)?;
         let out = f();
-        // A prompt and a watched run keep interrupts enabled.
-        if self.host.scratch.borrow().is_none() && !self.listening.get() {
+        // A prompt keeps interrupts enabled.
+        if self.host.scratch.borrow().is_none() {
             self.lua.remove_global_hook();
         }
         Ok(out)
-    }
-
-    /// Runs `f` like [`Runtime::interruptible`], and keeps interrupts enabled after it: for many short calls, since enabling them
-    /// takes microseconds.
-    pub fn interruptible_from_now<T>(&self, f: impl FnOnce() -> T) -> Result<T, Failed> {
-        if !self.listening.replace(true) {
-            crate::console::interrupt::listen(&self.lua)?;
-        }
-        Ok(f())
     }
 
     /// Runs source text under a chunk name (`@file` or `=name`).

@@ -108,13 +108,12 @@ impl Control {
         let _ = std::thread::Builder::new().name("cancel".into()).spawn(wait);
     }
 
-    /// Runs cancellable work. `requested`: a request came before it began. `again`: all steps from now on are cancellable.
+    /// Runs cancellable work. `requested`: a request came before it began.
     pub(crate) fn run<T>(
         &self,
         runtime: &Runtime,
         work: Work,
         requested: bool,
-        again: bool,
         f: impl FnOnce() -> T,
     ) -> Result<T, Failed> {
         let interrupt = runtime.host().interrupt.clone();
@@ -127,7 +126,7 @@ impl Control {
         if requested {
             self.cancel();
         }
-        let out = if again { runtime.interruptible_from_now(f) } else { runtime.interruptible(f) };
+        let out = runtime.interruptible(f);
         self.current().work = None;
         interrupt.clear();
         out

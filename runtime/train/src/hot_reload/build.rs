@@ -38,7 +38,7 @@ impl Reloader<'_> {
     pub(crate) fn load_in_run(&mut self, next: &Candidate, old: &Run, before: &Params) -> Result<Option<NextVersion>> {
         let (runtime, control) = (self.runtime, self.control.clone());
         let may_wait = next.version.is_none() && next.compiled.is_none();
-        let built = control.run(runtime, Work::Build, false, false, || self.try_load(next, old, before, may_wait))?;
+        let built = control.run(runtime, Work::Build, false, || self.try_load(next, old, before, may_wait))?;
         if built.as_ref().is_err_and(cancel::cancelled) {
             // A saved file is tried even if its text is unchanged.
             self.tried.saved.clear();

@@ -231,7 +231,7 @@ impl<'a> Reloader<'a> {
         f: impl FnOnce() -> std::result::Result<T, Failed>,
     ) -> std::result::Result<T, Failed> {
         let requested = requested || self.watch.as_mut().is_some_and(|w| w.touched());
-        self.control.run(self.runtime, Work::Step(time), requested, self.watches_files(), f)?
+        self.control.run(self.runtime, Work::Step(time), requested, f)?
     }
 
     /// Makes the next look find a saved file without waiting: work was cancelled because of it.
