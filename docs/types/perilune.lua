@@ -148,7 +148,8 @@ function pl.kernel_check(kernel, arguments, options) end
 ---@param options {forward: function, backward: function, name?: string}
 ---@return function
 function pl.custom(options) end
----Returns the seconds since the runtime started. Call `pl.eval(x)` before reading it to time a computation.
+---Returns the seconds since the runtime started. It waits for nothing: ops are recorded and computed later, on a GPU also beside the
+---program. To time a computation, read a value of it before the second call: `x:sum():item()`. At the prompt use `:time x`.
 ---@return number
 function pl.clock() end
 ---Returns the plan for evaluating tensors, as text. With a trailing {source = true} also the recipe lines and the CUDA text of

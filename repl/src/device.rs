@@ -68,8 +68,14 @@ impl DeviceArgs {
 
     /// Checks the precision and opens the backend.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
+        self.check_precision()?;
+        self.place.open()
+    }
+
+    /// Checks that there is such a precision.
+    pub fn check_precision(&self) -> Result<()> {
         match self.precision.as_deref().unwrap_or("f32") {
-            "f32" | "tf32" | "bf16" | "fp16" | "fp8" => self.place.open(),
+            "f32" | "tf32" | "bf16" | "fp16" | "fp8" => Ok(()),
             p => Err(Error::Usage(format!(
                 "--precision {p}: there is no such precision; use f32, tf32, bf16, fp16 or fp8"
             ))),

@@ -15,6 +15,14 @@ pub fn grouped(n: u64) -> String {
     out
 }
 
+/// Formats the size of a model: `26,122 parameters`, and with frozen weights `1,016,960 parameters, 15,360 of them trained`.
+pub fn parameters(trained: u64, frozen: u64) -> String {
+    match frozen {
+        0 => format!("{} parameters", grouped(trained)),
+        _ => format!("{} parameters, {} of them trained", grouped(trained + frozen), grouped(trained)),
+    }
+}
+
 /// Formats a rate: 5123.4 -> `5.1k`, 999.7 -> `1.0k`.
 pub fn rate(v: f64) -> String {
     match v {

@@ -14,6 +14,7 @@ mod prompt;
 mod retention;
 mod run_printer;
 mod signals;
+mod target;
 mod terminal;
 
 use failure::Failure;

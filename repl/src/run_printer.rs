@@ -1,7 +1,7 @@
 //! Prints the events of a run as lines and a progress bar, or as objects with `--json`.
 
 use crate::console_out::{ConsoleOut, Mode};
-use crate::format::{grouped, metrics};
+use crate::format::{self, grouped, metrics};
 use crate::progress::Progress;
 use crate::signals::{self, Signals};
 use crate::terminal::one_line;
@@ -40,8 +40,9 @@ impl RunPrinter {
     fn lines(&self, event: &Event<'_>) {
         let out = &self.out;
         match event {
-            Event::Recipe { name, device, parameters, samples, seed } => {
-                out.line(&header(&out.bold(&one_line(name)), device, *parameters, samples, *seed));
+            Event::Recipe { name, device, parameters, frozen, samples, seed } => {
+                let size = format::parameters(*parameters, *frozen);
+                out.line(&header(&out.bold(&one_line(name)), device, size, samples, *seed));
             }
             Event::Resumed { step, dir, changed, states } => {
                 out.line(&format!("continuing from step {} of {}", grouped(*step), dir.display()));
@@ -150,9 +151,9 @@ impl Listener for RunPrinter {
 }
 
 /// Formats the first line: `digits · cpu (2 threads, AVX-512) · 26,122 parameters · 1,438 train / 359 valid · seed 1`.
-fn header(name: &str, device: &str, parameters: u64, samples: &[(String, u64)], seed: i64) -> String {
+fn header(name: &str, device: &str, size: String, samples: &[(String, u64)], seed: i64) -> String {
     let sizes: Vec<String> = samples.iter().map(|(split, n)| format!("{} {split}", grouped(*n))).collect();
-    let mut parts = vec![name.to_string(), device.to_string(), format!("{} parameters", grouped(parameters))];
+    let mut parts = vec![name.to_string(), device.to_string(), size];
     if !sizes.is_empty() {
         parts.push(sizes.join(" / "));
     }

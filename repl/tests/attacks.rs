@@ -37,16 +37,11 @@ impl Attack {
     /// The file for a command. `check` and `profile` run recipes only: there a plain script runs in `recipe.model`.
     fn source(&self, command: &str, (outside, temp): (&str, &str)) -> String {
         let names = format!("local OUTSIDE, TEMP = {outside:?}, {temp:?}");
-        // `check` takes a file for a recipe if its text names `pl.recipe`.
-        let recipe = "local _ = require(\"perilune\").recipe";
-        if self.is_recipe() {
-            return format!("{names} {recipe} {}", self.text);
-        }
-        if matches!(command, "run" | "repl") {
+        if self.is_recipe() || matches!(command, "run" | "repl") {
             return format!("{names} {}", self.text);
         }
         let end = "return require(\"perilune\").nn.Linear(4, 1)";
-        format!("{names} {recipe} return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
+        format!("{names} return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
     }
 
     /// How it may end. The prompt builds a recipe and takes no step, so the part that attacks may not run.

@@ -167,11 +167,11 @@ fn profile_says_of_memory_and_lines_what_is_the_recipes() {
 }
 
 #[test]
-fn profile_refuses_a_script_before_it_runs() {
+fn profile_refuses_a_script_and_writes_nothing() {
     let p = place();
     p.file("script.lua", "local pl = require 'perilune'\npl.save('w.npy', pl.ones({ 3 }))\n");
-    let r = p.run(&["profile", "script.lua"]);
-    assert_eq!(r.status, Some(2));
+    let r = p.run(&["profile", "script.lua", "--allow-write=."]);
+    assert_eq!(r.status, Some(2), "{}", r.err);
     assert!(r.err.contains("script.lua is a plain script; profile takes a recipe"), "{}", r.err);
     assert!(!p.path("w.npy").exists());
 }
@@ -252,14 +252,103 @@ fn check_finds_shape_mistakes_with_their_line() {
     assert!(p.runs().is_empty());
 }
 
+/// A recipe is a file that returns one, wherever its text says so; a plain script runs until its first step has ended, and writes
+/// nothing.
 #[test]
-fn check_does_not_run_a_plain_script() {
-    let p = place();
-    p.file("s.lua", "-- perilune run my.recipe\nprint('it ran')");
+fn check_tells_a_recipe_by_what_the_file_returns() {
+    let p = tiny();
+    p.file("same.lua", "return require \"tiny\"");
+    p.file(
+        "named.lua",
+        "local make = require('perilune')['rec' .. 'ipe']\n".to_string() + &TINY.replace("pl.recipe", "make"),
+    );
+    for file in ["same.lua", "named.lua"] {
+        let r = p.run(&["check", file]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{file}");
+        assert!(r.out.contains("5 parameters, 2 States") && r.out.contains("no mistakes found"), "{}", r.out);
+    }
+    let train = "-- perilune run my.recipe\nlocal pl = require 'perilune'\nlocal w = pl.state(pl.ones { 2 })\n\
+                 pl.save('w.npy', w)\nfor k = 1, 3 do\n  print('step ' .. k)\n  STEP\nend\n";
+    let says = "a plain script (it returns no recipe): no error up to the end of its first step, line 7";
+    let implicit = "local opt = pl.optim.SGD({ w }, { lr = 1 }); (w * w):sum():backward() opt:step()";
+    for step in ["pl.step(function() w:assign(w * 2) end)", implicit] {
+        p.file("s.lua", train.replace("STEP", step));
+        let r = p.run(&["check", "s.lua", "--allow-write=."]);
+        // What a recipe prints goes to stderr.
+        assert_eq!((r.status, r.err.as_str()), (Some(0), "step 1\n"), "{}", r.out);
+        assert!(r.out.contains(says), "{}", r.out);
+        assert!(!p.path("w.npy").exists());
+    }
+    p.file("s.lua", "print('it ran')");
     let r = p.run(&["check", "s.lua"]);
-    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
-    assert!(r.out.contains("a plain script"), "{}", r.out);
-    assert!(!r.out.contains("it ran"));
+    assert!(r.status == Some(0) && r.err == "it ran\n" && r.out.contains("it ran to its end"), "{}", r.out);
+    p.file("s.lua", "local pl = require 'perilune'\npl.ones({ 2 }):sum(3)");
+    let r = p.run(&["check", "s.lua"]);
+    assert!(r.status == Some(3) && r.err.starts_with("s.lua:2: sum: "), "{}", r.err);
+}
+
+/// A model with frozen weights shows both counts.
+const FROZEN: &str = "local m = pl.nn.Sequential { pl.nn.Linear(p.width, 40), pl.nn.BatchNorm1d(40), pl.nn.Linear(40, 1) } \
+                      pl.nn.add_lora(m, '1', { rank = 2 }) return m";
+
+#[test]
+fn frozen_weights_are_counted_apart() {
+    let p = place();
+    p.file("lora.lua", TINY.replace("return pl.nn.Sequential { pl.nn.Linear(p.width, 1) }", FROZEN));
+    // Linear(4, 40), the weight and bias of BatchNorm1d, Linear(40, 1); the pattern matches the first.
+    let says = "409 parameters, 88 of them trained";
+    let r = p.run(&["check", "lora.lua"]);
+    assert!(r.status == Some(0) && r.out.contains(says), "{}{}", r.out, r.err);
+    let r = p.run(&["run", "lora.lua", "--run-dir", "r"]);
+    assert!(r.status == Some(0) && r.out.contains(says), "{}{}", r.out, r.err);
+    let record = std::fs::read_to_string(p.path("r/run.json")).unwrap();
+    assert!(record.contains("\"parameters\": 88,") && record.contains("\"frozen_parameters\": 321,"), "{record}");
+}
+
+/// The fit on a GPU that is not there is estimated from plans: nothing of the size of the model is allocated here.
+#[test]
+fn the_fit_on_another_device_is_estimated() {
+    let p = place();
+    let wide =
+        "return pl.nn.Sequential { pl.nn.Linear(p.width, 30000), pl.nn.Linear(30000, 30000), pl.nn.Linear(30000, 1) }";
+    p.file("wide.lua", TINY.replace("return pl.nn.Sequential { pl.nn.Linear(p.width, 1) }", wide));
+    let r = p.run(&["check", "wide.lua", "--for", "h200"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    for part in [
+        "a GPU (sm_90",
+        "900,210,001 parameters",
+        " kernels, planned and not run",
+        "fit  ",
+        "of 140 GiB (",
+        "on an h200, with 512 MiB for the driver",
+    ] {
+        assert!(r.out.contains(part), "{part}: {}", r.out);
+    }
+    let r = p.run(&["check", "wide.lua", "--for", "4GiB"]);
+    assert_eq!(r.status, Some(1), "{}", r.out);
+    assert!(r.err.contains("the run needs ") && r.err.contains("a GPU of 4.0 GiB has 4.0 GiB"), "{}", r.err);
+    let r = p.run(&["check", "wide.lua", "--for", "h20"]);
+    assert!(r.status == Some(2) && r.err.contains("did you mean h200?"), "{}", r.err);
+}
+
+#[test]
+fn a_budget_below_the_states_blames_them() {
+    let p = place();
+    p.file("wide.lua", TINY.replace("pl.nn.Linear(p.width, 1)", "pl.nn.Linear(p.width, 5000), pl.nn.Linear(5000, 1)"));
+    let r = p.run(&["check", "wide.lua", "--memory-budget", "20KiB"]);
+    assert_eq!(r.status, Some(1), "{}", r.err);
+    assert!(
+        r.err.starts_with("wide.lua:9: memory_budget: the States alone take 117 KiB, and the budget is 20.0 KiB"),
+        "{}",
+        r.err
+    );
+    let largest = r.err.lines().skip_while(|l| !l.contains("the largest owners")).nth(1).unwrap_or_default();
+    assert!(largest.contains("weights") && largest.contains("wide.lua:9"), "{}", r.err);
+    assert!(
+        r.err.contains("a smaller model; a larger memory_budget") && !r.err.contains("a smaller batch"),
+        "{}",
+        r.err
+    );
 }
 
 #[test]

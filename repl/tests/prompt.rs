@@ -588,6 +588,85 @@ fn lines_of_a_pipe_are_run_plainly() {
 }
 
 #[test]
+fn parts_of_the_module_have_their_names_at_the_prompt() {
+    let p = place();
+    let lines = "nn.Linear(2, 3)\noptim.SGD == pl.optim.SGD, metrics == pl.metrics, data == pl.data\n?nn.Linear\n\
+                 ?metrics.accuracy\nhelp 'nn.Linear'\nnn = 3\nnn\n";
+    let ran = piped(&p, &[], lines);
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    for part in ["true\ntrue\ntrue\nLinear(in_dim, out_dim, opts)\n", "accuracy(", "\n3\n"] {
+        assert!(ran.out.contains(part), "{part}: {}", ran.out);
+    }
+    assert!(!ran.out.contains("no help"), "{}", ran.out);
+    // A recipe has locals for these.
+    p.file("bare.lua", "return nn");
+    let ran = p.run(&["run", "bare.lua"]);
+    assert!(ran.status == Some(3) && ran.err.contains("global 'nn' is not defined"), "{}", ran.err);
+}
+
+#[test]
+fn a_plot_of_no_tensor_blames_the_line_typed() {
+    let p = tiny();
+    let ran = piped(&p, &["tiny.lua"], ":plot nil\n:plot 'x'\n:plot { 1, 'a' }\n:plot { 1, 4, 9 }\n");
+    assert_eq!(ran.status, Some(3));
+    assert!(ran.err.contains("error: :plot: the value is nil; it draws tensors and lists of numbers"), "{}", ran.err);
+    assert!(ran.err.contains(":plot: the value is \"x\"") && ran.err.contains("it holds \"a\""), "{}", ran.err);
+    assert!(!ran.err.contains("tiny.lua") && ran.out.contains('9'), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn exit_and_quit_end_the_prompt() {
+    let p = place();
+    for word in ["exit", "quit", "exit()", "quit();", ":quit", ":q"] {
+        let ran = piped(&p, &[], &format!("1 + 1\n{word}\nprint('not reached')\n"));
+        assert_eq!((ran.status, ran.out.as_str(), ran.err.as_str()), (Some(0), "2\n", ""), "{word}");
+    }
+    // A value of that name is the user's.
+    let ran = piped(&p, &[], "exit = 7\nexit\n");
+    assert_eq!((ran.status, ran.out.as_str()), (Some(0), "7\n"));
+    let ran = piped(&p, &[], "");
+    assert_eq!((ran.status, ran.out.as_str(), ran.err.as_str()), (Some(0), "", ""));
+    let mut t = prompt(&p, &[]);
+    t.begin("exit\r");
+    assert_eq!(t.end(), Some(0));
+}
+
+/// What an interrupted line leaves recorded is named: the next step computes it.
+#[test]
+fn an_interrupt_names_what_is_not_computed() {
+    let p = place();
+    let mut t = prompt(&p, &[]);
+    let long = "x = pl.ones({ 512, 512 }) for _ = 1, 2000 do x = x:matmul(x) * 1e-3 end";
+    t.line(long, "> ");
+    t.begin("print('go'), x\r");
+    t.wait("\ngo\n");
+    t.keys(CTRL_C);
+    t.wait("interrupted");
+    t.wait("(x is recorded and not computed: a line that reads it, or the next step, computes it; x = nil drops it)");
+    t.line("x = nil", "> ");
+    t.line("pl.step(function() return pl.ones { 2 } end):sum():item()", "2.0\n");
+    t.begin(CTRL_D);
+    assert_eq!(t.end(), Some(0));
+}
+
+#[test]
+fn the_clock_says_that_it_waits_for_nothing() {
+    let ran = piped(&place(), &[], "?pl.clock\n");
+    assert!(
+        ran.status == Some(0) && ran.out.contains("It waits for nothing") && ran.out.contains(":time"),
+        "{}",
+        ran.out
+    );
+}
+
+#[test]
+fn stats_count_the_handles() {
+    let p = place();
+    let ran = piped(&p, &[], "a = pl.stats().handles\nx, y = pl.ones { 2 }, pl.ones { 2 }\npl.stats().handles - a\n");
+    assert_eq!((ran.status, ran.out.as_str()), (Some(0), "2\n"), "{}", ran.err);
+}
+
+#[test]
 fn a_hundred_errors_hold_nothing() {
     let p = place();
     let fail = [

@@ -247,6 +247,28 @@ fn a_learning_rate_or_a_comment_compiles_nothing() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
+/// `run.json` has the sizes of the version that ran last.
+#[test]
+fn an_edit_updates_the_count_of_parameters() {
+    let p = place();
+    p.file("parts.lua", PARTS);
+    p.file("edited.lua", FIRST.text());
+    let mut run = Running::start(&p, &ARGS);
+    run.next("step");
+    let parameters = || {
+        let text = std::fs::read_to_string(p.path("r/run.json")).unwrap();
+        serde_json::from_str::<Value>(&text).unwrap()["parameters"].as_u64()
+    };
+    let of = |width: u32| Some(u64::from(6 * width + 1));
+    assert_eq!(parameters(), of(FIRST.width));
+    save(&p, "edited.lua", &Version { width: FIRST.width + 3, ..FIRST }.text());
+    assert_eq!(run.next("reload")["ok"], true);
+    run.next("step");
+    run.signal("-INT");
+    assert_eq!(run.child.wait().unwrap().code(), Some(130));
+    assert_eq!(parameters(), of(FIRST.width + 3));
+}
+
 /// Saves within 200 ms count once: only the last of a burst is loaded.
 #[test]
 fn a_burst_of_saves_counts_once() {

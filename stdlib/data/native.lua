@@ -14,7 +14,7 @@ local native = {}
 
 ---Parses a CSV file, plain or gzip. A relative path starts at the recipe's folder.
 ---@param path string
----@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?}
 ---@return perilune.NativeRows
 function native.csv(path, opts)
   return bound.csv(path, opts)
@@ -50,9 +50,10 @@ end
 
 ---Reads a UTF-8 text file.
 ---@param path string
+---@param max_bytes integer?
 ---@return string
-function native.text(path)
-  return bound.text(path)
+function native.text(path, max_bytes)
+  return bound.text(path, max_bytes)
 end
 
 ---Reads token ids from a .bin file of u16, as llm.c and nanoGPT write it.

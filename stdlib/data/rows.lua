@@ -14,12 +14,15 @@ local meta = { __index = Rows }
 
 ---Reads a CSV file, plain or gzip. `header` (whether the first row names the columns) and `delimiter` are detected by default.
 ---Lines that start with `comment` are skipped. `missing` is the value of empty cells, which raise an error by default.
+---`max_bytes` limits the text and the table in memory (its text and 4 bytes a cell). By default 1 GiB of text and 4 GiB of table; of a
+---compressed file 100 times its size, or 32 MiB if that is more.
 ---@param path string relative to the recipe's folder, or absolute
----@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?}?
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?}?
 ---@return perilune.Rows
 local function csv(path, opts)
   if type(path) ~= "string" then pl.error("data.csv", "the path is " .. check.show(path)) end
-  local o = check.options("data.csv", opts, {}, { header = "boolean", delimiter = "string", comment = "string", missing = "number" })
+  local o = check.options("data.csv", opts, {}, { header = "boolean", delimiter = "string", comment = "string", missing = "number", max_bytes = "number" })
+  if o.max_bytes then check.whole("data.csv", "max_bytes", o.max_bytes) end
   return setmetatable({ path = path, native = native.csv(path, o) }, meta)
 end
 

@@ -22,13 +22,14 @@ local meta = { __index = Text }
 
 ---Reads a UTF-8 text file as character ids.
 ---@param path string relative to the recipe's folder, or absolute
----@param opts {level?: string}? level: "char"
+---@param opts {level?: string, max_bytes?: integer}? level: "char"; max_bytes: limit of the text, by default 4 GiB; of a .gz 25 times its size or 32 MiB
 ---@return perilune.Text
 local function text(path, opts)
   if type(path) ~= "string" then pl.error("data.text", "the path is " .. check.show(path)) end
-  local o = check.options("data.text", opts, { level = "char" })
+  local o = check.options("data.text", opts, { level = "char" }, { max_bytes = "number" })
+  if o.max_bytes then check.whole("data.text", "max_bytes", o.max_bytes) end
   check.word("data.text", "level", o.level, { "char" })
-  local content = native.text(path)
+  local content = native.text(path, o.max_bytes)
   local vocab = native.chars(content)
   local tokens = vocab:encode(content)
   pl.eval(tokens)

@@ -163,9 +163,19 @@ local t = {}
 while true do t[#t + 1] = pl.state(pl.ones { 1 << 20 }) end
 
 --# gzip_bomb: unpack a small archive to gigabytes
---# expect: any
+--# expect: error
 local pl = require "perilune"
 print(pl.data.csv("bomb.csv.gz"))
+
+--# gzip_text: unpack a small archive to a text
+--# expect: error
+local pl = require "perilune"
+print(pl.data.text("bomb.csv.gz"))
+
+--# gzip_allowed: unpack a small archive within a limit of one's own
+--# expect: error
+local pl = require "perilune"
+print(pl.data.csv("bomb.csv.gz", { max_bytes = 64 << 20 }))
 
 --# npy_header: claim a great shape in a small file
 --# expect: error

@@ -63,7 +63,9 @@ describe("the sandbox", function()
   end)
 
   it("keeps its metatables", function()
-    expect(getmetatable("").__index):to_be(string)
+    -- The library's own methods of strings are behind it.
+    expect(getmetatable("")):to_be(false)
+    expect(("x"):upper()):to_be "X"
     expect(function() getmetatable(pl.zeros { 1 }).__index = nil end):to_raise ""
   end)
 

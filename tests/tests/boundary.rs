@@ -409,6 +409,69 @@ fn broken_library_tables_are_the_recipes_own_trouble() {
     assert!(fails(&s, "collectgarbage('stop')").contains("'collectgarbage' is not defined"));
 }
 
+/// A recipe replaces all globals and library functions by ones that count their calls: the standard library, most of which is loaded
+/// after that, calls none of them.
+#[test]
+fn replaced_globals_do_not_reach_the_library() {
+    let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
+    let text = r##"
+        local pl = require "perilune"
+        local raise, make, assert_, original = error, setmetatable, assert, {}
+        for name, value in pairs(_G) do original[name] = value end
+        local called = {}
+        local function spy(library, name, f)
+          library[name] = function(...) called[#called + 1] = name return f(...) end
+        end
+        local libraries = { _G, string, table, math, coroutine, utf8 }
+        for _, library in ipairs(libraries) do
+          local found = {}
+          for name, value in next, library do
+            if type(value) == "function" then found[name] = value end
+          end
+          for name, value in next, found do spy(library, name, value) end
+        end
+        called = {}
+        for _, name in original.ipairs { "error", "options", "is_tensor", "is_state", "step", "eval", "tensor" } do
+          pl[name] = function() called[#called + 1] = "pl." .. name end
+        end
+        -- Every part of the library is loaded and used.
+        local model = pl.nn.Sequential { pl.nn.Linear(4, 8), pl.nn.ReLU(), pl.nn.Linear(8, 2) }
+        local opt = pl.optim.AdamW(model, { lr = 0.1 })
+        local x, y = pl.ones { 8, 4 }, pl.zeros({ 8 }, { dtype = "i64" })
+        local set = pl.data.tensors { x = x, y = y }
+        local batch = set:split("train", 0.5, 1):shuffle(1):batch(2):batch_at(0)
+        local loss = pl.cross_entropy(model(batch.x), batch.y)
+        loss:backward()
+        opt:step()
+        local accuracy = pl.metrics.accuracy(model(x), y):item()
+        local shown = pl.summary(model, x)
+        local text = original.tostring(model) .. original.tostring(shown)
+        local bad = original.select(2, original.pcall(pl.nn.Linear, 4, "wide"))
+        bad = original.tostring(bad)
+        if not bad:find("wide", 1, true) then raise(bad) end
+        if #called > 0 then raise("the library called " .. called[1]) end
+    "##;
+    run(&s, text).unwrap_or_else(|e| panic!("{e}"));
+    // What a recipe adds to `string` is a method of strings; what it replaces there is a function of its own.
+    let methods = "function string.twice(s) return s .. s end assert((\"ab\"):twice() == \"abab\")\n\
+                   string.upper = function() return 1 end assert(string.upper \"a\" == 1 and (\"a\"):upper() == \"A\")";
+    run(&s, methods).unwrap_or_else(|e| panic!("{e}"));
+    let private = "local seen = {} local ok = pcall(require, \"perilune.data.native\") assert(not ok)";
+    run(&s, private).unwrap_or_else(|e| panic!("{e}"));
+}
+
+/// A release build checks sums, too, in every crate that computes sizes, shapes or offsets: all but the backends.
+#[test]
+fn a_release_build_checks_overflows_of_sizes() {
+    let root = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let text = std::fs::read_to_string(format!("{root}/Cargo.toml")).unwrap();
+    for entry in std::fs::read_dir(format!("{root}/runtime")).unwrap() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let checked = text.contains(&format!("[profile.release.package.perilune-{name}]\noverflow-checks = true\n"));
+        assert_eq!(checked, !matches!(name.as_str(), "cpu" | "cuda"), "{name}");
+    }
+}
+
 /// The functions that replace Lua's own do what those do, and say what those say.
 #[test]
 fn replaced_functions_mean_the_same() {

@@ -41,7 +41,10 @@ fn compare(what: &str, e: &mut Engine, nodes: &[(&str, NodeId, &[f64])]) {
     let got = read_all(e, &ids).unwrap_or_else(|m| panic!("{what}: {m}"));
     let ratios: Vec<(&str, f64)> =
         nodes.iter().zip(&got).map(|((name, _, want), got)| (*name, ratio(got, want))).collect();
-    assert!(ratios.iter().all(|r| r.1 <= LIMIT), "{what}: errors over that of one rounding are {ratios:?}");
+    // Some engines of cuDNN round their sums before they add the bias (docs/adr/116).
+    let limit =
+        |name: &str| if name == "result" && what.contains("bias true") && harness::on_gpu() { 1.5 } else { LIMIT };
+    assert!(ratios.iter().all(|r| r.1 <= limit(r.0)), "{what}: errors over that of one rounding are {ratios:?}");
     e.flush().unwrap();
 }
 

@@ -1,17 +1,20 @@
 //! `perilune check`: finds mistakes in a recipe by a dry run of one step.
 //!
 //! It builds data, model and optimizer, takes one step, evaluates one batch of each split, and discards the result. Nothing is
-//! written: a recipe that saves a file passes, if it may write there, and leaves no file. A plain script is only parsed, because loading it would run it.
+//! written: a recipe that saves a file passes, if it may write there, and leaves no file. A plain script, a file that returns no
+//! recipe, runs until its first step has ended.
 
 use super::check_against::against;
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
-use crate::format::{bytes, grouped, metrics};
+use crate::format::{bytes, grouped, metrics, parameters};
 use crate::policy_args::PolicyArgs;
-use perilune_lua::{Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
-use perilune_train::{Source, calls_recipe, mentions, params};
+use crate::target::{OVERHEAD, Target};
+use perilune_core::byte_size::show;
+use perilune_lua::{Cause, Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_train::{Error, Source, mentions, params};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -26,6 +29,10 @@ pub struct CheckArgs {
     device: DeviceArgs,
     #[command(flatten)]
     files: PolicyArgs,
+    /// Estimate the memory on a GPU that is not in this machine: h200, a100, rtx4090 …, or an amount such as 24GiB. The step is
+    /// planned and not run
+    #[arg(long = "for", value_name = "GPU", value_parser = Target::parse, conflicts_with_all = ["device", "against"])]
+    target: Option<Target>,
     /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
@@ -35,10 +42,16 @@ pub struct CheckArgs {
 const OF_THE_LOOP: [&str; 8] =
     ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
 
-/// Checks a recipe, or a script by its syntax.
+/// Checks a recipe, or a plain script up to the end of its first step.
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
-    let backend = args.device.open()?;
+    let backend = match &args.target {
+        Some(target) => {
+            args.device.check_precision()?;
+            target.open()
+        }
+        None => args.device.open()?,
+    };
     let screen = Rc::new(ConsoleOut::new(Mode::Human));
     let print = {
         let screen = screen.clone();
@@ -53,24 +66,28 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
     }
-    let report = Report { screen, source: &source };
-    if !calls_recipe(&source.text) {
-        runtime.parse_text(&source.text, &format!("@{}", source.path.display()))?;
-        report.row("script", "a plain script: the syntax is correct; `perilune run` runs it");
-        return Ok(());
-    }
-    match source.load(&runtime)? {
-        Loaded::Script => {
-            report.row("script", "a plain script: it ran without an error");
+    let report = Report { screen, source: &source, target: args.target.as_ref() };
+    match runtime.until_first_step(|| source.load(&runtime)) {
+        Ok(Loaded::Recipe(recipe)) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
+        Ok(Loaded::Script) => {
+            report.row("script", "a plain script (it returns no recipe): it ran to its end without an error");
             Ok(())
         }
-        Loaded::Recipe(recipe) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
+        Err(Error::Recipe(e)) if e.cause == Cause::FirstStep => {
+            let line = e.line.map(|line| format!(", line {line}")).unwrap_or_default();
+            let text = format!("a plain script (it returns no recipe): no error up to the end of its first step{line}");
+            report.row("script", &text);
+            Ok(())
+        }
+        Err(e) => Err(e.into()),
     }
 }
 
 struct Report<'a> {
     screen: Rc<ConsoleOut>,
     source: &'a Source,
+    /// The device of an estimate, which computes no values.
+    target: Option<&'a Target>,
 }
 
 impl Report<'_> {
@@ -94,6 +111,7 @@ impl Report<'_> {
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
         self.dry_evaluation(&run)?;
+        self.fit(runtime)?;
         let mut warnings = self.params(&params, &reads);
         warnings.append(&mut runtime.host().engine.borrow_mut().diagnostics.notices.take());
         for text in &warnings {
@@ -109,8 +127,11 @@ impl Report<'_> {
     }
 
     fn built(&self, run: &Run) -> Result<(), Failure> {
-        let model =
-            format!("{} parameters, {} States with the optimizer's", grouped(run.num_parameters()), run.num_states()?);
+        let model = format!(
+            "{}, {} States with the optimizer's",
+            parameters(run.num_parameters(), run.num_frozen()),
+            run.num_states()?
+        );
         self.row("model", &model);
         for split in run.splits() {
             let samples = run.samples(&split).map(|n| format!("{} samples", grouped(n)));
@@ -128,7 +149,12 @@ impl Report<'_> {
         let stats = runtime.host().engine.borrow().stats();
         let mut values = vec![("loss".to_string(), numbers.loss)];
         values.extend(numbers.metrics);
-        self.row("step", &format!("{} · {} kernels", metrics(&values), grouped(stats.kernels as u64)));
+        let kernels = grouped(stats.kernels as u64);
+        let step = match self.target {
+            Some(_) => format!("{kernels} kernels, planned and not run"),
+            None => format!("{} · {kernels} kernels", metrics(&values)),
+        };
+        self.row("step", &step);
         if !numbers.loss.is_finite() {
             self.screen.warn("the loss of the first step is not a finite number");
         }
@@ -159,8 +185,26 @@ impl Report<'_> {
     fn dry_evaluation(&self, run: &Run) -> Result<(), Failure> {
         for split in run.evaluated_splits() {
             let values = run.evaluate_batches(&split, Some(1))?;
-            self.row("evaluation", &format!("{split} {} (first batch)", metrics(&values)));
+            let shown = if self.target.is_some() { "planned".into() } else { metrics(&values) };
+            self.row("evaluation", &format!("{split} {shown} (first batch)"));
         }
+        Ok(())
+    }
+
+    /// Compares the peak of an estimate with the memory of its GPU.
+    fn fit(&self, runtime: &Runtime) -> Result<(), Failure> {
+        let Some(target) = self.target else { return Ok(()) };
+        let peak = runtime.host().engine.borrow().memory().device.peak.saturating_add(OVERHEAD);
+        let (needs, has, overhead) = (show(peak), show(target.bytes), show(OVERHEAD));
+        if peak > target.bytes {
+            return Err(Failure::System(format!(
+                "the run needs {needs}, with {overhead} for the driver and its libraries, and {} has {has}\n  \
+                 hint: a smaller batch, --memory-budget, --precision bf16, or an optimizer that keeps less",
+                target.name
+            )));
+        }
+        let share = 100.0 * peak as f64 / target.bytes as f64;
+        self.row("fit", &format!("{needs} of {has} ({share:.0} %) on {}, with {overhead} for the driver", target.name));
         Ok(())
     }
 

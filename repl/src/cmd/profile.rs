@@ -12,9 +12,9 @@ use crate::policy_args::PolicyArgs;
 use perilune_core::byte_size::show;
 use perilune_lua::profile::{self, Bound, Ceiling};
 use perilune_lua::step_parts::{Rounds, median};
-use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_lua::{Cause, Loaded, Runtime, RuntimeOptions};
 use perilune_policy::Policy;
-use perilune_train::{Source, calls_recipe};
+use perilune_train::{Error, Source};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Instant;
@@ -50,11 +50,7 @@ fn ceiling(device: &DeviceArgs, precision: &str) -> Result<Ceiling, Failure> {
 /// Profiles a recipe and prints the tables.
 pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
-    // Loading a script runs it, with all its side effects.
     let plain = || Failure::Usage(format!("{} is a plain script; profile takes a recipe", args.recipe.display()));
-    if !calls_recipe(&source.text) {
-        return Err(plain());
-    }
     let backend = args.device.open()?;
     let screen = Rc::new(ConsoleOut::new(Mode::Human));
     let print = {
@@ -66,8 +62,16 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     let options = RuntimeOptions { backend: backend.clone(), params, policy, strict: true, print: Rc::new(print) };
     let runtime = args.device.runtime(options)?;
     diagnostics::plans(&runtime, &screen);
-    let Loaded::Recipe(recipe) = source.load(&runtime)? else {
-        return Err(plain());
+    let loaded = {
+        // A plain script ends after its first step, and what it would save is not written.
+        let _held = runtime.policy().hold_writes();
+        runtime.until_first_step(|| source.load(&runtime))
+    };
+    let recipe = match loaded {
+        Ok(Loaded::Recipe(recipe)) => recipe,
+        Ok(Loaded::Script) => return Err(plain()),
+        Err(Error::Recipe(e)) if e.cause == Cause::FirstStep => return Err(plain()),
+        Err(e) => return Err(e.into()),
     };
     let run = recipe.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
     let ceiling = ceiling(&args.device, &run.precision())?;

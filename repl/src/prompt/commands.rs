@@ -53,12 +53,19 @@ pub const OVERVIEW: &str = "\
 The prompt prints values and keeps the last in _. An unfinished line continues. Tab completes.
   ?x, help(x)    signature, doc and example: ?pl.softmax, ?x:softmax, ?pl.nn.Linear
   Ctrl-C         stop the running line; no effect on an empty line
-  Ctrl-D, :quit  leave";
+  Ctrl-D, :quit  leave (also quit, exit)";
 
 /// Whether a line is a command (`:word`, `?x`); `::label::` is Lua.
 pub fn is_command(line: &str) -> bool {
     let line = line.trim_start();
     (line.starts_with(':') && !line.starts_with("::")) || asks(line).is_some()
+}
+
+/// Returns the name in a line that other prompts end with (`exit`, `quit()`); where the user has no value of that name it ends this
+/// one too.
+pub fn leaves(line: &str) -> Option<&str> {
+    let word = line.trim().trim_end_matches(';').trim_end_matches("()").trim_end();
+    matches!(word, "exit" | "quit").then_some(word)
 }
 
 /// Returns the subject of `?x` or `x?`.

@@ -124,6 +124,8 @@ impl Prompt<'_> {
         } else if line.trim().is_empty() {
             console.pass(line);
             Ok(Flow::Go)
+        } else if commands::leaves(line).is_some_and(|name| !console.knows(name)) {
+            return Flow::Quit;
         } else {
             *self.last.borrow_mut() = line.to_string();
             console.eval(line).map(|answer| self.show(answer)).map(|()| Flow::Go).map_err(Failure::from)
@@ -139,6 +141,12 @@ impl Prompt<'_> {
                 return Flow::Quit;
             }
             commands::complain(&failure);
+            if let Failure::Recipe(e) = &failure
+                && e.cause == Cause::Interrupted
+                && let Some(note) = console.unevaluated()
+            {
+                console_out::complain("", &self.dim(&format!("({note})")));
+            }
             self.raised.set(true);
             Flow::Go
         })

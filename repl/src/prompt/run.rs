@@ -3,7 +3,7 @@
 use super::Prompt;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
-use crate::format::grouped;
+use crate::format::{grouped, parameters};
 use perilune_lua::{Console, Loaded, ParamValue, Run, Runtime};
 use perilune_train::{Control, Reloader, Source, StartOptions};
 use std::path::PathBuf;
@@ -57,7 +57,7 @@ impl<'a> Training<'a> {
         };
         let reloader = Reloader::new(self.runtime, &source, start, Control::default(), None);
         console.set_run(&run)?;
-        let mut parts = vec![recipe.name(), format!("{} parameters", grouped(run.num_parameters()))];
+        let mut parts = vec![recipe.name(), parameters(run.num_parameters(), run.num_frozen())];
         let sizes: Vec<String> =
             run.splits().iter().filter_map(|s| Some(format!("{} {s}", grouped(run.samples(s)?)))).collect();
         if !sizes.is_empty() {

@@ -22,6 +22,57 @@ impl Default for OfflineTarget {
     }
 }
 
+/// The same with cuDNN's convolutions, as an installed GPU plans.
+#[derive(Clone, Copy, Debug)]
+pub struct OfflineWithDnn(pub Props);
+
+impl Backend for OfflineWithDnn {
+    fn name(&self) -> &str {
+        "cuda"
+    }
+
+    fn describe(&self) -> String {
+        OfflineTarget(self.0).describe()
+    }
+
+    fn has_kernel(&self, node: &Node) -> bool {
+        executable::has_kernel(node, &self.0) || conv::has_kernel(node)
+    }
+
+    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        let kernels = [crate::attention::can_store_layout, conv::can_store_layout, library::pool::can_store_layout];
+        kernels.iter().any(|writes| writes(node, output, layout))
+    }
+
+    fn row_bytes(&self) -> Option<usize> {
+        OfflineTarget(self.0).row_bytes()
+    }
+
+    fn fills_rows(&self) -> bool {
+        true
+    }
+
+    fn defers_index_faults(&self) -> bool {
+        true
+    }
+
+    fn alloc(&self, _: &BufferDesc) -> Result<Buffer> {
+        nothing()
+    }
+
+    fn upload(&self, _: &BufferDesc, _: &[u8]) -> Result<Buffer> {
+        nothing()
+    }
+
+    fn download(&self, _: &Buffer) -> Result<Vec<u8>> {
+        nothing()
+    }
+
+    fn compile(&self, _: Arc<Program>) -> Result<Box<dyn Executable>> {
+        nothing()
+    }
+}
+
 fn nothing<T>() -> Result<T> {
     Err(Error::system("cuda", "this is a bug: an offline target cannot compute"))
 }

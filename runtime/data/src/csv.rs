@@ -7,8 +7,10 @@
 //!
 //! Not supported: implicit dtypes, dates, decimal commas, tables larger than memory.
 
+use crate::csv_lines::Lines;
 use crate::csv_records::{self, Records};
 use crate::error::{Error, Result, quote};
+use crate::gzip_text::TABLE;
 use perilune_core::error::did_you_mean;
 use perilune_core::host_tensor::{push_f64, push_i64};
 use perilune_core::{DType, HostTensor, Shape};
@@ -35,13 +37,18 @@ pub struct Options {
     pub comment: Option<char>,
     /// The value of missing numbers. Missing cells are empty, `?`, `NA`, `N/A`, `NaN`, `null` or `none`, in any case.
     pub missing: Option<f64>,
-    /// The limit of the unpacked text in bytes; at most 4 GiB.
-    pub max_bytes: u64,
+    /// The limit of the unpacked text, and of the table in memory (its text and 4 bytes a cell), in bytes. By default 1 GiB of text and
+    /// 4 GiB of table; of a compressed file 100 times its size, or 32 MiB if that is more.
+    pub max_bytes: Option<u64>,
 }
+
+/// The default limits of the text and of the table.
+const MAX_TEXT: u64 = 1 << 30;
+const MAX_TABLE: u64 = 4 << 30;
 
 impl Default for Options {
     fn default() -> Options {
-        Options { header: Header::Auto, delimiter: None, comment: None, missing: None, max_bytes: 1 << 30 }
+        Options { header: Header::Auto, delimiter: None, comment: None, missing: None, max_bytes: None }
     }
 }
 
@@ -65,8 +72,7 @@ pub struct Rows {
     /// The text of all cells, row by row; `ends[i]` is the end of cell `i`.
     text: String,
     ends: Vec<u32>,
-    /// The line on which each row starts, from 1.
-    lines: Vec<u32>,
+    lines: Lines,
     missing: Option<f64>,
 }
 
@@ -80,7 +86,13 @@ impl Rows {
             }
             d => d.map(|c| c as u8),
         };
-        let mut records = Records::open(file, options.max_bytes, options.comment, given)?;
+        let packed = file.len();
+        let mut records = Records::open(file, options.max_bytes, MAX_TEXT, options.comment, given)?;
+        let most = match options.max_bytes {
+            Some(bytes) => bytes,
+            None if records.is_packed() => TABLE.most(packed),
+            None => MAX_TABLE,
+        };
         let delimiter = match given {
             Some(d) => d,
             None => csv_records::detect(records.peek(16)?),
@@ -91,21 +103,26 @@ impl Rows {
             num_columns: 0,
             text: String::new(),
             ends: Vec::new(),
-            lines: Vec::new(),
+            lines: Lines::default(),
             missing: options.missing,
         };
         while let Some((line, record)) = records.next()? {
             rows.push(line, &record, delimiter)?;
+            if rows.nbytes() > most {
+                return Err(rows.too_large(most, records.is_packed() && options.max_bytes.is_none()));
+            }
         }
+        rows.text.shrink_to_fit();
+        rows.ends.shrink_to_fit();
         let header = match options.header {
             Header::Yes => true,
             Header::No => false,
             Header::Auto => rows.looks_headed(),
         };
-        if header && !rows.lines.is_empty() {
+        if header && !rows.is_empty() {
             rows.take_header();
         }
-        if rows.lines.is_empty() {
+        if rows.is_empty() {
             let rule = if header { "has a header and no rows" } else { "has no rows" };
             return Err(Error::malformed(&rows.path, "table", rule));
         }
@@ -122,7 +139,25 @@ impl Rows {
     }
 
     pub fn is_empty(&self) -> bool {
-        self.lines.is_empty()
+        self.len() == 0
+    }
+
+    /// Returns the bytes that the table takes in memory.
+    fn nbytes(&self) -> u64 {
+        (self.text.len() + self.ends.len() * size_of::<u32>() + self.lines.nbytes()) as u64
+    }
+
+    /// The error for a table above its limit. Cells of few characters take more memory than text.
+    fn too_large(&self, most: u64, packed: bool) -> Error {
+        let what = match packed {
+            true => format!(
+                "the table, in bytes (its text and 4 bytes a cell; limited to {} times the packed file),",
+                TABLE.ratio
+            ),
+            false => "the table, in bytes (its text and 4 bytes a cell),".to_string(),
+        };
+        Error::too_large(&self.path, what, self.nbytes(), most)
+            .hint("if the file is valid, raise the limit with the option max_bytes, or keep large data as .npy or .safetensors")
     }
 
     pub fn num_columns(&self) -> usize {
@@ -143,7 +178,7 @@ impl Rows {
 
     /// Returns the line of the file on which a row starts, from 1.
     pub fn line(&self, row: usize) -> u64 {
-        u64::from(self.lines[row])
+        self.lines.get(row)
     }
 
     /// Returns whether every cell of the column is a number or missing, and at least one is a number.
@@ -242,10 +277,10 @@ impl Rows {
         csv_records::split(record, delimiter, &mut self.text, &mut self.ends)
             .map_err(|(place, rule)| Error::line(&self.path, line, place, rule).hint(csv_records::QUOTE_CURE))?;
         let cells = self.ends.len() - before;
-        if self.lines.is_empty() {
+        if self.is_empty() {
             self.num_columns = cells;
         } else if cells != self.num_columns {
-            let first = self.lines[0];
+            let first = self.line(0);
             let rule = format!("this row has {cells} cells, and the one on line {first} has {}", self.num_columns);
             let cure =
                 format!("cells were split at {}; see the option delimiter", quote(&char::from(delimiter).to_string()));
@@ -266,7 +301,7 @@ impl Rows {
         self.text.drain(..cut as usize);
         self.ends.drain(..self.num_columns);
         self.ends.iter_mut().for_each(|end| *end -= cut);
-        self.lines.remove(0);
+        self.lines.skip_header();
     }
 
     fn find(&self, name: &str) -> Result<usize> {

@@ -92,7 +92,7 @@ pub(crate) fn detect(records: &VecDeque<(u64, String)>) -> u8 {
 /// Iterates over records with their first lines: one line each, or several if a quoted cell contains line ends.
 pub(crate) struct Records {
     path: PathBuf,
-    limit: u64,
+    packed: bool,
     source: std::io::BufReader<gzip_text::Capped>,
     comment: Option<char>,
     delimiter: Option<u8>,
@@ -101,14 +101,28 @@ pub(crate) struct Records {
 }
 
 impl Records {
-    pub fn open(file: Opened, max_bytes: u64, comment: Option<char>, delimiter: Option<u8>) -> Result<Records> {
-        let limit = max_bytes.min(u64::from(u32::MAX));
-        let (path, source) = gzip_text::open(file, limit)?;
-        Ok(Records { path, limit, source, comment, delimiter, line: 0, ahead: VecDeque::new() })
+    /// Opens a file of at most `max_bytes` of text, by default `limit` or the expansion of a compressed table. Offsets in the text
+    /// are u32.
+    pub fn open(
+        file: Opened,
+        max_bytes: Option<u64>,
+        limit: u64,
+        comment: Option<char>,
+        delimiter: Option<u8>,
+    ) -> Result<Records> {
+        let given = max_bytes.map(|bytes| bytes.min(u64::from(u32::MAX)));
+        let text = gzip_text::open(file, given, limit, gzip_text::TABLE)?;
+        let gzip_text::Text { path, packed, source } = text;
+        Ok(Records { path, packed, source, comment, delimiter, line: 0, ahead: VecDeque::new() })
     }
 
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Whether the file is compressed.
+    pub fn is_packed(&self) -> bool {
+        self.packed
     }
 
     pub fn peek(&mut self, n: usize) -> Result<&VecDeque<(u64, String)>> {
@@ -135,7 +149,7 @@ impl Records {
         loop {
             let from = bytes.len();
             let read = self.source.read_until(b'\n', &mut bytes);
-            if read.map_err(|e| gzip_text::read_error(&self.path, self.limit, e))? == 0 {
+            if read.map_err(|e| gzip_text::read_error(&self.path, e))? == 0 {
                 break;
             }
             self.line += 1;

@@ -154,19 +154,38 @@ fn broken_tables_are_refused() {
     assert!(error(table(b"a\n", &bad)).contains("delimiter"));
 }
 
+fn pack(pieces: usize, piece: &[u8]) -> Vec<u8> {
+    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    (0..pieces).for_each(|_| packer.write_all(piece).expect("pack"));
+    packer.finish().expect("pack")
+}
+
 #[test]
 fn a_gzip_bomb_stops_at_the_limit() {
-    let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
-    for _ in 0..64 {
-        packer.write_all(&[b'1'; 1 << 20]).expect("pack");
-    }
-    let bomb = packer.finish().expect("pack");
+    let bomb = pack(64, &[b'1'; 1 << 20]);
     assert!(bomb.len() < 100_000);
-    let options = Options { max_bytes: 1 << 20, ..Options::default() };
+    let options = Options { max_bytes: Some(1 << 20), ..Options::default() };
     let message = error(table(&bomb, &options));
-    assert!(message.contains("the limit is 1048576") && message.contains("max_bytes"), "{message}");
+    assert!(message.contains("more than 1048576 bytes") && message.contains("max_bytes"), "{message}");
     assert!(error(table(&bomb[..bomb.len() / 2], &Options::default())).contains("shorter"));
-    assert!(matches!(table(&[b'1'; 2000], &Options { max_bytes: 1000, ..options }), Err(Error::TooLarge { .. })));
+    let plain = Options { max_bytes: Some(1000), ..options };
+    assert!(error(table(&[b'1'; 2000], &plain)).contains("more than 1000 bytes"));
+}
+
+/// Cells of one character take 5 bytes in memory and 2 as text: the limit counts the table, not only the text.
+#[test]
+fn a_packed_table_is_limited_in_memory() -> Result<()> {
+    let bomb = pack(12, &b"1\n".repeat(1 << 20));
+    assert!(bomb.len() < 100_000);
+    let message = error(table(&bomb, &Options::default()));
+    assert!(message.contains("t.csv: the table") && message.contains("100 times the packed file"), "{message}");
+    assert!(message.contains("the limit is 33554432") && message.contains("option max_bytes"), "{message}");
+    let ample = Options { max_bytes: Some(128 << 20), ..Options::default() };
+    let rows = table(&bomb, &ample)?;
+    assert_eq!((rows.len(), rows.line(0), rows.line(rows.len() - 1)), (12 << 20, 1, 12 << 20));
+    // 1 byte of text and 4 of its end for each cell; the numbers of the lines take nothing.
+    assert!(rows.nbytes() < 5 * (12 << 20) + 64 && rows.ends.capacity() == rows.ends.len());
+    Ok(())
 }
 
 #[test]

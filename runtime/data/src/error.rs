@@ -32,6 +32,10 @@ pub enum Error {
     #[error("{path}:{line}: {place}{rule}{hint}")]
     Line { path: PathBuf, line: u64, place: String, rule: String, hint: Hint },
 
+    /// The run was interrupted while it waited.
+    #[error("interrupted")]
+    Interrupted,
+
     // Requests of the caller.
     /// A column, name or dtype that this file or tensor lacks.
     #[error("{subject}: {rule}{hint}")]
@@ -116,6 +120,7 @@ impl From<perilune_policy::Error> for Error {
 impl From<Error> for perilune_core::Error {
     fn from(error: Error) -> perilune_core::Error {
         match error {
+            Error::Interrupted => perilune_core::Error::new(perilune_core::Kind::Interrupted, "", error.to_string()),
             Error::Io { .. } => perilune_core::Error::system("", error.to_string()),
             _ => perilune_core::Error::argument("", error.to_string()),
         }

@@ -8,6 +8,7 @@
 #![forbid(unsafe_code)]
 
 pub mod csv;
+mod csv_lines;
 mod csv_records;
 pub mod error;
 pub mod file;

@@ -11,18 +11,21 @@
 //! Not included: the order of samples (`sample_order`) and the upload to a device.
 
 use crate::error::{Error, Result};
-use perilune_core::{DType, HostTensor, Shape};
+use perilune_core::{DType, HostTensor, Interrupt, Shape};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
 
 /// The maximum number of announced batches.
 const ANNOUNCED: usize = 2;
 /// The maximum number of threads, which detects typing errors.
 const MAX_THREADS: usize = 1024;
+/// The time between two checks of the interrupt during a wait.
+const CHECK_EVERY: Duration = Duration::from_millis(20);
 
 /// A sample of a batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -168,15 +171,29 @@ pub struct Prefetcher<S> {
     source: Arc<S>,
     pool: Arc<ThreadPool>,
     announced: VecDeque<Arc<Job>>,
+    interrupt: Interrupt,
 }
 
 impl<S: Source> Prefetcher<S> {
     /// Creates a prefetcher on `threads` threads, by default one per processor.
     pub fn new(source: S, threads: Option<usize>) -> Result<Prefetcher<S>> {
-        Ok(Prefetcher { source: Arc::new(source), pool: pool(threads)?, announced: VecDeque::new() })
+        Ok(Prefetcher {
+            source: Arc::new(source),
+            pool: pool(threads)?,
+            announced: VecDeque::new(),
+            interrupt: Interrupt::default(),
+        })
+    }
+
+    /// Ends waits for a batch when `interrupt` is requested: a read may take as long as its file system does.
+    #[must_use]
+    pub fn interrupted_by(mut self, interrupt: Interrupt) -> Prefetcher<S> {
+        self.interrupt = interrupt;
+        self
     }
 
     /// Returns a batch. If it was not announced, the order has changed: the announced batches are cancelled.
+    /// After an interrupt the batch stays announced.
     pub fn take(&mut self, samples: &Samples) -> Result<HostBatch> {
         let skipped = self.announced.iter().position(|job| job.samples == *samples).unwrap_or(self.announced.len());
         self.announced.drain(..skipped).for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
@@ -186,7 +203,13 @@ impl<S: Source> Prefetcher<S> {
         };
         let mut state = lock(&job.state);
         while state.left > 0 {
-            state = job.done.wait(state).unwrap_or_else(PoisonError::into_inner);
+            let waited = job.done.wait_timeout(state, CHECK_EVERY);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            if state.left > 0 && self.interrupt.check().is_err() {
+                drop(state);
+                self.announced.push_front(job);
+                return Err(Error::Interrupted);
+            }
         }
         if let Some((_, error)) = state.failed.take() {
             return Err(error);

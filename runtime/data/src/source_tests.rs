@@ -153,3 +153,29 @@ fn a_count_of_threads_beyond_the_limit_is_refused() -> Result<()> {
     }
     Ok(())
 }
+
+/// A batch whose file does not answer: the wait ends soon after an interrupt, and the batch is taken later.
+#[test]
+fn an_interrupt_ends_the_wait_for_a_batch() -> Result<()> {
+    let (open, gate) = mpsc::channel();
+    let (source, made) = scripted(Some(gate));
+    let interrupt = perilune_core::Interrupt::default();
+    let mut ahead = Prefetcher::new(source, Some(1))?.interrupted_by(interrupt.clone());
+    let asks = std::thread::spawn({
+        let interrupt = interrupt.clone();
+        move || {
+            std::thread::sleep(std::time::Duration::from_millis(50));
+            interrupt.request();
+        }
+    });
+    let begun = std::time::Instant::now();
+    let taken = ahead.take(&samples(7, &[0]));
+    assert!(matches!(taken, Err(Error::Interrupted)));
+    assert!(begun.elapsed() < std::time::Duration::from_secs(5));
+    let _ = asks.join();
+    interrupt.clear();
+    open.send(()).expect("the gate");
+    assert_eq!(ahead.take(&samples(7, &[0]))?.columns[0].to_i64(), [7]);
+    assert_eq!(*made.lock().unwrap(), [7]);
+    Ok(())
+}

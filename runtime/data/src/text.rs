@@ -12,14 +12,15 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_policy::Opened;
 use std::io::Read;
 
-/// The limit of unpacked text in bytes for `read`.
+/// The default limit of unpacked text in bytes for `read`.
 pub const MAX_BYTES: u64 = 1 << 32;
 
-/// Reads a UTF-8 file, plain or gzipped.
-pub fn read(file: Opened) -> Result<String> {
+/// Reads a UTF-8 file, plain or gzipped, of at most `max_bytes` of text: by default [`MAX_BYTES`], of a compressed file 25 times its
+/// size, or 32 MiB if that is more.
+pub fn read(file: Opened, max_bytes: Option<u64>) -> Result<String> {
     let mut bytes = Vec::new();
-    let (path, mut from) = gzip_text::open(file, MAX_BYTES)?;
-    from.read_to_end(&mut bytes).map_err(|e| gzip_text::read_error(&path, MAX_BYTES, e))?;
+    let gzip_text::Text { path, mut source, .. } = gzip_text::open(file, max_bytes, MAX_BYTES, gzip_text::PROSE)?;
+    source.read_to_end(&mut bytes).map_err(|e| gzip_text::read_error(&path, e))?;
     if bytes.starts_with(b"\xef\xbb\xbf") {
         bytes.drain(..3);
     }
@@ -166,11 +167,11 @@ mod tests {
         let dir = tempfile::tempdir().expect("tempdir");
         let path = dir.path().join("t.txt");
         std::fs::write(&path, "\u{feff}a\r\nü").expect("write");
-        assert_eq!(read(open(&path)?)?, "a\r\nü");
+        assert_eq!(read(open(&path)?, None)?, "a\r\nü");
         std::fs::write(&path, b"ab\ncd\xfc").expect("write");
-        let message = read(open(&path)?).map_err(|e| e.to_string()).expect_err("latin1");
+        let message = read(open(&path)?, None).map_err(|e| e.to_string()).expect_err("latin1");
         assert!(message.contains("t.txt:2: byte 5 of the text (0xfc)"), "{message}");
-        let alice = read(open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/data/alice.txt"))?)?;
+        let alice = read(open(&Path::new(env!("CARGO_MANIFEST_DIR")).join("../../recipes/data/alice.txt"))?, None)?;
         let v = Vocabulary::of(&alice);
         assert_eq!((alice.len(), v.len()), (148_379, 70));
         assert_eq!(v.decode(&v.encode(&alice, DType::U8)?)?, alice);

@@ -63,6 +63,9 @@ impl Role {
     }
 }
 
+/// The roles of States.
+const STATES: [Role; 4] = [Role::Weights, Role::Buffers, Role::Copies, Role::Optimizer];
+
 /// The memory of one role that one recipe line made.
 #[derive(Clone, Debug)]
 pub struct Owner {
@@ -99,11 +102,14 @@ impl Engine {
         self.report(self.executor.largest.as_ref(), false)
     }
 
-    /// `planned`: the plan's outputs are not allocated yet, and are included.
+    /// `planned`: the plan's outputs and new States are not allocated yet, and are included.
     fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
         let mut entries: Vec<Entry> = self.states.entries().collect();
         entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
         entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.device_bytes())));
+        if planned {
+            entries.extend(self.states.unborn_entries());
+        }
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));
         }
@@ -152,12 +158,20 @@ impl Engine {
         let plan = self.executor.attempt.as_ref();
         let report = self.report(plan, true);
         let budget = fault.error.op == "memory_budget";
+        let states: usize = STATES.iter().map(|role| report.of(*role)).sum();
+        let beyond = self.executor.memory_budget.filter(|most| budget && states > *most);
         if budget && fault.loc.is_none() {
-            // A recipe's step has no current line: use the line of the largest owner.
-            let planned = |o: &&Owner| matches!(o.role, Role::Activations | Role::Gradients | Role::Results);
-            fault.loc = report.owners.iter().find(planned).map(|o| o.loc).filter(|s| *s != SourceLoc::NONE);
+            // A recipe's step has no current line: use the line of the largest owner, of States where they alone are too large.
+            let planned = [Role::Activations, Role::Gradients, Role::Results];
+            let roles: &[Role] = if beyond.is_some() { &STATES } else { &planned };
+            let owner = report.owners.iter().find(|o| roles.contains(&o.role));
+            fault.loc = owner.map(|o| o.loc).filter(|s| *s != SourceLoc::NONE);
         }
         let mut text = std::mem::take(&mut fault.error.message);
+        if let Some(most) = beyond {
+            let (states, most) = (byte_size::show(states), byte_size::show(most));
+            text = format!("the States alone take {states}, and the budget is {most}: recomputation saves none of it");
+        }
         if let Some(plan) = plan {
             let p = &plan.program;
             let _ = write!(
@@ -172,7 +186,7 @@ impl Engine {
             let _ = write!(text, "\n  {line}");
         }
         fault.error.message = text;
-        fault.error.hint = Some(cures(&report, budget));
+        fault.error.hint = Some(cures(&report, budget, beyond.is_some()));
         fault
     }
 }
@@ -196,17 +210,20 @@ fn plan_entries(plan: &PlannedStep, outputs: bool) -> Vec<Entry> {
 }
 
 /// Suggests remedies, most effective first. Under a budget everything that can be recomputed already is.
-fn cures(report: &Report, budget: bool) -> String {
+fn cures(report: &Report, budget: bool, by_states: bool) -> String {
     let total: usize = report.owners.iter().map(|o| o.nbytes).sum();
     let large = |role: Role, share: f64| report.of(role) as f64 > share * total as f64;
     let half = report.owners.iter().any(|o| o.role == Role::Activations && o.dtype.is_half());
-    let mut out = vec!["a smaller batch, with `accumulate = n` for the same gradients from n smaller ones"];
+    let mut out = match by_states {
+        true => vec!["a smaller model"],
+        false => vec!["a smaller batch, with `accumulate = n` for the same gradients from n smaller ones"],
+    };
     if budget {
         out.push("a larger memory_budget");
     } else if large(Role::Activations, 0.2) || large(Role::Gradients, 0.3) {
         out.push("pl.checkpoint(fn, x), `checkpoint = true` of blocks, or recipe.memory_budget");
     }
-    if !half {
+    if !half && !by_states {
         out.push("--precision bf16");
     }
     if large(Role::Optimizer, 0.3) {

@@ -6,7 +6,7 @@
 //! stay (they are small, and a long recording is flushed as usual), and only values are released.
 
 use crate::engine::{Engine, Fault};
-use crate::recorder::Deferred;
+use crate::recorder::{Deferred, Handle};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::create;
 use perilune_plan::show::{Cost, cost};
@@ -75,6 +75,21 @@ impl Engine {
         let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
         let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), Cost::plus);
         Ok((program.kernels.len(), total))
+    }
+
+    /// Returns whether a handle's value is recorded and not computed.
+    pub fn is_pending(&self, h: Handle) -> bool {
+        h.generation == self.recorder.generation() && self.is_unevaluated(h.id)
+    }
+
+    /// Returns the number of values that are recorded, held by the script, and not computed.
+    pub fn pending_handles(&self) -> usize {
+        self.recorder.held().into_iter().filter(|id| self.is_unevaluated(*id)).count()
+    }
+
+    fn is_unevaluated(&self, id: NodeId) -> bool {
+        let op = self.recorder.graph.node(id).op;
+        op != &create::LEAF && op != &create::STATE && !self.recorder.has_value(id)
     }
 
     /// Returns the trainable States that `id` depends on, in order of creation.

@@ -55,6 +55,8 @@ pub struct StateInfo {
     /// What each device of the engine's mesh holds of it.
     pub placement: Placement,
     pub trainable: bool,
+    /// Whether it was created trainable and is not any more.
+    pub frozen: bool,
 }
 
 #[derive(Debug, Default)]
@@ -83,6 +85,12 @@ impl StateTable {
     pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
         let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
         held.map(|(s, b)| (s.role, s.loc, s.desc.dtype, s.desc.shape, b.nbytes()))
+    }
+
+    /// Returns the same of each State that has no memory yet.
+    pub fn unborn_entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
+        let unborn = self.all.values().filter(|s| s.buffer.is_none());
+        unborn.map(|s| (s.role, s.loc, s.desc.dtype, s.desc.shape, s.desc.nbytes()))
     }
 
     pub fn get(&self, id: StateId) -> Result<&State> {
@@ -288,7 +296,8 @@ impl Engine {
     pub fn state_info(&self, id: StateId) -> Result<StateInfo> {
         self.states.get(id).map(|s| {
             let BufferDesc { shape, dtype, placement } = s.desc;
-            StateInfo { shape, dtype, placement, trainable: s.trainable }
+            let frozen = s.role == Role::Weights && !s.trainable;
+            StateInfo { shape, dtype, placement, trainable: s.trainable, frozen }
         })
     }
 

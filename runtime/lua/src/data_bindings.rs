@@ -25,6 +25,9 @@ use std::rc::Rc;
 
 /// Converts a data error to one with the recipe line.
 pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+    if matches!(e, perilune_data::Error::Interrupted) {
+        return boundary::recipe_line::raised(lua, e.to_string(), None, errors::Cause::Interrupted);
+    }
     let text = e.to_string();
     match text.split_once("\n  hint: ") {
         Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
@@ -263,6 +266,10 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
                 }
                 "delimiter" => o.delimiter = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
                 "comment" => o.comment = Some(letter(&value).ok_or_else(|| wrong("one character"))?),
+                "max_bytes" => {
+                    let bytes = as_int(&value).and_then(|n| u64::try_from(n).ok()).filter(|n| *n > 0);
+                    o.max_bytes = Some(bytes.ok_or_else(|| wrong("a number of bytes"))?);
+                }
                 "missing" => {
                     o.missing =
                         Some(value.as_f64().or(value.as_i64().map(|i| i as f64)).ok_or_else(|| wrong("a number"))?)
@@ -272,7 +279,7 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
                         &host,
                         lua,
                         "csv",
-                        format!("unknown option '{key}' (options: comment, delimiter, header, missing)."),
+                        format!("unknown option '{key}' (options: comment, delimiter, header, max_bytes, missing)."),
                         None,
                     ));
                 }
@@ -424,10 +431,11 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("csv", lua.create_function(csv)?)?;
     native.set(
         "text",
-        lua.create_function(|lua, path: Value| {
+        lua.create_function(|lua, (path, max_bytes): (Value, Option<u64>)| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "text", "the path", &path)?;
-            text::read(readable(&host, lua, "text", &path, First::Beside)?).map_err(|e| fail(&host, lua, "text", e))
+            let file = readable(&host, lua, "text", &path, First::Beside)?;
+            text::read(file, max_bytes).map_err(|e| fail(&host, lua, "text", e))
         })?,
     )?;
     native.set(

@@ -28,6 +28,8 @@ pub enum Cause {
     System,
     /// A cancellation request (`perilune_core::Interrupt`).
     Interrupted,
+    /// The first step of a plain script that is only checked has ended.
+    FirstStep,
     /// `:quit` at a breakpoint.
     LeftBreakpoint,
     /// A panic in a native function: a bug of the runtime.
@@ -75,6 +77,17 @@ pub fn left_breakpoint(host: &Rc<Host>, lua: &mlua::Lua) -> LuaError {
     LuaError::external(Raised { cause: Cause::LeftBreakpoint, ..raised })
 }
 
+/// Raises [`Cause::FirstStep`] after a step of a plain script, if only one is wanted ([`crate::Runtime::until_first_step`]).
+pub fn end_of_step(host: &Rc<Host>, lua: &mlua::Lua) -> mlua::Result<()> {
+    let is_recipe = || lua.app_data_ref::<Params>().is_some_and(|p| p.recipe.is_some());
+    if !host.first_step_only.get() || is_recipe() {
+        return Ok(());
+    }
+    let error = perilune_core::Error::argument("", "the first step has ended");
+    let raised = raised(host, Raise::Fault(error.into(), current_loc(host, lua)));
+    Err(LuaError::external(Raised { cause: Cause::FirstStep, ..raised }))
+}
+
 fn raised(host: &Rc<Host>, what: Raise) -> Raised {
     let Raise::Fault(fault, here) = what;
     let engine = host.engine.borrow();
@@ -113,6 +126,14 @@ fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
     match host.loc(lua) {
         SourceLoc::NONE => lua.app_data_ref::<Params>().and_then(|p| p.recipe).unwrap_or(SourceLoc::NONE),
         loc => loc,
+    }
+}
+
+/// Removes the line from an error of a binding that no line of a recipe called.
+pub fn without_line(e: LuaError) -> LuaError {
+    match e.downcast_ref::<Raised>() {
+        Some(raised) => LuaError::external(Raised { file: None, line: 0, ..raised.clone() }),
+        None => e,
     }
 }
 

@@ -100,6 +100,7 @@ fn step(lua: &Lua, (f, args): (Function, MultiValue)) -> mlua::Result<MultiValue
         return Err(fail(fault));
     }
     host.collect_if_due(lua)?;
+    errors::end_of_step(&host, lua)?;
     Ok(out)
 }
 
@@ -272,6 +273,7 @@ fn stats(lua: &Lua, (): ()) -> mlua::Result<Table> {
     t.set("held_bytes", s.held_bytes)?;
     t.set("arena_bytes", s.arena_bytes)?;
     t.set("live_bytes", s.live_bytes)?;
+    t.set("handles", s.handles)?;
     Ok(t)
 }
 
@@ -418,7 +420,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             let loc = host.loc(lua);
             let ended = host.engine.borrow_mut().end_implicit_step();
             host.customs.borrow_mut().clear();
-            ended.map_err(|e| errors::raise(&host, errors::Raise::Fault(e, loc)))
+            ended.map_err(|e| errors::raise(&host, errors::Raise::Fault(e, loc)))?;
+            errors::end_of_step(&host, lua)
         })?,
     )?;
     pl.set("eval", lua.create_function(eval)?)?;

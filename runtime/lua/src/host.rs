@@ -44,6 +44,8 @@ pub struct Host {
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Shows plans with the source of a device that is not there.
     pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
+    /// Whether the first step of a plain script ends it.
+    pub first_step_only: Cell<bool>,
     /// The globals defined at breakpoints, shared by all of them.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
@@ -78,6 +80,7 @@ impl Host {
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
             offline: RefCell::default(),
+            first_step_only: Cell::new(false),
             scratch: RefCell::default(),
         })
     }

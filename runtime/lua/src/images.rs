@@ -35,6 +35,7 @@ impl UserData for FolderData {
             let made = Images::new(this.0.clone(), o.get("pixels")?, crop);
             let threads = o.get("threads")?;
             let made = made.and_then(|images| Prefetcher::new(images, threads));
+            let made = made.map(|reader| reader.interrupted_by(host.interrupt.clone()));
             made.map(|reader| ReaderData(reader, this.0.clone())).map_err(|e| fail(&host, lua, OP, e))
         });
     }

@@ -19,6 +19,7 @@ mod images;
 mod indexing;
 mod inspect;
 mod kernels;
+mod library_env;
 mod loader;
 mod nan_guard;
 mod no_tail_calls;

@@ -6,7 +6,7 @@ use crate::boundary::{self, Guarded, memory_limit};
 use crate::functions::{self, host};
 use crate::host::INTERNAL;
 use crate::runtime::{Failed, Place};
-use crate::{errors, no_tail_calls, source_text};
+use crate::{errors, library_env, no_tail_calls, source_text};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use perilune_policy::{Opener, open_named};
@@ -61,6 +61,7 @@ pub fn new_lua() -> mlua::Result<Lua> {
         })?,
     )?;
     boundary::install(&lua)?;
+    library_env::protect_strings(&state)?;
     Ok(state)
 }
 
@@ -107,6 +108,30 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
     let pl = lua.create_table()?;
     functions::install(lua, &pl)?;
     crate::data_bindings::install(lua, &pl)?;
+    let own = library_env::copy(lua, &pl)?;
+    load_fields(lua, &pl)?;
+    load_fields(lua, &own)?;
+    let loaded = lua.create_table()?;
+    loaded.set("perilune", pl.clone())?;
+    lua.set_named_registry_value("perilune.loaded", loaded)?;
+    let globals = lua.globals();
+    globals.set("require", lua.create_function(|lua, name: String| require(lua, name))?)?;
+    library_env::install(lua, &own)?;
+    if strict {
+        guard(lua, &globals)?;
+    }
+    guard(lua, &library_env::env(lua)?)?;
+    lua.set_named_registry_value(PRISTINE, lua.create_table()?)?;
+    for name in ["string", "table", "math", "coroutine", "utf8"] {
+        keep(lua, &globals.raw_get(name)?)?;
+    }
+    keep(lua, &globals)?;
+    keep(lua, &pl)?;
+    Ok(pl)
+}
+
+/// Loads the parts of the standard library when they are first read as fields of the module (`pl.nn`).
+fn load_fields(lua: &Guarded<'_>, pl: &Table) -> mlua::Result<()> {
     let meta = lua.create_table()?;
     meta.set(
         "__index",
@@ -128,45 +153,23 @@ pub fn install(lua: &Lua, strict: bool) -> mlua::Result<Table> {
             Err::<Value, _>(errors::argument(&host(lua)?, lua, "", format!("perilune has no '{name}'"), near))
         })?,
     )?;
-    pl.set_metatable(Some(meta))?;
-    let loaded = lua.create_table()?;
-    loaded.set("perilune", pl.clone())?;
-    lua.set_named_registry_value("perilune.loaded", loaded)?;
-    let globals = lua.globals();
-    globals.set("require", lua.create_function(|lua, name: String| require(lua, name))?)?;
-    if strict {
-        guard(lua, &globals)?;
-    }
-    lua.set_named_registry_value(PRISTINE, lua.create_table()?)?;
-    for name in ["string", "table", "math", "coroutine", "utf8"] {
-        keep(lua, &globals.raw_get(name)?)?;
-    }
-    keep(lua, &globals)?;
-    keep(lua, &pl)?;
-    Ok(pl)
+    pl.set_metatable(Some(meta))
 }
 
 /// The library's tables as keys, copies of their contents before any recipe as values.
 const PRISTINE: &str = "perilune.pristine";
 
-fn copy(lua: &Lua, t: &Table) -> mlua::Result<Table> {
-    let out = lua.create_table()?;
-    for pair in t.pairs::<Value, Value>() {
-        let (k, v) = pair?;
-        out.raw_set(k, v)?;
-    }
-    Ok(out)
-}
-
 fn keep(lua: &Lua, t: &Table) -> mlua::Result<()> {
     let all: Table = lua.named_registry_value(PRISTINE)?;
-    all.raw_set(t, copy(lua, t)?)
+    all.raw_set(t, library_env::copy(lua, t)?)
 }
 
 /// Copies the current contents of the library's tables, which a recipe may have modified.
 pub fn library(lua: &Lua) -> mlua::Result<Vec<(Table, Table)>> {
     let all: Table = lua.named_registry_value(PRISTINE)?;
-    all.pairs::<Table, Value>().map(|pair| pair.and_then(|(t, _)| Ok((t.clone(), copy(lua, &t)?)))).collect()
+    all.pairs::<Table, Value>()
+        .map(|pair| pair.and_then(|(t, _)| Ok((t.clone(), library_env::copy(lua, &t)?))))
+        .collect()
 }
 
 /// Restores the contents of the library's tables. Only globals that existed before are restored: at the prompt
@@ -306,11 +309,20 @@ fn require(lua: &Lua, name: String) -> mlua::Result<Value> {
     require_from(lua, name, false)
 }
 
+/// `require` of the library's own chunks, which may load private modules.
+pub fn require_own(lua: &Lua, name: String) -> mlua::Result<Value> {
+    find_module(lua, name, false, true)
+}
+
 /// Like `require`; with `here` also in the current directory.
 pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> {
+    find_module(lua, name, here, false)
+}
+
+fn find_module(lua: &Lua, name: String, here: bool, by_library: bool) -> mlua::Result<Value> {
     let name = ALIASES.iter().find(|(public, _)| *public == name).map_or(name, |(_, file)| file.to_string());
     let loaded: Table = lua.named_registry_value("perilune.loaded")?;
-    let hidden = PRIVATE.contains(&name.as_str()) && !called_by_library(lua);
+    let hidden = PRIVATE.contains(&name.as_str()) && !by_library;
     let found: Value = if hidden { Value::Nil } else { loaded.raw_get(name.as_str())? };
     if !found.is_nil() {
         return Ok(found);
@@ -318,7 +330,8 @@ pub fn require_from(lua: &Lua, name: String, here: bool) -> mlua::Result<Value> 
     let host = host(lua)?;
     let value = if let Some((_, path, text)) = STDLIB.iter().find(|(m, ..)| *m == name && !hidden) {
         let native: Table = lua.named_registry_value(NATIVE)?;
-        let chunk = no_tail_calls::compile(lua, text, &format!("{INTERNAL}{path}"), None)?;
+        let env = library_env::env(lua)?;
+        let chunk = no_tail_calls::compile(lua, text, &format!("{INTERNAL}{path}"), Some(&env))?;
         let module = chunk.call::<Value>((name.as_str(), native))?;
         if let Value::Table(t) = &module {
             keep(lua, t)?;
@@ -399,12 +412,6 @@ pub fn public_modules() -> impl Iterator<Item = &'static str> {
 
 /// The registry's name of what the library calls and recipes do not see; its chunks get it as their second argument.
 pub const NATIVE: &str = "perilune.native";
-
-/// Whether the function that called into Rust is one of the library's.
-fn called_by_library(lua: &Lua) -> bool {
-    let of_library = |d: &mlua::debug::Debug<'_>| d.source().source.is_some_and(|name| name.starts_with(INTERNAL));
-    lua.inspect_stack(1, of_library).unwrap_or(false)
-}
 
 /// More than any source file has.
 const MAX_TEXT: u64 = 64 << 20;

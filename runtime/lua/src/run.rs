@@ -2,8 +2,10 @@
 
 use crate::boundary::Guarded;
 use crate::host::Host;
+use crate::library_env;
 use crate::runtime::Failed;
 use crate::table;
+use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
@@ -81,7 +83,7 @@ impl Recipe {
             }
             from.get::<Value>(key) // an unknown name raises, as in a run
         })?;
-        let (seen, from, next) = (read.clone(), real.clone(), self.lua.globals().get::<Function>("next")?);
+        let (seen, from, next) = (read.clone(), real.clone(), library_env::function(&self.lua, "next")?);
         let pairs = Guarded(&self.lua).create_function(move |_, _: Value| {
             seen.borrow_mut().extend(from.pairs::<String, Value>().flatten().map(|(name, _)| name));
             Ok((next.clone(), from.clone(), Value::Nil))
@@ -103,7 +105,7 @@ impl Recipe {
         precision: Option<&str>,
         memory_budget: Option<usize>,
     ) -> Result<Run, Failed> {
-        let require: Function = self.lua.globals().get("require")?;
+        let require = library_env::function(&self.lua, "require")?;
         let train: Table = require.call("perilune.train")?;
         let new: Function = train.get("new")?;
         let params: Table = self.table.get("params")?;
@@ -492,6 +494,31 @@ impl Run {
             f.call(&model)
         };
         get().map(|n| n.max(0) as u64).unwrap_or(0)
+    }
+
+    /// Returns the number of values of the model's frozen weights: States that were created trainable.
+    pub fn num_frozen(&self) -> u64 {
+        let Ok(states) = self.state_ids("model.") else { return 0 };
+        let engine = self.host.engine.borrow();
+        let mut seen = BTreeSet::new();
+        let frozen = states.into_iter().filter(|id| seen.insert(*id)).filter_map(|id| engine.state_info(id).ok());
+        frozen.filter(|info| info.frozen).map(|info| info.shape.numel() as u64).sum()
+    }
+
+    /// Returns the States below a path.
+    fn state_ids(&self, prefix: &str) -> mlua::Result<Vec<perilune_engine::StateId>> {
+        let list: Table = self.table.get::<Function>("states")?.call(&self.table)?;
+        let mut out = Vec::new();
+        for entry in list.sequence_values::<Table>() {
+            let entry = entry?;
+            let state: mlua::AnyUserData = entry.get("state")?;
+            if let Ref::State(id) = state.borrow::<Tensor>()?.what
+                && entry.get::<String>("path")?.starts_with(prefix)
+            {
+                out.push(id);
+            }
+        }
+        Ok(out)
     }
 
     pub fn host(&self) -> &Rc<Host> {

@@ -4,7 +4,7 @@ use crate::errors::RecipeError;
 use crate::host::Host;
 use crate::options::BadParam;
 use crate::run::Recipe;
-use crate::{loader, no_tail_calls, source_text};
+use crate::{library_env, loader, no_tail_calls, source_text};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::source_loc::SourceLoc;
 use perilune_engine::Engine;
@@ -225,6 +225,15 @@ impl Runtime {
         self.load_text(&text, &loader::chunk_name(path))
     }
 
+    /// Loads a file without running a training loop in it: the first step that a file takes before it calls `pl.recipe` ends it, with
+    /// [`crate::Cause::FirstStep`]. A recipe takes none.
+    pub fn until_first_step<T>(&self, f: impl FnOnce() -> T) -> T {
+        self.host.first_step_only.set(true);
+        let out = f();
+        self.host.first_step_only.set(false);
+        out
+    }
+
     /// Saves the loaded state, to be restored later.
     pub fn remember(&self) -> Result<Memory, Failed> {
         let place = self.lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
@@ -273,15 +282,6 @@ impl Runtime {
             self.lua.remove_global_hook();
         }
         Ok(out)
-    }
-
-    /// Parses source text without running it.
-    pub fn parse_text(&self, text: &str, name: &str) -> Result<(), Failed> {
-        let name = &loader::own_name(name);
-        source_text::keep(name, text);
-        let text = if text.starts_with("#!") { format!("--{text}") } else { text.to_string() };
-        self.lua.load(&text).set_name(name).set_mode(mlua::chunk::ChunkMode::Text).into_function()?;
-        Ok(())
     }
 
     /// Runs source text under a chunk name (`@file` or `=name`).
@@ -348,7 +348,7 @@ impl Runtime {
             "tf32" => "tf32",
             _ => "f32",
         };
-        let require: Function = self.lua.globals().get("require")?;
+        let require = library_env::function(&self.lua, "require")?;
         let measure: Function = require.call("perilune.roofline")?;
         let found: Table = measure.call(dtype)?;
         Ok(Ceiling { bytes: found.get("bytes")?, flops: found.get("flops")? })

@@ -14,6 +14,7 @@ pub mod cache;
 pub mod check;
 pub mod cluster;
 pub mod epilogue;
+pub mod estimate;
 pub mod fingerprint;
 pub mod fuse;
 pub mod horizontal_fusion;

@@ -37,8 +37,8 @@ pub enum Event<'a> {
     Training,
     /// The run directory exists. `fields` describe the run, as in `run.json`.
     Start { fields: &'a Map<String, Value> },
-    /// The sizes of the model and the data, for display; `samples` has the number for each split.
-    Recipe { name: &'a str, device: &'a str, parameters: u64, samples: &'a [(String, u64)], seed: i64 },
+    /// The sizes of the model and the data, for display: trained and frozen parameters, and the samples of each split.
+    Recipe { name: &'a str, device: &'a str, parameters: u64, frozen: u64, samples: &'a [(String, u64)], seed: i64 },
     /// The run continues from a checkpoint; `changed` lists params and lines that differ from the version that wrote it.
     Resumed { step: u64, dir: &'a Path, changed: &'a [String], states: Option<&'a str> },
     /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.

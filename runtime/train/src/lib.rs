@@ -65,7 +65,7 @@ pub use hot_reload::{Candidate, NextVersion, Reloader, StartOptions};
 pub use replay::Replay;
 pub use resume::{Resume, record_of};
 pub use retention::Retention;
-pub use source::{Source, calls_recipe, mentions};
+pub use source::{Source, mentions};
 pub use spec::RunSpec;
 pub use trainer::{Outcome, Trainer};
 pub use training_loop::End;

@@ -237,7 +237,8 @@ impl Resume {
             ..HistoryEntry::new(files)
         };
         reporter.history(&entry)?;
-        let fields = ["params", "defaults", "set", "steps", "precision"].map(|key| (key, about[key].clone()));
+        let fields = ["params", "defaults", "set", "steps", "precision", "parameters", "frozen_parameters"];
+        let fields = fields.map(|key| (key, about[key].clone()));
         // An edited default that was not applied is applied by a later resume with `edited`.
         let waits = !edited && self.record.contains_key("defaults");
         let fields = fields.into_iter().filter(|f| f.0 != "defaults" || !waits);

@@ -107,11 +107,6 @@ fn near(path: &Path) -> String {
     found.map(|n| format!(". Did you mean {}?", dir.join(n).display())).unwrap_or_default()
 }
 
-/// Whether the text, comments apart, calls `pl.recipe`. A heuristic: `perilune run` loads a file to find out.
-pub fn calls_recipe(text: &str) -> bool {
-    text.lines().any(|l| mentions(l.split("--").next().unwrap_or(l), "recipe"))
-}
-
 /// Whether the text has `.name`: the field may be read in a branch that a dry step does not take.
 pub fn mentions(text: &str, name: &str) -> bool {
     let needle = format!(".{name}");
@@ -121,17 +116,11 @@ pub fn mentions(text: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::{calls_recipe, mentions};
+    use super::mentions;
 
     #[test]
     fn a_mention_is_a_whole_word() {
         assert!(mentions("f(p.lr)", "lr"));
         assert!(!mentions("f(p.lrate)", "lr"));
-    }
-
-    #[test]
-    fn a_comment_makes_no_recipe() {
-        assert!(calls_recipe("local r = pl.recipe { name = 'x' }"));
-        assert!(!calls_recipe("-- perilune run my.recipe\nprint(1)"));
     }
 }

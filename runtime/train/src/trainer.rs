@@ -223,6 +223,7 @@ impl Session<'_> {
         about.insert("precision".into(), run.precision().into());
         about.insert("steps".into(), run.steps().into());
         about.insert("parameters".into(), run.num_parameters().into());
+        about.insert("frozen_parameters".into(), run.num_frozen().into());
         let sizes = samples.iter().map(|(s, n)| (s.clone(), Value::from(*n))).collect();
         about.insert("samples".into(), Value::Object(sizes));
 
@@ -238,9 +239,9 @@ impl Session<'_> {
         about.insert("run_dir".into(), dir.display().to_string().into());
         reporter.tell(&Event::Start { fields: &about });
         let device = self.runtime.host().engine.borrow().backend().describe();
-        let (name, parameters) = (self.recipe.name(), run.num_parameters());
+        let (name, parameters, frozen) = (self.recipe.name(), run.num_parameters(), run.num_frozen());
         let seed = run.seed();
-        reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, samples: &samples, seed });
+        reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, frozen, samples: &samples, seed });
         if let Some(resume) = &self.resume {
             let files = own_files(self.source, self.runtime.required());
             resume.enter(&files, (&run, &values), &handover, &about, self.spec.edited, reporter)?;

@@ -251,5 +251,10 @@ mod tests {
         assert_eq!(sum, 4.0);
         let e = lua.load("plain()").set_name("@test.lua").exec().expect_err("raises");
         assert_eq!(crate::RecipeError::new(&e).cause, Cause::Internal);
+        // A sum that overflows is a panic in every profile of the crates that compute sizes (`Cargo.toml`).
+        let sum = lua.create_function(|_, n: usize| Ok(std::hint::black_box(usize::MAX) + n)).expect("made");
+        lua.globals().set("sum", sum).expect("set");
+        let e = lua.load("return sum(1)").set_name("@test.lua").exec().expect_err("raises");
+        assert!(e.to_string().contains("internal error: attempt to add with overflow"), "{e}");
     }
 }

@@ -126,7 +126,8 @@ impl Console {
             return found;
         }
         let tables = [self.base.clone(), self.lua.globals()];
-        tables.iter().find_map(|t| t.raw_get::<Value>(name).ok().filter(|v| !v.is_nil()))
+        let found = tables.iter().find_map(|t| t.raw_get::<Value>(name).ok().filter(|v| !v.is_nil()));
+        found.or_else(|| super::scope::part(&self.lua, name).map(Value::Table))
     }
 
     /// Returns the fields of a value that is computed when the last name of a path is read.
@@ -192,6 +193,7 @@ impl Console {
             out.extend(keys.filter_map(|(k, _)| k.as_string().map(|s| s.to_string_lossy())));
         }
         out.extend(self.locals());
+        out.extend(super::scope::PARTS.map(str::to_string));
         out.retain(|n| !n.starts_with("__"));
         out.into_iter().collect()
     }

@@ -11,6 +11,7 @@ mod examples;
 mod help;
 pub(crate) mod interrupt;
 pub mod lexer;
+mod scope;
 mod value;
 
 pub(crate) use breakpoint::breakpoint;
@@ -19,14 +20,15 @@ pub use complete::Completion;
 pub use examples::library as library_example;
 pub use help::example;
 
-use crate::boundary::{Guarded, caught, memory_limit};
-use crate::errors::{self, RecipeError};
+use crate::args::show;
+use crate::boundary::{Guarded, caught, memory_limit, recipe_line};
+use crate::errors::{self, Cause, RecipeError};
 use crate::functions::host as host_of;
 use crate::host::Host;
-use crate::no_tail_calls;
 use crate::run::Run;
 use crate::runtime::{Failed, Place, Runtime};
 use crate::tensor::Tensor;
+use crate::{library_env, no_tail_calls};
 use breakpoint::Frame;
 use mlua::{Error as LuaError, Function, Lua, MultiValue, Table, Value};
 use perilune_core::HostTensor;
@@ -76,7 +78,7 @@ impl Console {
 
     fn over(lua: &Lua, name: &str) -> mlua::Result<Console> {
         let declared = lua.create_table()?;
-        let env = scope(lua, declared.clone())?;
+        let env = scope::scope(lua, declared.clone())?;
         interrupt::listen(lua)?;
         let host = host_of(lua)?;
         *host.scratch.borrow_mut() = Some(env.clone());
@@ -91,7 +93,7 @@ impl Console {
         let base = match known {
             Some(base) => base,
             None => {
-                let base = scope(lua, declared.clone())?;
+                let base = scope::scope(lua, declared.clone())?;
                 interrupt::listen(lua)?;
                 *host.scratch.borrow_mut() = Some(base.clone());
                 base
@@ -133,6 +135,41 @@ impl Console {
         env.set_metatable(Some(meta))?;
         let (lua, lines, at) = (lua.clone(), RefCell::default(), Cell::new(0));
         Ok(Console { lua, host, env, base, frame: Some(frame), declared, name: "breakpoint".into(), lines, at })
+    }
+
+    /// Whether a name has a value at the prompt.
+    pub fn knows(&self, name: &str) -> bool {
+        self.resolve(name).is_some()
+    }
+
+    /// Describes tensors that were recorded and not computed, after an interrupt; `None` if there are none.
+    pub fn unevaluated(&self) -> Option<String> {
+        let engine = self.host.engine.borrow();
+        let pending = |r: &crate::tensor::Ref| match r {
+            crate::tensor::Ref::Node(h) => engine.is_pending(*h),
+            crate::tensor::Ref::State(_) => false,
+        };
+        let count = engine.pending_handles();
+        let mut names: Vec<String> = Vec::new();
+        for (name, value) in self.base.pairs::<String, Value>().flatten() {
+            if let Some(t) = value.as_userdata().and_then(|u| u.borrow::<Tensor>().ok())
+                && pending(&t.what)
+            {
+                names.push(name);
+            }
+        }
+        names.sort();
+        let last = names.last()?;
+        let (are, them) = if names.len() == 1 { ("is", "it") } else { ("are", "them") };
+        let more = match count.saturating_sub(names.len()) {
+            0 => String::new(),
+            n => format!(" and {n} more"),
+        };
+        let list = names.join(", ");
+        Some(format!(
+            "{list}{more} {are} recorded and not computed: a line that reads {them}, or the next step, computes {them}; {last} = nil drops {}",
+            if names.len() == 1 { "it" } else { "one" }
+        ))
     }
 
     /// Returns the names of the locals at a breakpoint.
@@ -204,7 +241,7 @@ impl Console {
                 "" => MultiValue::new(),
                 _ => console.run_line(expression)?.0,
             };
-            let require: Function = console.lua.globals().raw_get("require")?;
+            let require = library_env::function(&console.lua, "require")?;
             let module: Table = require.call("perilune.prompt")?;
             let f: Function = module.get(function)?;
             let mut args = MultiValue::from_vec(vec![Value::Table(console.base.clone())]);
@@ -226,8 +263,15 @@ impl Console {
                     Value::UserData(u) if u.is::<Tensor>() => {
                         crate::table::read(&console.lua, &*u.borrow::<Tensor>()?)?
                     }
+                    Value::Nil | Value::String(_) | Value::Function(_) | Value::Thread(_) => {
+                        let message =
+                            format!(":plot: the value is {}; it draws tensors and lists of numbers", show(&v));
+                        let cure = Some("as in :plot x, or :plot { 1, 4, 9 }".into());
+                        return Err(recipe_line::raised(&console.lua, message, cure, Cause::Recipe));
+                    }
                     other => {
-                        let made = crate::table::tensor(&console.lua, (other, Value::Nil))?;
+                        let made = crate::table::tensor(&console.lua, (other, Value::Nil));
+                        let made = made.map_err(errors::without_line)?;
                         crate::table::read(&console.lua, &made)?
                     }
                 };
@@ -372,52 +416,5 @@ impl Console {
     pub fn find(&self, path: &str) -> PathBuf {
         let (here, beside) = (PathBuf::from(path), self.place().at(path));
         if here.exists() || !beside.exists() { here } else { beside }
-    }
-}
-
-/// Makes the table of the prompt's globals, over those of recipes.
-fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
-    let (env, meta) = (lua.create_table()?, lua.create_table()?);
-    meta.raw_set("__index", Guarded(lua).create_function(undefined(declared))?)?;
-    meta.raw_set("__metatable", false)?;
-    env.set_metatable(Some(meta))?;
-    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
-    env.raw_set("pl", loaded.raw_get::<Value>("perilune")?)?;
-    // Lines of the prompt may require files of the current directory; recipes only files of their folder.
-    env.raw_set(
-        "require",
-        Guarded(lua).create_function(|lua, name: String| crate::loader::require_from(lua, name, true))?,
-    )?;
-    env.raw_set("help", Guarded(lua).create_function(help::help)?)?;
-    Ok(env)
-}
-
-/// Resolves a name that the prompt's environment lacks: a global, nil if it was declared, else an error.
-fn undefined(declared: Table) -> impl Fn(&Lua, (Table, Value)) -> mlua::Result<Value> {
-    move |lua, (env, key)| {
-        let globals = lua.globals();
-        let found: Value = globals.raw_get(key.clone())?;
-        if !found.is_nil() || declared.raw_get::<bool>(key.clone())? {
-            return Ok(found);
-        }
-        let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
-        let mut known = Vec::new();
-        for table in [&env, &globals] {
-            known.extend(
-                table.pairs::<Value, Value>().flatten().filter_map(|(k, _)| Some(k.as_string()?.to_string_lossy())),
-            );
-        }
-        let hint = match name.as_str() {
-            "os" | "io" | "debug" | "package" => {
-                Some("code at the prompt has no access to the system either; :load and :edit read files".into())
-            }
-            "run" => Some("there is a run where the prompt has a recipe: perilune repl RECIPE".into()),
-            "_" => Some("_ is the first result of the last line that had one".into()),
-            _ if perilune_core::ops::by_name(&name).is_some_and(|o| !o.sig.is_empty()) => {
-                Some(format!("write pl.{name}"))
-            }
-            _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
-        };
-        Err(errors::argument(&host_of(lua)?, lua, "", format!("'{name}' is not defined"), hint))
     }
 }

@@ -27,7 +27,7 @@ pub fn show(lua: &Lua, v: &Value) -> mlua::Result<String> {
 }
 
 pub fn tostring(lua: &Lua, v: &Value) -> mlua::Result<String> {
-    let f: Function = lua.globals().raw_get("tostring")?;
+    let f = crate::library_env::function(lua, "tostring")?;
     Ok(f.call::<mlua::LuaString>(v)?.to_string_lossy())
 }
 

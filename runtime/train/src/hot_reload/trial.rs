@@ -107,7 +107,7 @@ impl TrainingLoop<'_> {
         }
     }
 
-    /// Writes the present params to the records that a resume reads.
+    /// Writes the present params and sizes to the records that a resume reads.
     pub fn store_params(&mut self) -> Result<()> {
         let params = params::to_json(&self.params);
         if let Err(error) = self.checkpoints.rechoose(&self.run) {
@@ -115,7 +115,12 @@ impl TrainingLoop<'_> {
         }
         self.checkpoints.set_params(params.clone());
         let defaults = self.reloader.as_ref().map(|r| json!(r.defaults()));
-        let fields = [("params", params), ("steps", self.run.steps().into())];
+        let fields = [
+            ("params", params),
+            ("steps", self.run.steps().into()),
+            ("parameters", self.run.num_parameters().into()),
+            ("frozen_parameters", self.run.num_frozen().into()),
+        ];
         let fields = fields.into_iter().chain(defaults.map(|d| ("defaults", d)));
         self.reporter.dir.as_mut().map_or(Ok(()), |d| d.update_soon(fields))
     }
