@@ -181,7 +181,7 @@ fn transposed_convolutions_run_on_cudnn_and_one_dimensional_ones_are_products() 
     };
     assert_eq!(names("conv_transpose2d", &[2, 16, 9, 9], &[16, 24, 3, 3]), ["conv2d_backward_input"]);
     assert_eq!(names("conv1d", &[2, 16, 9], &[24, 16, 3]), ["matmul"]);
-    assert_eq!(names("conv_transpose1d", &[2, 16, 9], &[16, 24, 3]), ["matmul"]);
+    assert_eq!(names("conv_transpose1d", &[2, 16, 9], &[16, 24, 3]), ["matmul", "col2im", "col2im"]);
 }
 
 #[test]
