@@ -6,6 +6,7 @@
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local combine = require "perilune.train.combine"
 
 local metrics = {}
 
@@ -92,11 +93,36 @@ function metrics.f1(scores, target, opts)
   return (f1 * actual):sum() / actual:sum()
 end
 
----Computes the perplexity: exp of a mean cross-entropy in nats.
+---Makes a metric that is a function of means over batches, for what has no mean of its own: perplexity, a root, a ratio.
+---Evaluations and accumulating steps average `mean` over their batches, by weight, and call `finish` once on the result:
+---  metrics.new { mean = loss, finish = function(m) return m:exp() end }
+---  metrics.new { mean = { hit = hit, all = all }, finish = function(m) return m.hit / m.all end }
+---@param of {mean: perilune.Tensor|table<string, perilune.Tensor>, finish: fun(mean: any): perilune.Tensor}
+---@return perilune.Tensor # scalar: the metric of this batch; what is computed from it is averaged like any tensor
+function metrics.new(of)
+  local o = check.options("metrics.new", of, {}, { mean = "tensor|table", finish = "function" })
+  check.required("metrics.new", o, { "mean", "finish" })
+  local function scalar(value, name)
+    if pl.is_tensor(value) and value:numel() == 1 then return end
+    local got = pl.is_tensor(value) and ("a tensor of shape {%s}"):format(table.concat(value.shape, ", ")) or check.show(value)
+    pl.error("metrics.new", ("%s is %s"):format(name, got), "give a scalar tensor, the mean over the batch, or a table of them by name")
+  end
+  if not pl.is_tensor(o.mean) and next(o.mean) ~= nil then
+    for name, value in pairs(o.mean) do
+      if type(name) ~= "string" then pl.error("metrics.new", ("mean has the key %s"):format(check.show(name)), "name the means: mean = { hit = hit }") end
+      scalar(value, "mean." .. name)
+    end
+  else
+    scalar(o.mean, "mean")
+  end
+  return combine.new(o.mean, o.finish)
+end
+
+---Computes the perplexity: exp of a mean cross-entropy in nats. Over batches it is exp of the mean over all of them.
 ---@param loss perilune.Tensor
 ---@return perilune.Tensor
 function metrics.perplexity(loss)
-  return loss:exp()
+  return combine.new(loss, function(mean) return mean:exp() end)
 end
 
 ---@param op string
@@ -120,12 +146,12 @@ function metrics.mse(prediction, target)
   return (residual("metrics.mse", prediction, target) ^ 2):mean()
 end
 
----Computes the root mean squared error. Its mean over batches is not that of the split: evaluate in one batch, or average mse.
+---Computes the root mean squared error. Over batches it is the root of the mean over all of them.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
 function metrics.rmse(prediction, target)
-  return (residual("metrics.rmse", prediction, target) ^ 2):mean():sqrt()
+  return combine.new((residual("metrics.rmse", prediction, target) ^ 2):mean(), function(mean) return mean:sqrt() end)
 end
 
 ---Computes the mean absolute error.
@@ -137,7 +163,7 @@ function metrics.mae(prediction, target)
 end
 
 ---Computes R^2, the fraction of the variance of the target that is explained: 1 is perfect, 0 is as good as the mean.
----As for rmse, its mean over batches is not that of the split.
+---Its mean over batches is not that of the split: evaluate in one batch.
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
 ---@return perilune.Tensor
@@ -155,6 +181,7 @@ function metrics.throughput(count, seconds)
 end
 
 ---@class perilune.Mean
+---@field rules table<string, perilune.train.Rule> of metrics that are functions of means
 ---@field parts {values: table<string, perilune.Tensor|number>, count: number|perilune.Tensor}[]
 local Mean = {}
 local mean_meta = { __index = Mean }
@@ -163,14 +190,15 @@ local mean_meta = { __index = Mean }
 ---  local mean = metrics.Mean(); mean:add({ loss = loss }, 64); mean:result().loss
 ---@return perilune.Mean
 function metrics.Mean()
-  return setmetatable({ parts = {} }, mean_meta)
+  return setmetatable({ parts = {}, rules = {} }, mean_meta)
 end
 
 ---Adds a batch: numbers or evaluated scalar tensors by name, and the number of samples that they are means over.
+---Metrics such as perplexity, which are functions of means, are combined as such.
 ---@param values table<string, perilune.Tensor|number>
 ---@param count number|perilune.Tensor
 function Mean:add(values, count)
-  self.parts[#self.parts + 1] = { values = values, count = count }
+  self.parts[#self.parts + 1] = { values = combine.split(values, self.rules), count = count }
 end
 
 ---@param value perilune.Tensor|number
@@ -196,7 +224,7 @@ function Mean:result()
     end
   end
   for name, sum in pairs(sums) do sums[name] = sum / counts[name] end
-  return sums, total
+  return combine.join(sums, self.rules), total
 end
 
 return metrics

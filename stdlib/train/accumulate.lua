@@ -9,6 +9,7 @@
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local combine = require "perilune.train.combine"
 local tree = require "perilune.tree"
 
 ---@class perilune.Accumulator
@@ -16,6 +17,7 @@ local tree = require "perilune.tree"
 ---@field fp16 boolean
 ---@field loss any sum of weight * loss; with a single batch the loss
 ---@field metrics table<string, any> sums of weight * metric; with a single batch the metrics
+---@field rules table<string, perilune.train.Rule> of metrics that are functions of means
 ---@field total any sum of the weights
 ---@field unit any fp16: the first weight, which every loss is divided by before the backward pass
 ---@field weight any of the current micro-batch
@@ -61,6 +63,7 @@ function Accumulator:add(metrics)
     return
   end
   self.loss = add(self.loss, self.sum, 1)
+  metrics = combine.split(metrics, self.rules)
   for _, name in ipairs(tree.names(metrics)) do self.metrics[name] = add(self.metrics[name], metrics[name], self.weight) end
   self.total = self.total and self.total + self.weight or self.weight
 end
@@ -79,7 +82,7 @@ function Accumulator:means()
   if self.single then return self.loss, self.metrics end
   local loss, metrics = self.loss / self.total --[[@as perilune.Tensor]], {} ---@type perilune.Tensor, table<string, any>
   for _, name in ipairs(tree.names(self.metrics)) do metrics[name] = self.metrics[name] / self.total end
-  return loss, metrics
+  return loss, combine.join(metrics, self.rules)
 end
 
 ---Starts the sums of a step of `n` micro-batches.
@@ -87,5 +90,5 @@ end
 ---@param fp16 boolean whether a loss scaler multiplies the terms
 ---@return perilune.Accumulator
 return function(n, fp16)
-  return setmetatable({ single = n == 1, fp16 = fp16, metrics = {} }, meta)
+  return setmetatable({ single = n == 1, fp16 = fp16, metrics = {}, rules = {} }, meta)
 end

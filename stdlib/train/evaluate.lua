@@ -4,6 +4,7 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
+local combine = require "perilune.train.combine"
 local format = require "perilune.train.format"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
@@ -50,8 +51,8 @@ local function record_batch(run, loader, k)
 end
 
 ---Computes the loss and metrics over a whole split, as plain numbers.
----Means over its batches, weighted as micro-batches are; without gradients, in evaluation mode, with the averaged weights if
----the recipe has `ema`. Weights and modes are restored, also after an error.
+---Means over its batches, weighted as micro-batches are, and functions of means (`metrics.new`); without gradients, in evaluation
+---mode, with the averaged weights if the recipe has `ema`. Weights and modes are restored, also after an error.
 ---@param split string? "valid" by default
 ---@param limit integer? maximum number of batches
 ---@return table<string, number>
@@ -74,23 +75,24 @@ function Run:evaluate(split, limit)
   local _unswap <close> = scope.finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
+  local rules = {} ---@type table<string, perilune.train.Rule>
   for k = 0, batches - 1 do
     local weight
     local values = scope.evaluate(function()
       local _placed <close> = scope.at_place(self)
       local all, w = record_batch(self, loader, k)
-      weight = w
+      all, weight = combine.split(all, rules), w
       if pl.is_tensor(weight) then all.weight, weight = weight, nil end
       return all
     end)
     weight, values.weight = weight or values.weight, nil
-    local named = { loss = values.loss }
-    for key, value in pairs(values) do
-      if key ~= "loss" then named[key:sub(2)] = value end
-    end
-    mean:add(named, weight)
+    mean:add(values, weight)
   end
-  local result = mean:result()
+  local means = combine.join(mean:result(), rules)
+  local result = { loss = means.loss } ---@type table<string, number>
+  for key, value in pairs(means) do
+    if key ~= "loss" then result[key:sub(2)] = value end
+  end
   watch(self, split, result)
   return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, format.metrics(r.loss, r)) end })
 end

@@ -59,6 +59,28 @@ describe("numbers", function()
     expect(metrics.throughput(100, 0)):to_be(0)
   end)
 
+  it("metrics that are functions of means combine as such", function()
+    local mean = metrics.Mean()
+    for _, loss in ipairs { 0.0, 3.0 } do
+      local own = metrics.new { mean = { a = pl.tensor(loss), b = pl.tensor(2.0) }, finish = function(m) return m.a / m.b end }
+      expect(own:item()):to_be_near(loss / 2)
+      mean:add({ perplexity = metrics.perplexity(pl.tensor(loss)), own = own, twice = metrics.perplexity(pl.tensor(loss)) * 2 }, 1 + loss)
+    end
+    local result = mean:result()
+    expect(result.perplexity):to_be_near(math.exp(12 / 5), 1e-4)
+    expect(result.own):to_be_near(12 / 10)
+    expect(result.twice):to_be_near((2 + 8 * math.exp(3)) / 5, 1e-2)
+  end)
+
+  it("errors of metrics.new", function()
+    expect(function() metrics.new { mean = pl.ones { 2 }, finish = function(m) return m end } end):to_raise "mean is a tensor of shape {2}"
+    expect(function() metrics.new { mean = {}, finish = function(m) return m end } end):to_raise "mean is a table"
+    expect(function() metrics.new { mean = { pl.tensor(1.0) }, finish = function(m) return m end } end):to_raise "mean has the key 1"
+    expect(function() metrics.new { mean = pl.tensor(1.0) } end):to_raise "option 'finish' is missing"
+    expect(function() metrics.new { mean = pl.tensor(1.0), finish = function() return 1 end } end):to_raise "finish returned 1"
+    expect(function() metrics.new { means = pl.tensor(1.0), finish = function(m) return m end } end):to_raise "Did you mean 'mean'"
+  end)
+
   it("means over batches of several sizes", function()
     local mean = metrics.Mean()
     mean:add({ loss = pl.tensor(1.0), accuracy = 0.5 }, 10)

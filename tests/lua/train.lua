@@ -71,6 +71,26 @@ describe("a run", function()
     end
   end)
 
+  it("metrics that are functions of means combine over batches and micro-batches", function()
+    local function loss(model, batch)
+      local logits = model(batch.x)
+      local mean = pl.cross_entropy(logits, batch.y)
+      local square = (logits ^ 2):mean()
+      return mean, { perplexity = metrics.perplexity(mean * 5), rms = metrics.new { mean = { square = square }, finish = function(m) return m.square:sqrt() end } }
+    end
+    local split = train.new(recipe_of { loss = loss })
+    local result = split:evaluate "valid"
+    expect(result.perplexity):to_be_near(math.exp(5 * result.loss), 1e-3)
+    local evaluated = train.new(recipe_of { evaluate = function(model, batch) return (select(2, loss(model, batch))) end }):evaluate "valid"
+    expect(evaluated.perplexity):to_be(result.perplexity)
+    expect(evaluated.rms):to_be(result.rms)
+    expect(evaluated.loss):to_be(nil)
+    local step = train.new(recipe_of { loss = loss, accumulate = 3 }):step()
+    expect(step.metrics.perplexity:item()):to_be_near(math.exp(5 * step.loss:item()), 1e-3)
+    local one = train.new(recipe_of { loss = loss }):step()
+    expect(one.metrics.perplexity:item()):to_be_near(math.exp(5 * one.loss:item()), 1e-3)
+  end)
+
   it("evaluates the mean over samples, not over batches", function()
     local run = train.new(recipe_of())
     local whole = recipe_of { data = function(p)

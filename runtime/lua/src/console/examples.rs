@@ -138,6 +138,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("metrics.f1", "pl.metrics.f1(pl.randn({40, 3}), pl.randint(0, 3, {40}), { average = \"micro\" })"),
     ("metrics.mae", "pl.metrics.mae(pl.randn({4}), pl.randn({4}))"),
     ("metrics.mse", "pl.metrics.mse(pl.randn({4}), pl.randn({4}))"),
+    ("metrics.new", "pl.metrics.new { mean = pl.tensor(2.3), finish = function(m) return m:exp() end }"),
     ("metrics.perplexity", "pl.metrics.perplexity(pl.tensor(2.3))"),
     ("metrics.r2", "pl.metrics.r2(pl.randn({4}), pl.randn({4}))"),
     ("metrics.rmse", "pl.metrics.rmse(pl.randn({4}), pl.randn({4}))"),
