@@ -256,7 +256,7 @@ fn every_attack_is_contained() {
     std::fs::write(beside.path("work/neutral.lua"), "return require \"base\" { params = { steps = 20 } }").unwrap();
     let weights = neutral(&beside);
     let (next, broken) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
-    let threads = std::thread::available_parallelism().map_or(2, |n| n.get() / 2).clamp(2, 8);
+    let threads = std::thread::available_parallelism().map_or(2, |n| n.get()).clamp(2, 16);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
