@@ -73,8 +73,8 @@ pub fn is(op: &Op) -> bool {
 }
 
 /// Whether a node is a convolution that cuDNN can run, with its bias if it has one. Asymmetric padding ("same" with an even
-/// kernel) is left to the decomposition, as are images of one row without groups: products of their windows take half the
-/// time (kernel 3, 256 channels, H100).
+/// kernel) is left to the decomposition, as are images of one row without groups: products of their windows take 2.4 ms where
+/// cuDNN takes 2.7 (forward and backward of 32 x 256 x 4096, kernel 3, with a bias, H100).
 pub fn has_kernel(node: &Node) -> bool {
     let rows_differ = || node.attrs.chunks(2).take(4).zip([1, 0, 0, 1]).any(|(option, plain)| option[0] != plain);
     let has_rows = || node.shape.dims()[2] > 1 || node.attrs[8] > 1 || rows_differ();
