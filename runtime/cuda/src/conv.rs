@@ -73,20 +73,12 @@ pub fn is(op: &Op) -> bool {
 }
 
 /// Whether a node is a convolution that cuDNN can run, with its bias if it has one. Asymmetric padding ("same" with an even
-/// kernel) is left to the decomposition, as are images of one row without groups: products of their windows take 2.4 ms where
-/// cuDNN takes 2.7 (forward and backward of 32 x 256 x 4096, kernel 3, with a bias, H100).
+/// kernel) is left to the decomposition.
 pub fn has_kernel(node: &Node) -> bool {
-    kind(node.op).is_some_and(|kind| !is_of_one_row(kind, node) || node.attrs[8] > 1)
+    kind(node.op).is_some()
         && matches!(node.dtype, DType::BF16 | DType::F16)
         && node.shape.numel() > 0
         && pair(&node.attrs, 1) == pair(&node.attrs, 2)
-}
-
-/// Whether a convolution is certainly of images of one row, judged by its options and its result: a gradient of a weight (1, 1)
-/// may be of any images.
-fn is_of_one_row(kind: Kind, node: &Node) -> bool {
-    let plain = node.attrs.chunks(2).take(4).zip([1, 0, 0, 1]).all(|(option, plain)| option[0] == plain);
-    plain && node.shape.dims()[2] == 1 && (kind != Kind::Weight || node.shape.dims()[3] > 1)
 }
 
 /// Whether the result can be stored through `layout`.

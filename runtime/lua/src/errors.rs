@@ -77,7 +77,8 @@ pub fn left_breakpoint(host: &Rc<Host>, lua: &mlua::Lua) -> LuaError {
     LuaError::external(Raised { cause: Cause::LeftBreakpoint, ..raised })
 }
 
-/// Raises [`Cause::FirstStep`] after a step of a plain script, if only one is wanted ([`crate::Runtime::until_first_step`]).
+/// Ends a plain script after its first step, by an error with [`Cause::FirstStep`], if it runs under
+/// [`crate::Runtime::until_first_step`].
 pub fn end_of_step(host: &Rc<Host>, lua: &mlua::Lua) -> mlua::Result<()> {
     let is_recipe = || lua.app_data_ref::<Params>().is_some_and(|p| p.recipe.is_some());
     if !host.first_step_only.get() || is_recipe() {
