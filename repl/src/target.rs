@@ -2,8 +2,8 @@
 
 use perilune_core::byte_size::{amount, show};
 use perilune_core::error::did_you_mean;
+use perilune_cuda::OfflineTarget;
 use perilune_cuda::launch::Props;
-use perilune_cuda::offline_target::OfflineWithDnn;
 use perilune_plan::{Backend, estimate::Estimate};
 use std::sync::Arc;
 
@@ -61,7 +61,7 @@ impl Target {
 
     /// Opens a backend that plans for the GPU.
     pub fn open(&self) -> Arc<dyn Backend> {
-        Arc::new(Estimate::new(Arc::new(OfflineWithDnn(self.props)), self.bytes))
+        Arc::new(Estimate::new(Arc::new(OfflineTarget { props: self.props, cudnn: true }), self.bytes))
     }
 }
 

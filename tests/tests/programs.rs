@@ -268,7 +268,7 @@ fn lines(name: &str, hashes: Option<&Hashes>, make: impl Fn(Box<dyn Backend>) ->
     let mut out = Lines::new();
     for props in GPUS {
         let target = format!("sm_{}{}", props.arch.0, props.arch.1);
-        let programs = make(Box::new(OfflineTarget(props)));
+        let programs = make(Box::new(OfflineTarget::new(props)));
         assert!(!programs.is_empty(), "{name} compiles nothing");
         let mut works = Vec::new();
         for p in &programs {

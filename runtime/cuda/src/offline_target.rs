@@ -14,62 +14,22 @@ use std::sync::Arc;
 
 /// A target GPU that plans and emits texts, but computes nothing.
 #[derive(Clone, Copy, Debug)]
-pub struct OfflineTarget(pub Props);
+pub struct OfflineTarget {
+    pub props: Props,
+    /// Whether it has cuDNN: convolutions have kernels then, and images may be stored channels last.
+    pub cudnn: bool,
+}
 
-impl Default for OfflineTarget {
-    fn default() -> Self {
-        OfflineTarget(Props::H200)
+impl OfflineTarget {
+    /// Without cuDNN.
+    pub fn new(props: Props) -> Self {
+        OfflineTarget { props, cudnn: false }
     }
 }
 
-/// The same with cuDNN's convolutions, as an installed GPU plans.
-#[derive(Clone, Copy, Debug)]
-pub struct OfflineWithDnn(pub Props);
-
-impl Backend for OfflineWithDnn {
-    fn name(&self) -> &str {
-        "cuda"
-    }
-
-    fn describe(&self) -> String {
-        OfflineTarget(self.0).describe()
-    }
-
-    fn has_kernel(&self, node: &Node) -> bool {
-        executable::has_kernel(node, &self.0) || conv::has_kernel(node)
-    }
-
-    fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
-        let kernels = [crate::attention::can_store_layout, conv::can_store_layout, library::pool::can_store_layout];
-        kernels.iter().any(|writes| writes(node, output, layout))
-    }
-
-    fn row_bytes(&self) -> Option<usize> {
-        OfflineTarget(self.0).row_bytes()
-    }
-
-    fn fills_rows(&self) -> bool {
-        true
-    }
-
-    fn defers_index_faults(&self) -> bool {
-        true
-    }
-
-    fn alloc(&self, _: &BufferDesc) -> Result<Buffer> {
-        nothing()
-    }
-
-    fn upload(&self, _: &BufferDesc, _: &[u8]) -> Result<Buffer> {
-        nothing()
-    }
-
-    fn download(&self, _: &Buffer) -> Result<Vec<u8>> {
-        nothing()
-    }
-
-    fn compile(&self, _: Arc<Program>) -> Result<Box<dyn Executable>> {
-        nothing()
+impl Default for OfflineTarget {
+    fn default() -> Self {
+        OfflineTarget::new(Props::H200)
     }
 }
 
@@ -83,16 +43,18 @@ impl Backend for OfflineTarget {
     }
 
     fn describe(&self) -> String {
-        let (major, minor) = self.0.arch;
-        format!("a GPU (sm_{major}{minor}, {} SMs)", self.0.sms)
+        let (major, minor) = self.props.arch;
+        format!("a GPU (sm_{major}{minor}, {} SMs)", self.props.sms)
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
-        executable::has_kernel(node, &self.0)
+        executable::has_kernel(node, &self.props) || (self.cudnn && conv::has_kernel(node))
     }
 
     fn can_store_layout(&self, node: &Node, output: usize, layout: &Layout) -> bool {
+        let own = [conv::can_store_layout, library::pool::can_store_layout];
         crate::attention::can_store_layout(node, output, layout)
+            || (self.cudnn && own.iter().any(|stores| stores(node, output, layout)))
     }
 
     fn row_bytes(&self) -> Option<usize> {
@@ -108,7 +70,7 @@ impl Backend for OfflineTarget {
     }
 
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
-        Some(text(program, k, &self.0))
+        Some(text(program, k, &self.props))
     }
 
     fn alloc(&self, _: &BufferDesc) -> Result<Buffer> {

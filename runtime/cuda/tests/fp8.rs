@@ -17,7 +17,7 @@ fn plan_for(s: &Sketch, root: NodeId, arch: (u32, u32)) -> Program {
     let request = Request { roots: vec![root], state_writes: Vec::new(), ..Request::default() };
     let mut tracer = Tracer::default();
     tracer.run(&s.g, &request, |_| None);
-    let gpu = OfflineTarget(Props { arch, ..Props::H200 });
+    let gpu = OfflineTarget::new(Props { arch, ..Props::H200 });
     let p = perilune_plan::pipeline::plan(&s.g, &tracer, &request, Options::default(), &gpu).unwrap();
     perilune_plan::check::check(&p).unwrap();
     p
