@@ -5,6 +5,7 @@
 -- moment. Defaults and arithmetic are those of torch.optim.Adafactor: steps relative to the weights, rate min(lr, 1 / sqrt(t)),
 -- update clipped to rms d.
 
+local pl = require "perilune"
 local base = require "perilune.optim.base"
 
 local rule = { name = "adafactor" } ---@class perilune.AdafactorRule: perilune.Rule
@@ -25,6 +26,8 @@ function rule.slots(w)
   return { row = base.zeros(w, row), column = base.zeros(w, column) }
 end
 
+function rule.uses_step() return true end
+
 function rule.update(w, g, s, o, lr, step)
   local fresh = step ^ o.beta2_decay -- weight of this gradient in the second moment
   local tiny = w.dtype == "f64" and 2.220446049250313e-16 or 1.1920928955078125e-07
@@ -41,7 +44,8 @@ function rule.update(w, g, s, o, lr, step)
     v = row * column / row:mean(-2, { keepdim = true }):clamp(tiny)
   end
   local update = g * v:clamp(tiny * tiny):rsqrt()
-  local rate = rms(w):clamp(o.eps) * math.min(lr, 1 / math.sqrt(step))
+  local bounded = pl.is_tensor(step) and step:rsqrt():clamp(nil, lr) or math.min(lr, 1 / math.sqrt(step)) ---@type any
+  local rate = rms(w):clamp(o.eps) * bounded
   local bound = (rms(update) / o.d):clamp(1)
   w:assign(w * (1 - lr * o.weight_decay) - update * (rate / bound))
 end

@@ -19,12 +19,15 @@ local function fused(ws, gs, ss, o, lr, step, weight_decay)
     { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
 end
 
-local adamw = { name = "adamw", slots = slots, device_step = true }
+-- The bias correction of a parameter depends on the number of its updates.
+local function uses_step() return true end
+
+local adamw = { name = "adamw", slots = slots, uses_step = uses_step }
 function adamw.update_all(ws, gs, ss, o, lr, step)
   fused(ws, gs, ss, o, lr, step, o.weight_decay)
 end
 
-local adam = { name = "adam", slots = slots, device_step = true }
+local adam = { name = "adam", slots = slots, uses_step = uses_step }
 function adam.update_all(ws, gs, ss, o, lr, step)
   if o.weight_decay ~= 0 then
     for i, w in ipairs(ws) do gs[i] = gs[i] + w * o.weight_decay end

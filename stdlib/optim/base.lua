@@ -2,7 +2,11 @@
 --
 -- An optimizer is a list of parameters, each with the options of its group, its slots (States such as moments) and a rule. A
 -- rule defines the slots of a parameter and records one update; adam.lua and the other files of this folder define rules. A
--- step reads nothing back. The learning rate and the step count are run-time inputs of the plan.
+-- step reads nothing back. The learning rate and the counts of updates are run-time inputs of the plan.
+--
+-- Each parameter has a count of its updates, on which bias correction depends (Kingma and Ba, 2015): moments that start at zero
+-- in step 1,000 need the correction of a first update. On the host the count of a parameter is `count - missed`. A loss scaler
+-- decides on the device whether an update takes effect, so with one the count is a slot, the State `step`.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -10,22 +14,36 @@ local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local clip = require "perilune.optim.clip"
+local groups = require "perilune.optim.groups"
 local schedule = require "perilune.optim.schedule"
 
 ---@class perilune.Rule
 ---@field name string first component of the path of its slots
 ---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> returns the initial values
----@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? `step` counts from 1: a number, or with `device_step` perhaps a scalar tensor
+---@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? `step` counts the updates of the parameter from 1: a number, or a scalar tensor if `uses_step`
 ---@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? replaces `update`: updates many parameters at once; may modify the lists
----@field device_step boolean? whether `step` may be a scalar tensor: with a loss scaler the number of successful updates is on the device
+---@field uses_step (fun(options: any): boolean)? whether updates depend on `step`
+
+---@class perilune.Parameter
+---@field path string
+---@field state perilune.State
+---@field rule perilune.Rule
+---@field options any of the rule
+---@field group table<string, any> options of its group
+---@field lr (number|perilune.Schedule)? its rate, if it is not the group's
+---@field slots table<string, perilune.State>
+---@field missed integer updates of the optimizer in which it had no gradient
 
 ---@class perilune.Optimizer
 ---@field kind string
 ---@field count integer updates done
----@field groups {options: table, params: table[]}[]
+---@field absences integer sum of `missed` over all parameters
+---@field groups {options: table, params: perilune.Parameter[]}[]
 ---@field clip_norm number?
 ---@field clip_value number?
 ---@field place integer source location of the recipe line that made it
+---@field scope table? the training step in which it was made
+---@field on_device boolean? whether its parameters count their updates on the device
 ---@field measured boolean? whether a step computes the norm of all gradients although nothing is clipped
 ---@field norm perilune.Tensor? that norm, of the step being recorded
 local Optimizer = {}
@@ -43,73 +61,16 @@ end
 
 local base = {}
 
+---The training step being recorded, with the optimizers that its run saves; nil outside of one.
+---@type {known: table<perilune.Optimizer, boolean>}?
+base.scope = nil
+
 ---Makes the zero value of a slot: f32, or f64 for f64 weights.
 ---@param weight perilune.State
 ---@param shape integer[]?
 ---@return perilune.Tensor
 function base.zeros(weight, shape)
   return pl.zeros(shape or weight.shape, { dtype = weight.dtype == "f64" and "f64" or "f32" })
-end
-
-local function is_group(value)
-  return type(value) == "table" and not pl.is_tensor(value) and not getmetatable(value) and value.state == nil
-end
-
----Whether `target` is a list of groups: one of its parts is a plain table that is neither a State nor { path =, state = }.
-local function has_groups(target)
-  if type(target) ~= "table" or getmetatable(target) then return false end
-  for _, part in ipairs(target) do
-    if is_group(part) then return true end
-  end
-  return false
-end
-
----Resolves groups to { entries =, given = }. The `params` of a group is a list, a module, a function (path, state) -> boolean, or
----nil for all remaining parameters; the last two need the model: { model = model, { params = f, weight_decay = 0 }, {} }.
-local function read_groups(op, target)
-  local left, out = {}, {}
-  if target.model then
-    for _, entry in ipairs(clip.entries(op, target.model)) do left[#left + 1] = entry end
-  end
-  for i, group in ipairs(target) do
-    if not is_group(group) then pl.error(op, ("group %d is %s"):format(i, check.show(group)), "a group is { params = ..., lr = ... }") end
-    local given, want = {}, group.params
-    for k, v in pairs(group) do
-      if k ~= "params" then given[k] = v end
-    end
-    local entries = {}
-    if want == nil or check.is(want, "function") and not (getmetatable(want) and want.forward) then
-      if not target.model then
-        pl.error(op, ("group %d selects by a function, but no model is given"):format(i),
-          "add it to the groups: { model = model, { params = function(path, state) ... end }, {} }")
-      end
-      local rest = {}
-      for _, entry in ipairs(left) do
-        if want == nil or want(entry.path, entry.state) then entries[#entries + 1] = entry else rest[#rest + 1] = entry end
-      end
-      left = rest
-    else
-      local path_of = {}
-      for _, entry in ipairs(left) do path_of[entry.state] = entry.path end
-      local taken = {}
-      for _, entry in ipairs(clip.entries(op, want)) do
-        taken[entry.state] = true
-        local path = target.model and path_of[entry.state] or tree.join(tostring(i), entry.path)
-        entries[#entries + 1] = { path = path, state = entry.state }
-      end
-      local rest = {}
-      for _, entry in ipairs(left) do
-        if not taken[entry.state] then rest[#rest + 1] = entry end
-      end
-      left = rest
-    end
-    out[i] = { entries = entries, given = given }
-  end
-  if #left > 0 then
-    pl.error(op, ("%d parameters are in no group, the first is '%s'"):format(#left, left[1].path),
-      "add a last group without `params`, or freeze them: state.trainable = false")
-  end
-  return out
 end
 
 local common = { clip_norm = "number", clip_value = "number" }
@@ -152,13 +113,8 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
   for k in pairs(defaults) do shared[k] = o[k] end
   for k in pairs(group_loose) do shared[k] = o[k] end
 
-  local parsed
-  if has_groups(target) then
-    parsed = read_groups(op, target)
-  else
-    parsed = { { entries = clip.entries(op, target), given = {} } }
-  end
-  local self = setmetatable({ kind = kind, count = 0, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = native.place() }, meta)
+  local parsed = groups.read(op, target)
+  local self = setmetatable({ kind = kind, count = 0, absences = 0, scope = base.scope, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = native.place() }, meta)
   local seen, total = {}, 0
   for i, group in ipairs(parsed) do
     local merged = {}
@@ -175,7 +131,7 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
       local slots = {}
       local starts = rule.slots(entry.state, rule_options)
       for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false, role = "optimizer" }) end
-      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, group = options, lr = own_lr, slots = slots }
+      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, group = options, lr = own_lr, slots = slots, missed = 0 }
     end
     total = total + #params
     self.groups[i] = { options = options, params = params }
@@ -194,27 +150,66 @@ function Optimizer:lr(i)
   return 0
 end
 
+---Calls `visit` for every parameter, in order.
+local function each_parameter(self, visit)
+  for _, group in ipairs(self.groups) do
+    for _, p in ipairs(group.params) do visit(p) end
+  end
+end
+
 ---Drops the gradients of all parameters of this optimizer.
 ---Needed where a step calls `backward` for several optimizers: the loss of one also leaves gradients in the parameters of another.
 ---At the end of a step all gradients are dropped.
 function Optimizer:zero_grad()
-  for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do p.state.grad = nil end
-  end
+  each_parameter(self, function(p) p.state.grad = nil end)
 end
 
 ---Lists every slot as { path = "adamw.m.PATH", state = }, PATH that of the parameter, in a stable order.
 ---@return perilune.Entry[]
 function Optimizer:states()
   local out = {}
-  for _, group in ipairs(self.groups) do
-    for _, p in ipairs(group.params) do
-      for _, name in ipairs(tree.keys(p.slots)) do
-        out[#out + 1] = { path = ("%s.%s.%s"):format(p.rule.name, name, p.path), state = p.slots[name] }
-      end
+  each_parameter(self, function(p)
+    for _, name in ipairs(tree.keys(p.slots)) do
+      out[#out + 1] = { path = ("%s.%s.%s"):format(p.rule.name, name, p.path), state = p.slots[name] }
     end
-  end
+  end)
   return out
+end
+
+---Counts updates on the device from now on, as a State `step` of each parameter whose updates depend on the count.
+---A loss scaler needs it: whether an update takes effect is known there only.
+function Optimizer:count_on_device()
+  if self.on_device then return end
+  self.on_device = true
+  each_parameter(self, function(p)
+    local uses = p.rule.uses_step
+    if uses and uses(p.options) then
+      p.slots.step = pl.state(pl.full({}, self.count - p.missed), { trainable = false, role = "optimizer" })
+    end
+  end)
+end
+
+---Returns the counts of updates on the host, for `set_counts`.
+---@return {count: integer, missed: integer[]?}
+function Optimizer:counts()
+  if self.absences == 0 then return { count = self.count } end
+  local missed = {}
+  each_parameter(self, function(p) missed[#missed + 1] = p.missed end)
+  return { count = self.count, missed = missed }
+end
+
+---Sets the counts of updates to those that `counts` returned.
+---@param counts {count: integer, missed: integer[]?}
+function Optimizer:set_counts(counts)
+  local missed, k = counts.missed or {}, 0
+  self.count = counts.count
+  if self.absences == 0 and not counts.missed then return end
+  self.absences = 0
+  each_parameter(self, function(p)
+    k = k + 1
+    p.missed = missed[k] or 0
+    self.absences = self.absences + p.missed
+  end)
 end
 
 ---Records an update that takes effect only if `ok` is true on the device.
@@ -227,49 +222,60 @@ local function keep_unless(ok, state, slots, update)
   for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
 end
 
----Collects the parameters that have a gradient, and the gradients; 16-bit ones are converted to f32.
-local function with_gradients(groups)
-  local all, states, params, grads = {}, {}, {}, {}
-  for _, group in ipairs(groups) do
-    for _, p in ipairs(group.params) do
-      all[#all + 1] = p
-      states[#states + 1] = p.state
-    end
-  end
+---Collects the parameters that have a gradient, the gradients, and the other parameters; 16-bit gradients are converted to f32.
+local function with_gradients(self)
+  local all, states, params, grads, absent = {}, {}, {}, {}, {}
+  each_parameter(self, function(p)
+    all[#all + 1] = p
+    states[#states + 1] = p.state
+  end)
   ---@type (perilune.Tensor|false)[]
   local found = native.gradients(states)
   for i, g in ipairs(found) do
     if g then
       params[#params + 1] = all[i]
       grads[#grads + 1] = g
+    else
+      absent[#absent + 1] = all[i]
     end
   end
-  return params, grads
+  return params, grads, absent
 end
 
 ---@class perilune.UpdateBatch parameters updated by one call of a rule
 ---@field rule perilune.Rule
 ---@field options any
 ---@field lr number|perilune.Schedule
+---@field missed integer
 ---@field states perilune.State[]
 ---@field grads perilune.Tensor[]
 ---@field slots table<string, perilune.State>[]
 
----Batches adjacent parameters of the same rule, options and rate; with `single` each parameter is a batch.
+---Batches adjacent parameters of the same rule, options, rate and count; with `single` each parameter is a batch.
 ---@return perilune.UpdateBatch[]
 local function update_batches(params, grads, single)
   local out = {} ---@type perilune.UpdateBatch[]
   for i, p in ipairs(params) do
     local b = out[#out]
     local lr = p.lr or p.group.lr -- read at every step: a recipe may change the rate of a group
-    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= lr then
-      b = { rule = p.rule, options = p.options, lr = lr, states = {}, grads = {}, slots = {} }
+    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= lr or b.missed ~= p.missed then
+      b = { rule = p.rule, options = p.options, lr = lr, missed = p.missed, states = {}, grads = {}, slots = {} }
       out[#out + 1] = b
     end
     local n = #b.states + 1
     b.states[n], b.grads[n], b.slots[n] = p.state, grads[i], p.slots
   end
   return out
+end
+
+---Raises if a step of a recipe uses an optimizer that its run does not save: it was not returned by recipe.optimizer, and it was
+---made before this step.
+local function check_known(op, self)
+  local scope = base.scope
+  if not scope or scope.known[self] or self.scope == scope then return end
+  pl.error(op, ("step() of an optimizer that the run does not save, made at %s: a resumed run would lose its moments and its count of updates")
+      :format(native.show_place(self.place)),
+    "return it from recipe.optimizer, several by name: return { G = ..., D = ... }; recipe.step finds them as run.opt.G and run.opt.D")
 end
 
 ---Records one update from the gradients of this step: scales, clips, and applies the rule of each parameter.
@@ -281,13 +287,15 @@ function Optimizer:step(opts)
   local op = "optim." .. self.kind
   local o = check.options(op .. ":step", opts, {}, { scale = "number|tensor", scaler = "table" })
   local scale, scaler = o.scale, o.scaler
+  check_known(op, self)
   -- Attribute the ops to the line that made the optimizer: the default loop has no line of the recipe on the stack.
   local before = native.at(self.place)
   if scaler then
     if type(scaler.update) ~= "function" then pl.error(op .. ":step", "scaler is " .. check.show(scaler), "pass the result of optim.LossScaler()") end
     scale = (scale or 1) / scaler.factor:detach()
+    self:count_on_device()
   end
-  local params, grads = with_gradients(self.groups)
+  local params, grads, absent = with_gradients(self)
   if scale then
     for i, g in ipairs(grads) do grads[i] = g * scale end
   end
@@ -305,27 +313,31 @@ function Optimizer:step(opts)
     local factor = clip.factor(norm, self.clip_norm)
     for i, g in ipairs(grads) do grads[i] = g * factor end
   end
-  local step = self.count + 1
-  local device_step = scaler and scaler.updates:detach() + 1
   local rates = {} -- calls each schedule once
-  for _, b in ipairs(update_batches(params, grads, ok ~= nil)) do
+  for _, b in ipairs(update_batches(params, grads, self.on_device)) do
     local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
     rates[b.lr] = lr
-    local count = rule.device_step and device_step or step
+    local counter = b.slots[1].step
     local function update()
+      local step = math.max(1, self.count + 1 - b.missed) ---@type any
+      if counter then
+        step = counter:detach() + 1
+        counter:assign(step)
+      end
       if rule.update_all then
-        rule.update_all(b.states, b.grads, b.slots, b.options, lr, count)
+        rule.update_all(b.states, b.grads, b.slots, b.options, lr, step)
       elseif rule.update then
         for i, w in ipairs(b.states) do
           local g, slots = b.grads[i], b.slots[i] ---@type any, any
-          rule.update(w, g, slots, b.options, lr, count)
+          rule.update(w, g, slots, b.options, lr, step)
         end
       end
     end
     if ok then keep_unless(ok, b.states[1], b.slots[1], update) else update() end
   end
   if scaler then scaler:update(ok) end
-  self.count = self.count + 1
+  for _, p in ipairs(absent) do p.missed = p.missed + 1 end
+  self.count, self.absences = self.count + 1, self.absences + #absent
   native.at(before)
   if not pl.in_step() then pl.end_step() end
   return (self.clip_norm or self.measured) and norm or nil

@@ -12,10 +12,16 @@ function rule.slots(w, o)
   return o.momentum ~= 0 and { momentum = base.zeros(w) } or {}
 end
 
+-- The first gradient of a parameter is not dampened.
+function rule.uses_step(o)
+  return o.momentum ~= 0 and o.dampening ~= 0
+end
+
 function rule.update(w, g, s, o, lr, step)
   if o.weight_decay ~= 0 then g = g + w * o.weight_decay end
   if o.momentum ~= 0 then
-    local keep = step == 1 and 1 or 1 - o.dampening -- the first gradient is not dampened
+    local keep = 1 - o.dampening ---@type any
+    if pl.is_tensor(step) then keep = pl.where(step:eq(1), 1, keep) elseif step == 1 then keep = 1 end
     local v = s.momentum * o.momentum + g * keep
     s.momentum:assign(v)
     g = o.nesterov and g + v * o.momentum or v

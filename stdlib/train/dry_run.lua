@@ -4,6 +4,7 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local evaluate = require "perilune.train.evaluate"
+local optimizers = require "perilune.train.optimizers"
 local record = require "perilune.train.record"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
@@ -18,14 +19,14 @@ local Run = {}
 ---@param plan ("kernels"|"code")? "kernels" also plans the step; "code" also starts to compile the kernels that it lacks
 ---@return boolean known with "code": whether the step's plan was cached already
 function Run:dry_run(plan)
-  local updates, ema_updates = record.counts(self)
+  local counts = optimizers.counts(self)
+  local measured = optimizers.measure(self, self.on_nan == "skip")
   local _back <close> = scope.finally(function()
-    record.set_counts(self, updates, ema_updates)
+    optimizers.set_counts(self, counts)
+    optimizers.measure(self, measured)
     self.model:train()
   end)
   self.model:train()
-  local measured = self.opt and self.opt.measured
-  if self.opt then self.opt.measured = self.on_nan == "skip" end
   -- Record exactly what a step records, guard and metrics included, so that the plans are equal.
   local known = native.dry_run(function()
     local _placed <close> = scope.at_place(self)
@@ -33,7 +34,6 @@ function Run:dry_run(plan)
     local _, list = scope.unzip(values)
     return table.unpack(list)
   end, plan)
-  if self.opt then self.opt.measured = measured end
   local valid = self.data.valid
   if recipes.is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()
@@ -42,22 +42,28 @@ function Run:dry_run(plan)
   return known
 end
 
----Repeats the step at the run's position to find the op that made its first NaN or infinity. No State changes.
+---Repeats step `k` on the current States to find the op that made its first NaN or infinity. No State or counter changes.
+---@param k integer
 ---@return {op: string, shape: string, nan: boolean, input: boolean, state: integer?, file: string?, line: integer?}? found nil if every value is finite
-function Run:diagnose()
-  local updates, ema_updates = record.counts(self)
+function Run:diagnose(k)
+  local counts, count = optimizers.counts(self), self.count
+  local measured = optimizers.measure(self, not self.scaler)
   local found, done = nil, false
   self.model:train()
-  if self.opt then self.opt.measured = not self.scaler end
+  optimizers.go_back(self, count - (k - 1))
+  self.count = k - 1
   local ok, problem = pcall(pl.step, function()
     local loss = step(self, record.next_batches(self))
-    local norm = self.opt and not self.scaler and self.opt.norm or nil
-    if norm then found = native.not_finite(loss, norm) else found = native.not_finite(loss) end
+    local norms = optimizers.take_norms(self)
+    if self.scaler then norms = {} end
+    found = native.not_finite(loss, table.unpack(norms))
     done = true
     error("abort the step scope: its assignments must not run")
   end)
-  record.set_counts(self, updates, ema_updates)
-  if self.opt then self.opt.norm = nil end
+  self.count = count
+  optimizers.set_counts(self, counts)
+  optimizers.measure(self, measured)
+  optimizers.take_norms(self)
   if not (ok or done) then error(problem, 0) end
   return found
 end

@@ -15,6 +15,7 @@ local pl = require "perilune"
 local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
+local optimizers = require "perilune.train.optimizers"
 local options = require "perilune.train.options"
 local parts = require "perilune.train.recipe"
 local runs = require "perilune.train.run"
@@ -43,14 +44,20 @@ local function build_model(recipe, params, data, precision)
   return model
 end
 
-local function build_optimizer(recipe, params, model)
+---@return perilune.Optimizer|table<string, perilune.Optimizer>|nil opt as the recipe returned it
+---@return perilune.train.NamedOptimizer[]
+local function build_optimizers(recipe, params, model, scaled)
   local optimizer = parts.part(recipe, "optimizer", recipe.step == nil)
-  if not optimizer then return nil end
+  if not optimizer then return nil, {} end
   local opt = optimizer(params, model)
-  if type(opt) ~= "table" or type(opt.step) ~= "function" then
-    parts.fault(recipe, "optimizer", "it returned " .. check.show(opt), "return an optimizer, as in `return optim.AdamW(model, { lr = p.lr })`")
+  if opt == nil then parts.fault(recipe, "optimizer", "it returned nothing", "end it with `return optim.AdamW(model, { lr = p.lr })`") end
+  local list = optimizers.list(recipe, opt)
+  if scaled then
+    for _, o in ipairs(list) do
+      if o.opt.count_on_device then o.opt:count_on_device() end
+    end
   end
-  return opt
+  return opt, list
 end
 
 local function build_ema(recipe, params, model)
@@ -87,7 +94,7 @@ function train.new(recipe, params, opts)
   run.data = build_data(recipe, params)
   pl.seed(seed) -- random numbers drawn by the data must not change the initial weights
   run.model = build_model(recipe, params, run.data, precision)
-  run.opt = build_optimizer(recipe, params, run.model)
+  run.opt, run.optimizers = build_optimizers(recipe, params, run.model, precision == "fp16")
   if precision == "fp16" then run.scaler = require("perilune.optim.scaler").LossScaler() end
   run.ema = build_ema(recipe, params, run.model)
   local loss = parts.part(recipe, "loss", recipe.step == nil)

@@ -3,6 +3,7 @@
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local optimizers = require "perilune.train.optimizers"
 local step = require "perilune.train.step"
 
 local record = {}
@@ -21,13 +22,12 @@ end
 ---The condition is evaluated on the device and reads nothing back. The gradient norm counts if the optimizer computes one;
 ---with fp16 the loss scaler checks the gradients.
 local function guard(run, loss)
-  local norm = run.opt and not run.scaler and run.opt.norm or nil
-  if run.opt then run.opt.norm = nil end
+  local norms = optimizers.take_norms(run)
   if loss:dim() > 0 then loss = loss:sum() end
   local ok
   if run.on_nan ~= "warn" then
     ok = loss:isfinite()
-    if norm then ok = ok:logical_and(norm:isfinite()) end
+    for _, norm in ipairs(run.scaler and {} or norms) do ok = ok:logical_and(norm:isfinite()) end
   end
   if run.on_spike == "skip" then
     local fits = loss:gt(run.loss_limit or math.huge):logical_not()
@@ -49,21 +49,6 @@ function record.guarded_step(run, get_batches)
   for name, value in pairs(metrics) do values["." .. name] = value end
   guard(run, loss)
   return values, samples
-end
-
----Returns the counters that recording a step advances and that are not States: updates of the optimizer and of the moving average.
----@param run perilune.Run
----@return integer? updates
----@return integer? ema_updates
-function record.counts(run) return run.opt and run.opt.count, run.ema and run.ema.count end
-
----Sets the counters to what `counts` returned.
----@param run perilune.Run
----@param updates integer?
----@param ema_updates integer?
-function record.set_counts(run, updates, ema_updates)
-  if run.opt then run.opt.count = updates --[[@as integer]] end
-  if run.ema then run.ema.count = ema_updates --[[@as integer]] end
 end
 
 return record

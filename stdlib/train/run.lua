@@ -6,6 +6,7 @@
 local _, native = ...
 local check = require "perilune.check"
 local format = require "perilune.train.format"
+local optimizers = require "perilune.train.optimizers"
 local record = require "perilune.train.record"
 local scope = require "perilune.train.scope"
 
@@ -15,7 +16,8 @@ local scope = require "perilune.train.scope"
 ---@field params table
 ---@field data table<string, perilune.Loader>
 ---@field model perilune.Module
----@field opt perilune.Optimizer?
+---@field opt any the perilune.Optimizer, or a table of several by name, that recipe.optimizer returned; nil if it has none
+---@field optimizers perilune.train.NamedOptimizer[]
 ---@field ema perilune.EMA?
 ---@field steps integer length of the run
 ---@field count integer steps done
@@ -28,7 +30,7 @@ local scope = require "perilune.train.scope"
 ---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss exceeds `loss_limit` changes no State
 ---@field loss_limit number? of the next step; set by the host that drives the run
 ---@field looked integer? steps that were searched for States missing from checkpoints
----@field unfinished (integer?)[]? counters before a step that failed
+---@field unfinished perilune.train.Counts? counts of updates before a step that failed
 ---@field stopped boolean whether early stopping has ended the run
 ---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
 ---@field batch table the training batch at the run's position, recorded at every read
@@ -90,10 +92,10 @@ end
 local function take_step(run, get_batches)
   -- A step that failed and was caught (out of memory) changed no State: reset its counters too.
   local failed = run.unfinished
-  if failed then record.set_counts(run, failed[1], failed[2]) end
-  run.unfinished = { record.counts(run) }
+  if failed then optimizers.set_counts(run, failed) end
+  run.unfinished = optimizers.counts(run)
   if failed then native.at(0) end
-  if run.opt then run.opt.measured = run.on_nan == "skip" end
+  optimizers.measure(run, run.on_nan == "skip")
   local samples = 0
   local values = scope.evaluate(function()
     local _placed <close> = scope.at_place(run)
@@ -154,14 +156,16 @@ function Run:samples_of(k)
   return what, all
 end
 
----Returns the learning rates of the next update, one for each parameter group.
+---Returns the learning rates of the next update, one for each parameter group of each optimizer.
 ---@return number[]? rates nil without an optimizer that has groups
 function Run:rates()
-  local opt = self.opt
-  if not (opt and opt.groups and opt.lr) then return nil end
   local out = {}
-  for i = 1, #opt.groups do out[i] = opt:lr(i) end
-  return out
+  for _, o in ipairs(self.optimizers) do
+    if o.opt.groups and o.opt.lr then
+      for i = 1, #o.opt.groups do out[#out + 1] = o.opt:lr(i) end
+    end
+  end
+  return #out > 0 and out or nil
 end
 
 for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run" } do

@@ -1,6 +1,7 @@
 -- train/state.lua: names the States of a run and saves its position, for checkpoints, resume and hot reload.
 
 local check = require "perilune.check"
+local optimizers = require "perilune.train.optimizers"
 local tree = require "perilune.tree"
 
 ---@class (partial) perilune.Run
@@ -14,7 +15,7 @@ function Run:states()
     for _, entry in ipairs(entries) do out[#out + 1] = { path = tree.join(prefix, entry.path), state = entry.state } end
   end
   append("model", tree.states(self.model))
-  if self.opt then append("optim", self.opt:states()) end
+  append("optim", optimizers.states(self))
   if self.ema then append("ema", self.ema:states()) end
   if self.scaler then append("scaler", self.scaler:states()) end
   if self.recipe.states then append("recipe", tree.states(self.recipe.states)) end
@@ -26,19 +27,29 @@ end
 function Run:cursor()
   local at = self.data.train:position(self.count * self.accumulate)
   local es = self.early_stop
-  return {
+  local cursor = {
     step = self.count, epoch = at.epoch, index = at.index, seed = self.seed, stopped = self.stopped,
-    updates = self.opt and self.opt.count, ema_updates = self.ema and self.ema.count,
-    best = es and es.best, bad = es and es.bad,
+    ema_updates = self.ema and self.ema.count, best = es and es.best, bad = es and es.bad,
   }
+  optimizers.save(self, cursor)
+  return cursor
 end
+
+---Lists the States that count updates on the device, by their names in a checkpoint.
+---@return string[]
+function Run:counters() return optimizers.counters(self) end
+
+---Returns the number of updates that each State of the optimizers has had, by its name in a checkpoint.
+---@return table<string, integer>
+function Run:updates_of_states() return optimizers.updates_of_states(self) end
 
 ---Moves the run to the position that `cursor` returned. States are loaded separately.
 ---@param cursor table
-function Run:seek(cursor)
+---@param slots table<string, integer>? updates of the optimizers' States that do not come from where the cursor does: 0 for new ones
+function Run:seek(cursor, slots)
   self.count = check.whole("run:seek", "step", cursor.step, 0)
   self.stopped = cursor.stopped or false
-  if self.opt then self.opt.count = cursor.updates or self.count end
+  optimizers.load(self, cursor, slots)
   if self.ema then self.ema.count = cursor.ema_updates or self.count end
   if self.early_stop then self.early_stop.best, self.early_stop.bad = cursor.best, cursor.bad or 0 end
 end

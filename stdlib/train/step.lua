@@ -10,6 +10,7 @@
 --   end
 
 local accumulator = require "perilune.train.accumulate"
+local optimizers = require "perilune.train.optimizers"
 local recipes = require "perilune.train.recipe"
 
 ---@param run perilune.Run
@@ -39,6 +40,7 @@ end
 
 ---Records the recipe's own step or the default one, then updates the moving average of the weights.
 return function(run, batches)
+  local _known <close> = optimizers.scope(run)
   local own, loss, metrics = run.recipe.step, nil, nil ---@type any, any, any
   if own then loss, metrics = recipes.call(run, own, run, batches[1][1]) else loss, metrics = step(run, batches) end
   if run.ema then run.ema:update() end

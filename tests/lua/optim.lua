@@ -307,6 +307,76 @@ describe("options of optimizers", function()
   end)
 end)
 
+describe("counts of updates", function()
+  -- Trains a from the first step on and b only from step `late`, with one optimizer, and b with an optimizer made at that step.
+  -- Both must end with the same bits of b, which is where PyTorch's count for each parameter ends.
+  local function compare(make, late, steps, scaled)
+    local start = { 1.0, -2.0, 0.5, 3.0 }
+    local function state() return pl.state(pl.tensor(start)) end
+    local a, b, alone = state(), state(), state()
+    local both, own = make { a, b }, nil
+    local scalers = scaled and { optim.LossScaler(), optim.LossScaler() } or {}
+    local function take(opt, scaler, loss)
+      (scaler and scaler:scale(loss) or loss):backward()
+      opt:step { scaler = scaler }
+    end
+    for i = 1, steps do
+      -- With a scaler, the gradients of some steps overflow and the update is void.
+      local weight = scaled and i % 4 == 2 and math.huge or 0.5 + i % 3
+      local used = i >= late and (i < late + 2 or i > late + 3) -- later, b misses two more
+      local loss = (a ^ 2):sum() * weight
+      if used then loss = loss + (b ^ 2):sum() * weight end
+      take(both, scalers[1], loss)
+      if used then
+        own = own or make { alone }
+        take(own, scalers[2], (alone ^ 2):sum() * weight)
+      end
+    end
+    return b, alone, both, own
+  end
+  local makers = {
+    Adam = function(p) return optim.Adam(p, { lr = 0.1, weight_decay = 0.1 }) end,
+    AdamW = function(p) return optim.AdamW(p, { lr = 0.1 }) end,
+    ["SGD with dampening"] = function(p) return optim.SGD(p, { lr = 0.01, momentum = 0.9, dampening = 0.5 }) end,
+    Adafactor = function(p) return optim.Adafactor(p, { lr = 0.5 }) end,
+  }
+  for _, name in ipairs(pl.tree.names(makers)) do
+    for _, scaled in ipairs { false, true } do
+      it(("are those of each parameter: %s%s"):format(name, scaled and " with a loss scaler" or ""), function()
+        local late, alone, both, own = compare(makers[name], 6, 14, scaled)
+        expect(late:tolist()):to_be_near(alone:tolist(), 0)
+        expect(both.count):to_be(14)
+        expect(own.count):to_be(7)
+        expect(late:tolist()[1] ~= 1.0):to_be(true)
+      end)
+    end
+  end
+
+  it("gives a parameter whose first gradient comes after 10,000 steps a first step of the rate", function()
+    local a, b = pl.state(pl.ones { 1 }), pl.state(pl.ones { 1 })
+    local opt = optim.Adam({ a, b }, { lr = 1e-3 })
+    for _ = 1, 10000 do
+      pl.step(function() (a ^ 2):sum():backward(); opt:step() end)
+    end
+    pl.step(function() (b ^ 2):sum():backward(); opt:step() end)
+    expect(1 - b:item()):to_be_near(0.001, 1e-6)
+  end)
+
+  it("do not count a step that failed", function()
+    local a, b = pl.state(pl.ones { 1 }), pl.state(pl.ones { 1 })
+    local opt = optim.AdamW({ a, b }, { lr = 1e-3 })
+    local function step(x) x:sum():backward(); opt:step() end
+    step(a)
+    local counts = opt:counts()
+    step(b)
+    opt:set_counts(counts)
+    expect({ opt.count, opt.absences, opt.groups[1].params[2].missed }):to_equal { 1, 1, 1 }
+    step(a + b)
+    opt:set_counts { count = 0 }
+    expect({ opt.count, opt.absences, opt.groups[1].params[2].missed }):to_equal { 0, 0, 0 }
+  end)
+end)
+
 describe("zero_grad", function()
   it("drops the gradients of an optimizer's parameters and of no others", function()
     local a, b = pl.state(pl.ones { 1 }), pl.state(pl.ones { 1 })

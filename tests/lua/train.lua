@@ -298,6 +298,134 @@ describe("a run", function()
     expect(weights(own)):to_equal(weights(default))
   end)
 
+  -- A recipe of two optimizers: G updates the first layer in every second step, D the last layer in every step.
+  local function pair(changes)
+    local all = {
+      optimizer = function(p, model)
+        return { G = optim.AdamW(model[1], { lr = optim.linear_warmup { peak = p.lr, warmup = 8 } }), D = optim.Adam(model[3], { lr = p.lr }) }
+      end,
+      step = function(run, batch)
+        local loss = pl.cross_entropy(run.model(batch.x), batch.y)
+        loss:backward()
+        if run.count % 2 == 0 then run.opt.G:step() end
+        run.opt.D:step()
+        return loss
+      end,
+    }
+    for k, v in pairs(changes or {}) do all[k] = v end
+    return recipe_of(all)
+  end
+
+  it("saves and restores several optimizers by name", function()
+    local straight, first, second = train.new(pair()), train.new(pair()), train.new(pair())
+    losses(straight, 9)
+    losses(first, 5)
+    local names, cursor, saved = {}, first:cursor(), weights(first)
+    for i, e in ipairs(first:states()) do names[i] = e.path end
+    local text = table.concat(names, " ")
+    expect(text):to_contain "optim.D.adam.m.weight"
+    expect(text):to_contain "optim.G.adamw.v.bias"
+    expect({ cursor["optim.G.updates"], cursor["optim.D.updates"], cursor.updates }):to_equal { 3, 5 }
+    for _, e in ipairs(second:states()) do e.state:assign(pl.tensor(saved[e.path])) end
+    second:seek(cursor)
+    pl.end_step()
+    losses(second, 4)
+    expect(weights(second)):to_equal(weights(straight))
+    expect({ second.opt.G.count, second.opt.D.count }):to_equal { 5, 9 }
+    expect(#second:rates()):to_be(2)
+  end)
+
+  it("guards and repeats steps of several optimizers", function()
+    local run, plain = train.new(pair { on_nan = "skip" }), train.new(pair())
+    expect(losses(run, 4)):to_equal(losses(plain, 4))
+    run:dry_run()
+    expect({ run.opt.G.count, run.opt.D.count }):to_equal { 2, 4 }
+    expect(run:diagnose(4)):to_be(nil)
+    expect({ run.count, run.opt.G.count, run.opt.D.count }):to_equal { 4, 2, 4 }
+    local half = train.new(pair { precision = "fp16", step = function(r, batch)
+      local loss = pl.cross_entropy(r.model(batch.x), batch.y)
+      r.scaler:scale(loss):backward()
+      r.opt.G:step { scaler = r.scaler }
+      r.opt.D:step { scaler = r.scaler }
+      return loss
+    end })
+    losses(half, 3)
+    expect(weights(half)["optim.G.adamw.step.weight"]):to_be(3.0)
+    expect(weights(half)["optim.D.adam.step.bias"]):to_be(3.0)
+  end)
+
+  it("refuses an optimizer that the run would not save, at its step", function()
+    local hidden
+    local function recipe()
+      return recipe_of {
+        optimizer = function(p, model)
+          hidden = optim.SGD(model[3], { lr = p.lr })
+          return optim.Adam(model[1], { lr = p.lr })
+        end,
+        step = function(run, batch)
+          local loss = pl.cross_entropy(run.model(batch.x), batch.y)
+          loss:backward()
+          run.opt:step()
+          hidden:step()
+          return loss
+        end,
+      }
+    end
+    expect(function() train.new(recipe()):step() end):to_raise "the run does not save, made at lua/train.lua"
+    expect(function() train.new(recipe()):dry_run() end):to_raise "return { G = ..., D = ... }"
+    -- One that lives for a step alone has nothing to save.
+    local inner = recipe_of { step = function(run, batch)
+      local w = pl.state(pl.zeros { 2 })
+      local opt = optim.SGD({ w }, { lr = 0.1 })
+      local loss = pl.cross_entropy(run.model(batch.x + w), batch.y)
+      loss:backward()
+      opt:step()
+      run.opt:step()
+      return loss
+    end }
+    expect(train.new(inner):step().loss:item() > 0):to_be_true()
+  end)
+
+  it("refuses what recipe.optimizer may not return", function()
+    local function refused(value, message, own)
+      local recipe = own and pair() or recipe_of()
+      recipe.optimizer = function(p, model) return type(value) == "function" and value(p, model) or value end
+      expect(function() train.new(recipe) end):to_raise(message)
+    end
+    refused(nil, "it returned nothing")
+    refused(3, "it returned 3")
+    refused({}, "it returned")
+    refused({ G = 3 }, "G is 3", true)
+    refused(function(p, model) return { ["a.b"] = optim.Adam(model, { lr = p.lr }) } end, "not a word", true)
+    refused(function(p, model) return { G = optim.Adam(model, { lr = p.lr }) } end, "the default step uses one")
+  end)
+
+  it("keeps the counts of parameters that have missed updates", function()
+    local whole = false
+    local function recipe()
+      return recipe_of {
+        optimizer = function(p, model) return optim.AdamW(model, { lr = p.lr }) end,
+        loss = function(model, batch)
+          local h = model[1](batch.x)
+          return pl.cross_entropy(whole and model[3](h:tanh()) or h[{ {}, { 0, 2 } }], batch.y)
+        end,
+      }
+    end
+    local run = train.new(recipe())
+    losses(run, 5)
+    whole = true
+    losses(run, 2)
+    local cursor = run:cursor()
+    expect({ cursor.updates, cursor["updates.3.weight"], cursor["updates.1.weight"] }):to_equal { 7, 2 }
+    local again = train.new(recipe())
+    again:seek(cursor)
+    expect(again:cursor()):to_equal(cursor)
+    -- New moments start at no update, those put back have their own.
+    again:seek(cursor, { ["optim.adamw.m.1.weight"] = 0, ["optim.adamw.v.3.bias"] = 4 })
+    local other = again:cursor()
+    expect({ other["updates.1.weight"], other["updates.3.bias"], other["updates.3.weight"], again.opt.absences }):to_equal { 0, 4, 2, 15 }
+  end)
+
   it("clips and reports the norm", function()
     local run = train.new(recipe_of { optimizer = function(_, model) return optim.SGD(model, { lr = 0.1, clip_norm = 1 }) end })
     expect(run:step().metrics.grad_norm:item()):to_be_above(0)

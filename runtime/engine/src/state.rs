@@ -397,6 +397,11 @@ impl Engine {
         Ok(())
     }
 
+    /// Returns whether the open step assigns the State a value, other than the initial one of a State that it made.
+    pub fn is_assigned(&self, id: StateId) -> bool {
+        self.states.get(id).is_ok_and(|s| s.assigned.is_some() && s.assigned != s.initial)
+    }
+
     /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
         let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));

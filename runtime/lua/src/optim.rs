@@ -1,5 +1,5 @@
-//! Binds `native.gradients` and `native.adamw`, which process all parameters of an optimizer in one call. A step of a small
-//! model is bound by the host, and most of the host's time was spent on one call per parameter.
+//! Binds what optimizers need of the runtime. `native.gradients` and `native.adamw` process all parameters of an optimizer in one
+//! call: a step of a small model is bound by the host, and most of the host's time was spent on one call per parameter.
 
 use crate::args::{Operand, RefGuard, show};
 use crate::boundary::memory_limit;
@@ -9,6 +9,7 @@ use crate::host::Host;
 use crate::tensor::{HANDLE_BYTES, Ref, Tensor};
 use mlua::{FromLua, IntoLua, Lua, Table, Value};
 use perilune_core::DType;
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::ops::optim::{ADAMW_UPDATE, AdamW};
 use perilune_core::ops::{Args, Value as Arg};
 use perilune_engine::StateId;
@@ -99,5 +100,8 @@ fn adamw(lua: &Lua, (weights, grads, slots, options): (Table, Table, Table, Tabl
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
     native.set("gradients", lua.create_function(gradients)?)?;
-    native.set("adamw", lua.create_function(adamw)?)
+    native.set("adamw", lua.create_function(adamw)?)?;
+    // The file and line of a number that `native.place` returned.
+    let show = |lua: &Lua, place: u32| Ok(host(lua)?.engine.borrow().recorder.source_map.show(SourceLoc(place)));
+    native.set("show_place", lua.create_function(show)?)
 }

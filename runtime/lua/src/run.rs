@@ -10,7 +10,7 @@ use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
 /// Names of params read so far.
@@ -247,28 +247,17 @@ impl Run {
     /// Repeats step `k` with its random numbers but the current States, and returns the op that made the first NaN or
     /// infinity. Nothing is written.
     pub fn diagnose(&self, k: u64, rng: (u64, u32)) -> Result<Option<NotFinite>, Failed> {
-        let (cursor, now) = (self.cursor()?, self.rng());
-        self.table.set("count", k.saturating_sub(1) as i64)?;
-        if let Some(opt) = self.table.get::<Option<Table>>("opt")?
-            && let Some(ParamValue::Int(updates)) = cursor.iter().find(|c| c.0 == "updates").map(|c| &c.1)
-        {
-            opt.set("count", updates - (Self::count_in(&cursor) - (k as i64 - 1)))?;
-        }
+        let now = self.rng();
         self.set_rng(rng);
         self.list_states()?; // sets the paths of States, which the result may name
         let f: Function = self.table.get("diagnose")?;
-        let found = f.call::<Option<Table>>(&self.table);
+        let found = f.call::<Option<Table>>((&self.table, k as i64));
         self.set_rng(now);
-        self.seek(&cursor)?;
         let Some(t) = found? else { return Ok(None) };
         let state = t.get::<Option<String>>("state")?;
         let place = t.get::<Option<String>>("file")?.zip(t.get::<Option<u32>>("line")?);
         let (op, shape, nan, input) = (t.get("op")?, t.get("shape")?, t.get("nan")?, t.get("input")?);
         Ok(Some(NotFinite { op, shape, nan, input, state, place }))
-    }
-
-    fn count_in(cursor: &[(String, ParamValue)]) -> i64 {
-        cursor.iter().find(|c| c.0 == "step").map_or(0, |c| if let ParamValue::Int(n) = c.1 { n } else { 0 })
     }
 
     /// Computes loss and metrics over a split.
@@ -456,8 +445,14 @@ impl Run {
         f.call(&self.table).ok()?
     }
 
-    /// Moves to the position of a `cursor`.
-    pub fn seek(&self, cursor: &[(String, ParamValue)]) -> Result<(), Failed> {
+    /// Returns the number of updates that each State of the optimizers has had, by path.
+    pub(crate) fn updates_of_states(&self) -> Result<BTreeMap<String, i64>, Failed> {
+        let f: Function = self.table.get("updates_of_states")?;
+        Ok(f.call(&self.table)?)
+    }
+
+    /// Moves to the position of a `cursor`. `slots` has the updates of the States of optimizers that are not from where the cursor is.
+    pub(crate) fn seek(&self, cursor: &[(String, ParamValue)], slots: BTreeMap<String, i64>) -> Result<(), Failed> {
         let t = self.lua.create_table()?;
         for (k, v) in cursor {
             match v {
@@ -468,7 +463,7 @@ impl Run {
             }
         }
         let f: Function = self.table.get("seek")?;
-        Ok(f.call((&self.table, t))?)
+        Ok(f.call((&self.table, t, slots))?)
     }
 
     /// Returns the seed and step of the random numbers.

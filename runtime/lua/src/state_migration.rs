@@ -164,6 +164,8 @@ pub fn compare(old: &[Described], new: &[Described]) -> StateMigration {
 #[derive(Default)]
 pub struct DroppedStates {
     states: Vec<(Described, AnyUserData)>,
+    /// For States of optimizers: the number of updates they have had.
+    updates: BTreeMap<String, i64>,
 }
 
 impl DroppedStates {
@@ -172,8 +174,12 @@ impl DroppedStates {
         let back: BTreeSet<&String> = next.parked.iter().collect();
         self.states.retain(|(s, _)| !back.contains(&s.0));
         let taken: BTreeSet<&String> = next.kept.iter().map(|(_, from)| from).collect();
+        let updates = old.updates_of_states()?;
         for (path, state) in old.list_states()? {
             if !taken.contains(&path) {
+                if let Some(n) = updates.get(&path) {
+                    self.updates.insert(path.clone(), *n);
+                }
                 self.states.push((described(&old.host, path, &state)?, state));
             }
         }
@@ -182,6 +188,7 @@ impl DroppedStates {
 
     pub fn clear(&mut self) {
         self.states.clear();
+        self.updates.clear();
     }
 }
 
@@ -262,7 +269,16 @@ impl Run {
         if how == Taking::Exact && !handover.exact() {
             return Ok(handover);
         }
-        for ((_, state), from) in mine.iter().zip(from) {
+        // How often the States of optimizers have been updated, if they do not continue those of the source: new moments never.
+        let own = if how == Taking::Back { self.updates_of_states()? } else { BTreeMap::new() };
+        let mut updates = BTreeMap::new();
+        let mut initial = Vec::new();
+        for ((path, state), from) in mine.iter().zip(from) {
+            match from {
+                From::Old(_) => {}
+                From::Dropped(_) => updates.extend(parked.updates.get(path).map(|n| (path.clone(), *n))),
+                From::Nowhere => initial.push((id_of(state)?, path)),
+            }
             let value = match from {
                 From::Old(i) => &old[i],
                 From::Dropped(k) => &Held::State(&parked.states[k].1),
@@ -300,14 +316,30 @@ impl Run {
             }
             migrate.call::<()>((before, after))?;
         }
+        let engine = self.host.engine.borrow();
+        initial.retain(|(id, _)| !engine.is_assigned(*id));
+        drop(engine);
+        updates.extend(initial.into_iter().map(|(_, path)| (path.clone(), own.get(path).copied().unwrap_or(0))));
         let ended = self.host.engine.borrow_mut().end_implicit_step();
         let loc = self.host.loc(&self.lua);
         ended.map_err(|e| crate::errors::raise(&self.host, crate::errors::Raise::Fault(e, loc)))?;
         match source {
-            Source::Run(run) => self.seek(&run.cursor()?)?,
-            Source::Values { cursor, .. } => self.seek(cursor)?,
+            Source::Run(run) => self.seek(&run.cursor()?, updates)?,
+            Source::Values { cursor, .. } => self.seek(cursor, updates)?,
         }
+        self.host.record(&self.lua, |engine| engine.end_implicit_step())?;
         Ok(handover)
+    }
+
+    /// Adds to the States of a checkpoint of an older release those that it did not store: with a loss scaler, the counts of updates
+    /// of each parameter, which were one count for all.
+    pub fn add_counts(&self, states: &mut Vec<(String, HostTensor)>) -> Result<(), Failed> {
+        let Some(all) = states.iter().find(|s| s.0 == "scaler.updates").map(|s| s.1.clone()) else { return Ok(()) };
+        let counters: Vec<String> = self.table.get::<mlua::Function>("counters")?.call(&self.table)?;
+        let stored: BTreeSet<&String> = states.iter().map(|s| &s.0).collect();
+        let missing: Vec<String> = counters.into_iter().filter(|path| !stored.contains(path)).collect();
+        states.extend(missing.into_iter().map(|path| (path, all.clone())));
+        Ok(())
     }
 
     /// Records a step and one batch of an evaluation on the current States without running them. Errors about

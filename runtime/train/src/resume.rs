@@ -176,6 +176,7 @@ impl Resume {
         };
         let mut states: Vec<_> = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone())).collect();
         states.extend(s.optimizer.iter().cloned());
+        run.add_counts(&mut states)?;
         let number = |v: &Value| match v {
             Value::Bool(b) => Some(ParamValue::Bool(*b)),
             Value::Number(n) => {
