@@ -11,7 +11,7 @@ local tree = require "perilune.tree"
 ---@field params table<string, any>
 ---@field data fun(params: table): table<string, perilune.Loader>
 ---@field model fun(params: table, data: table): perilune.Module
----@field optimizer (fun(params: table, model: perilune.Module): perilune.Optimizer)?
+---@field optimizer (fun(params: table, model: perilune.Module): perilune.Optimizer|table<string, perilune.Optimizer>)? one optimizer, or several by name for a `step` of the recipe
 ---@field loss (fun(model: perilune.Module, batch: table): perilune.Tensor, table?, any)? the mean loss, metrics (scalar tensors by name), and the weight of the batch
 ---@field evaluate (fun(model: perilune.Module, batch: table): any, table?, any)? replaces `loss` in evaluations
 ---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? replaces the default step

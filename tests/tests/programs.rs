@@ -67,6 +67,8 @@ const SOURCES: &[Source] = &[
     source("chargpt", "recipes/chargpt.lua", None, &[("layers", "2"), ("width", "64")]),
     source("chargpt_bf16", "recipes/chargpt.lua", Some("bf16"), &[("layers", "2"), ("width", "64")]),
     source("regression", "recipes/regression.lua", None, &[]),
+    source("gan", "recipes/gan.lua", None, &[("hidden", "32")]),
+    source("vae", "recipes/vae.lua", None, &[("hidden", "32")]),
     source("montecarlo", "recipes/montecarlo.lua", None, &[("samples", "1e5")]),
     source("blur", "recipes/blur.lua", None, &[("size", "48")]),
     source("gpt2_f32", "recipes/gpt2.lua", Some("f32"), TINY),

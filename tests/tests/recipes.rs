@@ -150,6 +150,17 @@ fn regression() {
     pinned("regression", "regression.lua", &[]);
 }
 
+/// Two optimizers, gradients of gradients.
+#[test]
+fn gan() {
+    pinned("gan", "gan.lua", &[("hidden", "32")]);
+}
+
+#[test]
+fn vae() {
+    pinned("vae", "vae.lua", &[("hidden", "32")]);
+}
+
 #[test]
 fn gpt2() {
     let small =
