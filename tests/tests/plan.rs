@@ -69,15 +69,15 @@ impl Sketch {
         self.state_writes.push((s.0, x));
     }
 
-    /// Records one AdamW update of weights `w` with gradient `g` and moments `m` and `v`.
-    fn adamw(&mut self, w: StateId, g: NodeId, m: StateId, v: StateId) {
+    /// Records the update `step` by AdamW of weights `w` with gradient `g` and moments `m` and `v`.
+    fn adamw(&mut self, w: StateId, g: NodeId, m: StateId, v: StateId, step: i64) {
         let nodes: Vec<Value> = [w, m, v].iter().map(|s| t(self.e.state_node(*s).unwrap())).collect();
         let args = [nodes[0].clone(), t(g), nodes[1].clone(), nodes[2].clone()];
         let out = call_all(
             &mut self.e,
             "adamw_update",
             &args,
-            &[("lr", float(1e-3)), ("step", int(3)), ("weight_decay", float(0.1))],
+            &[("lr", float(1e-3)), ("step", int(step)), ("weight_decay", float(0.1))],
         )
         .unwrap();
         for (s, x) in [w, m, v].into_iter().zip(out) {
@@ -290,10 +290,24 @@ fn optimizer_over_many_leaves() {
     let (w, m, v) = (s.states(&dims), s.states(&dims), s.states(&dims));
     for (k, d) in dims.iter().enumerate() {
         let g = s.x(d);
-        s.adamw(w[k], g, m[k], v[k]);
+        s.adamw(w[k], g, m[k], v[k], 3);
     }
     let p = s.program(&[]);
     snapshot("optimizer", &p);
+}
+
+/// The counts of updates are numbers of each weight: weights that were updated less often share the launch.
+#[test]
+fn weights_with_different_counts_of_updates_share_one_kernel() {
+    let mut s = Sketch::new();
+    let dims: [&[usize]; 5] = [&[8, 16], &[16], &[16, 16], &[3], &[64, 2]];
+    let (w, m, v) = (s.states(&dims), s.states(&dims), s.states(&dims));
+    for (k, d) in dims.iter().enumerate() {
+        let g = s.x(d);
+        s.adamw(w[k], g, m[k], v[k], 1 + 7 * (k as i64 % 3));
+    }
+    let p = s.program(&[]);
+    assert_eq!(p.kernels.len(), 1, "{}", text(&p));
 }
 
 #[test]
@@ -308,7 +322,7 @@ fn mlp_training_step() {
     let y = s.call("linear", &[t(h), t(n[2]), t(n[3])]);
     let l = s.call("cross_entropy", &[t(y), t(target)]);
     for (k, g) in s.grads(l, &n).into_iter().enumerate() {
-        s.adamw(w[k], g, m[k], v[k]);
+        s.adamw(w[k], g, m[k], v[k], 3);
     }
     let p = s.program(&[l]);
     snapshot("mlp_step", &p);
@@ -366,7 +380,7 @@ fn transformer(s: &mut Sketch) -> NodeId {
     let y = s.call("linear", &[t(x), t(n[0])]);
     let l = s.call("cross_entropy", &[t(y), t(target)]);
     for (k, g) in s.grads(l, &n).into_iter().enumerate() {
-        s.adamw(w[k], g, m[k], v[k]);
+        s.adamw(w[k], g, m[k], v[k], 3);
     }
     l
 }
