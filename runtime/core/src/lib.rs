@@ -21,6 +21,7 @@ pub mod op;
 pub mod ops;
 pub mod philox;
 pub mod shape;
+pub mod sharding;
 pub mod source_loc;
 
 pub use dtype::{Category, DType};

@@ -39,6 +39,8 @@ pub struct Op {
     pub flops: Option<fn(&Work) -> u64>,
     /// Elements of input `k` that a call reads from memory; `None` if it reads each input once as a whole.
     pub reads: Option<fn(&Work, usize) -> u64>,
+    /// How a node divides among devices; `None`: by the rule of its class (see [`crate::sharding`]).
+    pub shard: Option<crate::sharding::Rule>,
     /// Whether a kernel of this op may apply a map to its result before it stores it (a GEMM epilogue).
     pub epilogue: bool,
     /// For an op that checks indices at run time: how an index out of range is reported, given the node's attributes.
@@ -65,6 +67,7 @@ impl Op {
         amp: Amp::Keep,
         flops: None,
         reads: None,
+        shard: None,
         epilogue: false,
         index_fault: None,
         tolerance: None,

@@ -73,6 +73,7 @@ pub static GATHER: Op = Op {
     reads: Some(super::lookup_reads),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.",
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: like_index,
     call: Some(call_gather),
@@ -149,6 +150,7 @@ pub static SCATTER: Op = Op {
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with x[.., index[.., k, ..], ..] replaced\n\
           by src[.., k, ..]. Of several writes to one element, the last in row-major order is kept.",
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER)),
@@ -169,6 +171,7 @@ pub static SCATTER_ADD: Op = Op {
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with src[.., k, ..] added at\n\
           [.., index[.., k, ..], ..], in row-major order of index.",
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER_ADD)),
@@ -206,6 +209,7 @@ pub static INDEX_SELECT: Op = Op {
     reads: Some(super::lookup_reads),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (K) int -> (..., K, ...): the slices of dim `dim` that index names.",
+    shard: Some(crate::sharding::select),
     class: Class::Library,
     infer: |i| {
         one_dim(i)?;
@@ -232,6 +236,7 @@ pub static INDEX_ADD: Op = Op {
     index_fault: Some(|_| IndexFault::elements("index_add")),
     sig: "x: tensor, dim: int, index: tensor, src: tensor",
     doc: "x (..., N, ...), index (K) int, src (..., K, ...) -> x with slice k of src added to slice index[k], in order.",
+    shard: Some(crate::sharding::select_add),
     class: Class::Library,
     infer: |i| {
         one_dim(i)?;

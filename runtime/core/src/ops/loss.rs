@@ -218,6 +218,7 @@ pub fn cure_of_class(classes: i64, ignored: i64) -> String {
 /// 0 to the number of classes - 1 or the ignored one; any other is an error in the name of the op.
 pub static CLASS_IDS: Op = Op {
     name: "class_ids",
+    shard: Some(crate::sharding::elementwise),
     class: Class::Library,
     infer: create::same,
     amp: Amp::Keep,

@@ -18,6 +18,7 @@ pub static MATMUL: Op = Op {
           is removed from the result.\n\
           Sums are in f32 for f32 and 16-bit floats, in f64 for f64, wrapping for integers. Both must promote to one dtype.",
     results: crate::ops::Results::One,
+    shard: Some(crate::sharding::product),
     class: Class::Library,
     flops: Some(super::product_flops),
     infer: |i| {
@@ -184,6 +185,7 @@ pub static LINEAR: Op = Op {
     sig: "x: tensor, weight: tensor, bias: tensor?",
     doc: "x (..., I), weight (O, I), bias (O) -> (..., O): x times weight transposed, plus bias.\n\
           The bias is added before the sum is rounded, so 16-bit floats round once.",
+    shard: Some(crate::sharding::linear),
     class: Class::Fused(|g, x, _| {
         let dtype = g.dtype(x[0]);
         let (a, w, b) = (g.widen(x[0])?, g.widen(x[1])?, g.widen(x[2])?);

@@ -107,6 +107,7 @@ pub static RESHAPE: Op = Op {
     sig: "x: tensor, shape: ints",
     doc: "x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.\n\
           Free if strides can express it; otherwise the elements are copied.",
+    shard: Some(crate::sharding::reshape),
     class: Class::View(|l, _, out| l.reshape(*out)),
     infer: from_attrs,
     call: Some(call_reshape),
@@ -230,6 +231,7 @@ pub static PERMUTE: Op = Op {
     name: "permute",
     sig: "x: tensor, dims: ints",
     doc: "x (...) -> dims in the order named: dim i of the result is dim dims[i] of x.",
+    shard: Some(crate::sharding::permute),
     class: Class::View(|l, attrs, _| {
         let axes: Vec8 = attrs.iter().map(|&a| a as usize).collect();
         Some(l.permute(&axes))
@@ -329,6 +331,7 @@ pub static EXPAND: Op = Op {
     name: "expand",
     sig: "x: tensor, shape: ints",
     doc: "x (...) -> (shape): dims of size 1, and new leading dims, repeat without a copy; -1 keeps a dim.",
+    shard: Some(crate::sharding::expand),
     class: Class::View(|l, _, out| Some(l.expand(*out))),
     infer: from_attrs,
     call: Some(call_expand),
@@ -377,6 +380,7 @@ pub static SLICE: Op = Op {
     sig: "x: tensor, dim: int, start: int?, stop: int?, step: int = 1",
     doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
           beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
+    shard: Some(crate::sharding::linear_along_other_dims),
     class: Class::View(|l, attrs, out| {
         let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
@@ -534,6 +538,7 @@ pub static FLIP: Op = Op {
     name: "flip",
     sig: "x: tensor, dims: ints",
     doc: "x (...) -> with the order of elements along `dims` reversed.",
+    shard: Some(crate::sharding::linear_along_other_dims),
     class: Class::View(|l, attrs, out| {
         let at = attrs[0] as usize;
         let mut y = *l;
@@ -680,6 +685,7 @@ pub static DETACH: Op = Op {
     name: "detach",
     sig: "x: tensor",
     doc: "x (...) -> (...): the same values; no gradient flows back through it.",
+    shard: Some(crate::sharding::same_dims),
     class: Class::View(|l, _, _| Some(*l)),
     infer: same,
     call: Some(|g, a| detach(g, a.tensor(0)?).map(one)),

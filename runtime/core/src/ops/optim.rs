@@ -130,6 +130,7 @@ pub static ADAMW_UPDATE: Op = Op {
           Computed in f32 (f64 for f64); each result has the dtype of its old value. Options are run-time numbers or scalar\n\
           tensors. Loshchilov and Hutter, arXiv:1711.05101.",
     results: crate::ops::Results::Named(&["w", "m", "v"]),
+    shard: Some(crate::sharding::elementwise),
     class: Class::Fused(|g, x, _| {
         let [w, d, m, v] = [x[0], x[1], x[2], x[3]];
         let [keep, rate, new1, new2, root, eps] = [x[4], x[5], x[6], x[7], x[8], x[9]];

@@ -480,6 +480,7 @@ pub static ALL: Op = Op {
 /// Position of the extremum along an axis. `attrs`: [axis, 1 for max / 0 for min]; the axis stays with size 1.
 pub static ARGREDUCE: Op = Op {
     name: "argreduce",
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), 1), dtype: DType::I64 }),
     ..Op::BASE

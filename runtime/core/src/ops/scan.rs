@@ -36,6 +36,7 @@ pub static CUMSUM: Op = Op {
     doc: "x (..., N, ...) -> (..., N, ...): element i is the sum of elements 0 to i along `dim`. Integers and bools sum in\n\
           i64.",
     results: crate::ops::Results::One,
+    shard: Some(crate::sharding::linear_along_other_dims),
     class: Class::Library,
     infer: create::same,
     call: Some(record),
@@ -54,6 +55,7 @@ pub static CUMPROD: Op = Op {
     doc: "x (..., N, ...) -> (..., N, ...): element i is the product of elements 0 to i along `dim`. Integers and bools\n\
           multiply in i64. The second derivative is exact where no element is 0, the first everywhere.",
     results: crate::ops::Results::One,
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: create::same,
     call: Some(record),

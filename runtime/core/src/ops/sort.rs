@@ -21,6 +21,7 @@ pub static ARGSORT: Op = Op {
     sig: "x: tensor, dim: int = -1, *, descending: bool = false",
     doc: "x (..., N, ...) -> (..., N, ...) i64: the positions along `dim` in the order of their elements. Equal elements keep\n\
           their order; NaN comes last, or first if `descending`.",
+    shard: Some(crate::sharding::along_other_dims),
     class: Class::Library,
     infer: |i| Ok(Meta { shape: create::same(i)?.shape, dtype: DType::I64 }),
     call: Some(|g, a| {

@@ -1,0 +1,299 @@
+//! Describes how the work of an op divides among devices: which dims of its operands and results are cut together.
+//!
+//! A [`Factor`] is one way to divide a node. Along it each device gets a piece of some operands and computes, by the same op, its
+//! piece of every result: a block of one dim, or a term of a combination (a partial sum). The other operands are needed whole. What
+//! no factor mentions cannot be divided. The planner chooses a factor for each axis of a mesh and propagates placements through a
+//! recorded graph with them; no factor names an axis or a way of training. Shardy (openxla/shardy, docs/propagation.md) has the
+//! same notion for the dims of an op.
+//!
+//! The classes `Map`, `Cast` and `Reduce` have factors by rule. Other ops state theirs in [`Op::shard`]; without a statement only
+//! whole operands will do, and a fused op is decomposed first.
+
+use crate::dtype::DType;
+use crate::mesh::Combine;
+use crate::ops::elementwise::MapFn;
+use crate::ops::{Class, Op, ReduceFn};
+use crate::shape::Shape;
+use smallvec::{SmallVec, smallvec};
+
+/// What each device has of one operand or result along a factor.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Piece {
+    /// All of it.
+    Whole,
+    /// A block of that dim.
+    Block(u8),
+    /// A term: the tensor is the combination of all devices' terms.
+    Term(Combine),
+}
+
+/// One way to divide a node among devices.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Factor {
+    pub operands: SmallVec<[Piece; 4]>,
+    pub results: SmallVec<[Piece; 2]>,
+    /// The number of equal parts into which the blocks may be cut at most: a block has a whole number of them. 0 without blocks.
+    pub units: usize,
+    /// The attribute of the node, if there is one, that states the size of the dim of the result.
+    pub size_attr: Option<u8>,
+}
+
+/// The ways to divide one node.
+pub type Factors = SmallVec<[Factor; 4]>;
+
+/// What factors depend on: never on values, nor on a device.
+#[derive(Clone, Copy, Debug)]
+pub struct Signature<'a> {
+    pub operands: &'a [(Shape, DType)],
+    pub results: &'a [Shape],
+    pub attrs: &'a [i64],
+}
+
+impl Signature<'_> {
+    /// Shape of operand `k`.
+    pub fn shape(&self, k: usize) -> Shape {
+        self.operands[k].0
+    }
+
+    /// Shape of the first result.
+    pub fn out(&self) -> Shape {
+        self.results[0]
+    }
+
+    fn axis(&self) -> usize {
+        self.attrs[0] as usize
+    }
+}
+
+/// Computes the factors of a node.
+pub type Rule = fn(&Signature) -> Factors;
+
+impl Factor {
+    /// A factor of one result: a block of dim `out` of it, and those pieces of the operands.
+    pub fn block(operands: &[Piece], out: usize, units: usize) -> Factor {
+        let results = smallvec![Piece::Block(out as u8)];
+        Factor { operands: operands.into(), results, units, size_attr: None }
+    }
+
+    /// A factor along which each device computes a term of the one result.
+    pub fn terms(operands: &[Piece], combine: Combine, units: usize) -> Factor {
+        Factor { operands: operands.into(), results: smallvec![Piece::Term(combine)], units, size_attr: None }
+    }
+
+    /// A linear op of terms of a sum: the operands in `terms` are such terms, the others whole.
+    fn linear(operands: usize, terms: &[usize]) -> Factor {
+        let piece = |k| if terms.contains(&k) { Piece::Term(Combine::Sum) } else { Piece::Whole };
+        Factor::terms(&(0..operands).map(piece).collect::<SmallVec<[Piece; 4]>>(), Combine::Sum, 0)
+    }
+}
+
+/// Returns the ways to divide a node of `op`.
+pub fn factors(op: &Op, s: &Signature) -> Factors {
+    if let Some(rule) = op.shard {
+        return rule(s);
+    }
+    match op.class {
+        Class::Map(f) => map(f, s),
+        Class::Cast => cast(s),
+        Class::Reduce(f) => reduce(f, s),
+        _ => Factors::new(),
+    }
+}
+
+/// Every dim is a factor: no element depends on another one. Operands that broadcast along a dim are whole.
+pub fn elementwise(s: &Signature) -> Factors {
+    let out = s.out();
+    let all_dims = (0..out.rank()).map(|d| {
+        let piece = |(shape, _): &(Shape, DType)| match (d + shape.rank()).checked_sub(out.rank()) {
+            Some(own) if shape.dims()[own] == out.dims()[d] => Piece::Block(own as u8),
+            _ => Piece::Whole,
+        };
+        let results = s.results.iter().map(|_| Piece::Block(d as u8)).collect();
+        Factor { operands: s.operands.iter().map(piece).collect(), results, units: out.dims()[d], size_attr: None }
+    });
+    all_dims.collect()
+}
+
+fn map(f: MapFn, s: &Signature) -> Factors {
+    let mut out = elementwise(s);
+    let floats = s.operands.iter().all(|(_, d)| d.is_float() || *d == DType::Bool);
+    let linear: &[&[usize]] = match f {
+        MapFn::Copy | MapFn::Neg => &[&[0]],
+        MapFn::Add | MapFn::Sub => &[&[0, 1]],
+        MapFn::Mul => &[&[0], &[1]],
+        MapFn::Div if floats => &[&[0]],
+        MapFn::Where => &[&[1, 2]],
+        _ => &[],
+    };
+    out.extend(linear.iter().map(|terms| Factor::linear(s.operands.len(), terms)));
+    out
+}
+
+/// A term of a sum may be widened; rounding it to fewer bits would round each term.
+fn cast(s: &Signature) -> Factors {
+    elementwise(s)
+}
+
+fn reduce(f: ReduceFn, s: &Signature) -> Factors {
+    let (from, to) = (s.attrs[0] as usize, s.attrs[1] as usize);
+    let combine = match f {
+        ReduceFn::Sum => Some(Combine::Sum),
+        ReduceFn::Max => Some(Combine::Max),
+        ReduceFn::Min => Some(Combine::Min),
+        ReduceFn::Prod => None,
+    };
+    let mut out = Factors::new();
+    for (d, &size) in s.shape(0).dims().iter().enumerate() {
+        let operand = [Piece::Block(d as u8)];
+        if !(from..to).contains(&d) {
+            out.push(Factor::block(&operand, if d < from { d } else { d - (to - from) }, size));
+        } else if let Some(combine) = combine {
+            out.push(Factor::terms(&operand, combine, size));
+        }
+    }
+    if f == ReduceFn::Sum {
+        out.push(Factor::linear(1, &[0]));
+    }
+    out
+}
+
+/// A view without attributes: the result has the dims of the first operand.
+pub fn same_dims(s: &Signature) -> Factors {
+    let mut out = elementwise(s);
+    out.push(Factor::linear(s.operands.len(), &[0]));
+    out
+}
+
+/// The result's dim `i` is the operand's dim `attrs[i]`.
+pub fn permute(s: &Signature) -> Factors {
+    let factor = |(i, &a): (usize, &i64)| Factor::block(&[Piece::Block(a as u8)], i, s.out().dims()[i]);
+    let mut out: Factors = s.attrs.iter().enumerate().map(factor).collect();
+    out.push(Factor::linear(1, &[0]));
+    out
+}
+
+/// Dims of size 1 and new leading dims repeat: a repeated dim divides with a whole operand. The attributes are the result's dims.
+pub fn expand(s: &Signature) -> Factors {
+    let (x, y) = (s.shape(0), s.out());
+    let lead = y.rank() - x.rank();
+    let mut out = Factors::new();
+    for (d, &size) in y.dims().iter().enumerate() {
+        let own = d.checked_sub(lead).filter(|k| x.dims()[*k] == size);
+        let operand = own.map_or(Piece::Whole, |k| Piece::Block(k as u8));
+        out.push(Factor { size_attr: Some(d as u8), ..Factor::block(&[operand], d, size) });
+    }
+    out.push(Factor::linear(1, &[0]));
+    out
+}
+
+/// Dims are merged and split in groups of equal size. Of each group the outermost dims are cut together, in blocks that are a whole
+/// number of rows of both. The attributes are the result's dims.
+pub fn reshape(s: &Signature) -> Factors {
+    let (x, y) = (s.shape(0), s.out());
+    let mut out = Factors::new();
+    if x.numel() > 0 {
+        let (a, b) = (x.dims(), y.dims());
+        let (mut i, mut j) = (0, 0);
+        while i < a.len() && j < b.len() {
+            let (first_a, first_b) = (i, j);
+            let (mut size_a, mut size_b) = (a[i], b[j]);
+            (i, j) = (i + 1, j + 1);
+            while size_a != size_b {
+                if size_a < size_b {
+                    size_a *= a[i];
+                    i += 1;
+                } else {
+                    size_b *= b[j];
+                    j += 1;
+                }
+            }
+            // Dims of size 1 in front of a group cut nothing.
+            let wide = |dims: &[usize], from: usize, to: usize| (from..to).find(|d| dims[*d] > 1);
+            if let (Some(p), Some(q)) = (wide(a, first_a, i), wide(b, first_b, j)) {
+                let units = gcd(a[p], b[q]);
+                out.push(Factor { size_attr: Some(q as u8), ..Factor::block(&[Piece::Block(p as u8)], q, units) });
+            }
+        }
+    }
+    out.push(Factor::linear(1, &[0]));
+    out
+}
+
+fn gcd(a: usize, b: usize) -> usize {
+    if b == 0 { a } else { gcd(b, a % b) }
+}
+
+/// An op along the dim `attrs[0]`: every other dim in which all operands of the result's rank agree divides. Operands of another
+/// rank (a list of indices) are whole.
+pub fn along_other_dims(s: &Signature) -> Factors {
+    let (out, axis) = (s.out(), s.axis());
+    let mut all = Factors::new();
+    for (d, &size) in out.dims().iter().enumerate().filter(|(d, _)| *d != axis) {
+        let same_rank = |shape: &Shape| shape.rank() == out.rank();
+        if s.operands.iter().any(|(shape, _)| same_rank(shape) && shape.dims()[d] != size) {
+            continue;
+        }
+        let piece = |(shape, _): &(Shape, DType)| if same_rank(shape) { Piece::Block(d as u8) } else { Piece::Whole };
+        let results = s.results.iter().map(|_| Piece::Block(d as u8)).collect();
+        all.push(Factor { operands: s.operands.iter().map(piece).collect(), results, units: size, size_attr: None });
+    }
+    all
+}
+
+/// As [`along_other_dims`], for an op that is linear in its first operand.
+pub fn linear_along_other_dims(s: &Signature) -> Factors {
+    let mut all = along_other_dims(s);
+    all.push(Factor::linear(s.operands.len(), &[0]));
+    all
+}
+
+/// x, index (K): the slices along `attrs[0]` that the index names. The index divides, too.
+pub fn select(s: &Signature) -> Factors {
+    let mut all = if s.shape(0).rank() == 1 { Factors::new() } else { along_other_dims(s) };
+    all.push(Factor::block(&[Piece::Whole, Piece::Block(0)], s.axis(), s.shape(1).numel()));
+    all.push(Factor::linear(2, &[0]));
+    all
+}
+
+/// x, index (K), src (.., K, ..): slices of src are added to x. Each device may add a part of the slices to its term of x.
+pub fn select_add(s: &Signature) -> Factors {
+    let mut all = if s.shape(0).rank() == 1 { Factors::new() } else { along_other_dims(s) };
+    let parts = [Piece::Term(Combine::Sum), Piece::Block(0), Piece::Block(s.attrs[0] as u8)];
+    all.push(Factor::terms(&parts, Combine::Sum, s.shape(1).numel()));
+    all.push(Factor::linear(3, &[0, 2]));
+    all
+}
+
+/// Operands that are joined along `attrs[0]`.
+pub fn join(s: &Signature) -> Factors {
+    let mut all = along_other_dims(s);
+    let each: SmallVec<[usize; 4]> = (0..s.operands.len()).collect();
+    all.push(Factor::linear(s.operands.len(), &each));
+    all
+}
+
+/// A product (.., M, K) x (.., K, N).
+pub fn product(s: &Signature) -> Factors {
+    let r = s.shape(0).rank() as u8;
+    let size = |k: usize, d: u8| s.shape(k).dims()[d as usize];
+    let mut all = Factors::new();
+    for d in 0..r - 2 {
+        all.push(Factor::block(&[Piece::Block(d); 2], d as usize, size(0, d)));
+    }
+    all.push(Factor::block(&[Piece::Block(r - 2), Piece::Whole], r as usize - 2, size(0, r - 2)));
+    all.push(Factor::block(&[Piece::Whole, Piece::Block(r - 1)], r as usize - 1, size(1, r - 1)));
+    all.push(Factor::terms(&[Piece::Block(r - 1), Piece::Block(r - 2)], Combine::Sum, size(0, r - 1)));
+    all.push(Factor::linear(2, &[0]));
+    all.push(Factor::linear(2, &[1]));
+    all
+}
+
+/// x (M, I), weight (O, I), bias (O): x times weight transposed, plus bias. The bias is a term where the product is one.
+pub fn linear(s: &Signature) -> Factors {
+    let (x, w) = (s.shape(0), s.shape(1));
+    smallvec![
+        Factor::block(&[Piece::Block(0), Piece::Whole, Piece::Whole], 0, x.dims()[0]),
+        Factor::block(&[Piece::Whole, Piece::Block(0), Piece::Block(0)], 1, w.dims()[0]),
+        Factor::terms(&[Piece::Block(1), Piece::Block(1), Piece::Term(Combine::Sum)], Combine::Sum, x.dims()[1]),
+    ]
+}
