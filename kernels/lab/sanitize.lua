@@ -106,6 +106,14 @@ function parts.images()
   for _, dtype in ipairs { "bf16", "f32" } do
     both(function(x, w) return x:conv2d(w, { stride = 2, padding = 3 }) end, rand({ 2, 3, 19, 23 }, dtype), rand({ 8, 3, 7, 7 }, dtype))
     both(function(x, w) return x:conv2d(w, { padding = 1, groups = 4 }) end, rand({ 2, 8, 9, 9 }, dtype), rand({ 8, 2, 3, 3 }, dtype))
+    -- With a bias: channels in a multiple of 8, others, groups of many channels, groups of few.
+    for _, c in ipairs { { 16, 24, 1 }, { 13, 20, 1 }, { 54, 60, 3 }, { 16, 16, 16 }, { 6, 9, 3 } } do
+      local i, o, groups = c[1], c[2], c[3]
+      local w = rand({ o, i // groups, 3, 3 }, dtype)
+      both(function(x, w, b) return x:conv2d(w, b, { padding = 1, groups = groups }) end, rand({ 2, i, 9, 7 }, dtype), w, rand({ o }, dtype))
+      both(function(x, w, b) return x:conv_transpose2d(w, b, { stride = 2, groups = groups }) end, rand({ 2, o, 9, 7 }, dtype), w, rand({ i }, dtype))
+    end
+    both(function(x, w) return x:conv1d(w, { padding = 1 }) end, rand({ 2, 16, 33001 }, dtype), rand({ 33, 16, 3 }, dtype))
     both(function(x) return (x:max_pool2d(3, { stride = 2, padding = 1 })) end, rand({ 2, 5, 13, 11 }, dtype))
     both(function(x) return x:avg_pool2d(3, { stride = 2 }) end, rand({ 2, 5, 13, 11 }, dtype))
   end

@@ -115,6 +115,20 @@ for _, c in ipairs { { "d64_1k", 4, 12, 1024, 64 }, { "d64_4k", 4, 12, 4096, 64 
   cases["attention_f32_" .. c[1] .. "_grad"] = attention(c[2], c[3], c[4], c[5], true, "f32")
 end
 
+-- A convolution with a bias, forward and backward. `fn`: pl.conv1d or pl.conv2d.
+local function convolution(fn, x, w, options)
+  return function()
+    local x, w, b = bf16(x), bf16(w), bf16 { w[1] }
+    local g = pl.eval(pl.zeros_like(fn(x, w, b, options)) + 1)
+    return once(function() return pl.grad((fn(x, w, b, options) * g):sum(), { x, w, b }) end)
+  end
+end
+cases.conv1d = convolution(pl.conv1d, { 32, 256, 4096 }, { 256, 256, 3 }, { padding = 1 })
+cases.conv1d_depthwise = convolution(pl.conv1d, { 32, 256, 4096 }, { 256, 1, 3 }, { padding = 1, groups = 256 })
+cases.conv1d_groups = convolution(pl.conv1d, { 32, 768, 512 }, { 768, 48, 128 }, { padding = 64, groups = 16 })
+cases.conv2d = convolution(pl.conv2d, { 64, 128, 56, 56 }, { 128, 128, 3, 3 }, { padding = 1 })
+cases.conv2d_odd = convolution(pl.conv2d, { 64, 125, 56, 56 }, { 131, 125, 3, 3 }, { padding = 1 })
+
 function cases.cumsum()
   local x = bf16 { 65536, 4096 }
   return once(function() return x:cumsum(-1) end)

@@ -253,6 +253,15 @@ def resnet50(wrap):
     return run
 
 
+def convolution(fn, x, w, **options):
+    """With a bias, forward and backward."""
+    def make():
+        t = [v.requires_grad_() for v in (rand(*x), rand(*w), rand(w[0]))]
+        g = torch.ones_like(fn(*t, **options))
+        return lambda: torch.autograd.grad(fn(*t, **options), t, g)
+    return make
+
+
 def sort():
     x = torch.randn(16384, 4096, device="cuda")
     return lambda: x.sort(-1)
@@ -298,6 +307,11 @@ SIMPLE = {
     "attention_f32_d64_4k_grad": attention(4, 12, 4096, 64, True, torch.float32),
     "attention_f32_d128_4k": attention(2, 12, 4096, 128, False, torch.float32),
     "attention_f32_d128_4k_grad": attention(2, 12, 4096, 128, True, torch.float32),
+    "conv1d": convolution(F.conv1d, (32, 256, 4096), (256, 256, 3), padding=1),
+    "conv1d_depthwise": convolution(F.conv1d, (32, 256, 4096), (256, 1, 3), padding=1, groups=256),
+    "conv1d_groups": convolution(F.conv1d, (32, 768, 512), (768, 48, 128), padding=64, groups=16),
+    "conv2d": convolution(F.conv2d, (64, 128, 56, 56), (128, 128, 3, 3), padding=1),
+    "conv2d_odd": convolution(F.conv2d, (64, 125, 56, 56), (131, 125, 3, 3), padding=1),
     "cumsum": cumsum,
     "sort": sort,
 }
@@ -320,7 +334,7 @@ GOALS = {n: 1.0 for n in ("gpt2_b32", "gpt2_b64", "gpt2_350m_b32", "gpt2_1558m_b
 # Steps whose time depends on launches.
 LAUNCHES = {"mlp", "gpt2_b4"}
 # Cases without a gain from torch.compile.
-NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "grouped", "attention"))}
+NO_COMPILE = {"adamw", "sum", "cumsum", "sort"} | {n for n in SIMPLE if n.startswith(("matmul", "grouped", "attention", "conv"))}
 
 
 def build(name, wrap):

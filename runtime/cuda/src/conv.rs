@@ -4,20 +4,23 @@
 //! operand that is not channels last is copied to the workspace first; `plan::passes::nhwc` keeps that rare.
 //!
 //! A bias is written to all positions of the result first, and cuDNN adds its sums to it (y = conv(x, w) + beta y with beta
-//! 1). Most engines add in f32 and round once; some, for odd numbers of channels and for groups, round their sums first.
+//! 1). Its engines for numbers of channels that are multiples of 8, without groups, add in f32 and round once. Others round
+//! their sums to 16 bits first, so a convolution with a bias takes one of three routes ([`Route`]), by its shape alone.
 
-use crate::attention;
-use crate::dnn::ALIGNMENT;
-use crate::launch::{Arg, Function, Launch, Work};
+mod direct;
+mod operands;
+mod padded;
+
+use crate::launch::{Arg, Work};
+use operands::{Scratch, copy, pad, spread};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::ops::Op;
 use perilune_core::ops::conv::{CONV2D, CONV2D_BACKWARD_INPUT, CONV2D_BACKWARD_WEIGHT};
-use perilune_core::{DType, Layout, MAX_RANK, Shape};
+use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand};
-use perilune_plan::passes::nhwc;
-use std::sync::Arc;
 
+/// Which result of a convolution is computed.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Kind {
     Forward,
@@ -103,142 +106,167 @@ fn pair(attrs: &[i64], k: usize) -> [i64; 2] {
 /// channels.
 const LEAST: usize = 8;
 
-/// The launches and the cuDNN call of a library call.
-#[derive(Debug)]
+/// Minimum channels of a group, of x and of y, for a call of cuDNN for each group. With fewer, the calls would be many and their
+/// products small.
+const LEAST_OF_GROUP: usize = 16;
+
+/// How a convolution is computed so that its sums and its bias are rounded once, together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Route {
+    /// One call of cuDNN over the operands as they are, if they are channels last.
+    Whole,
+    /// Channels padded to multiples of 8, and a call of cuDNN for each group.
+    Padded,
+    /// A kernel of our own, for groups of few channels.
+    Direct,
+}
+
+/// The route of a convolution between `inputs` and `outputs` channels. It depends on nothing else, so that a program is
+/// computed alike everywhere.
+pub fn route(biased: bool, groups: usize, inputs: usize, outputs: usize) -> Route {
+    if !biased {
+        return Route::Whole;
+    }
+    let whole = |channels: usize| channels.is_multiple_of(LEAST);
+    match groups {
+        1 if whole(inputs) && whole(outputs) => Route::Whole,
+        1 => Route::Padded,
+        _ if (inputs / groups).min(outputs / groups) >= LEAST_OF_GROUP => Route::Padded,
+        _ => Route::Direct,
+    }
+}
+
+/// The launches and the cuDNN calls of a library call.
+#[derive(Debug, Default)]
 pub struct Parts {
-    /// Copies of operands with other layouts.
+    /// Copies of operands with other layouts, or the whole result.
     pub before: Work,
-    /// `None` if there is nothing to sum and the result was filled with zeros.
-    pub call: Option<Call>,
+    /// One for each group, over equal problems; empty if `before` computes the result.
+    pub calls: Vec<Call>,
     /// A copy of the result from the workspace, without the padded channels.
     pub after: Work,
 }
 
+/// A convolution of a program: its operands in the order of the op, and its options.
+struct Convolution<'a> {
+    kind: Kind,
+    library: &'a Library,
+    dtype: DType,
+    operands: [Operand; 2],
+    bias: Option<Operand>,
+    /// The shapes of x, the weight and y.
+    x: Shape,
+    w: Shape,
+    y: Shape,
+    groups: usize,
+    out: Arg,
+}
+
+impl<'a> Convolution<'a> {
+    fn new(l: &'a Library) -> Result<Convolution<'a>> {
+        let Some(kind) = kind(l.op) else { return Err(bug("no convolution")) };
+        let result = l.layouts[0];
+        if !is_last(&result) {
+            return Err(bug("a convolution cannot store its result in this layout"));
+        }
+        let [a, b] = [l.inputs[0], l.inputs[1]];
+        let (x, w, y) = match kind {
+            Kind::Forward => (a.shape(), b.shape(), result.shape),
+            Kind::Input => (result.shape, a.shape(), b.shape()),
+            Kind::Weight => (a.shape(), result.shape, b.shape()),
+        };
+        let groups = usize::try_from(l.attrs[8]).unwrap_or(1).max(1);
+        let out = Arg::Value(l.outputs[0], result.offset as i64 * 2);
+        let bias = l.inputs.get(2).copied();
+        Ok(Convolution { kind, library: l, dtype: l.dtypes[0], operands: [a, b], bias, x, w, y, groups, out })
+    }
+
+    fn result(&self) -> Shape {
+        self.library.layouts[0].shape
+    }
+
+    fn problem(&self, x: [i64; 4], w: [i64; 4], y: [i64; 4]) -> Problem {
+        let option = |k| pair(&self.library.attrs, k);
+        Problem {
+            kind: self.kind,
+            dtype: self.dtype,
+            x,
+            w,
+            y,
+            stride: option(0),
+            before: option(1),
+            after: option(2),
+            dilation: option(3),
+            adds: self.bias.is_some(),
+        }
+    }
+
+    /// A call over operands in the order of the op.
+    fn call(&self, problem: Problem, [a, b, to]: [Arg; 3], scratch: usize) -> Call {
+        let (x, w, y) = match self.kind {
+            Kind::Forward => (a, b, to),
+            Kind::Input => (to, a, b),
+            Kind::Weight => (a, to, b),
+        };
+        Call { problem, x, w, y, scratch }
+    }
+}
+
 pub fn parts(l: &Library) -> Result<Parts> {
-    let Some(kind) = kind(l.op) else { return Err(bug("no convolution")) };
-    let result = l.layouts[0];
-    if !is_last(&result) {
-        return Err(bug("a convolution cannot store its result in this layout"));
+    let c = Convolution::new(l)?;
+    if c.operands.iter().any(|o| o.shape().numel() == 0) {
+        // There is nothing to sum.
+        let mut parts = Parts::default();
+        let channels = c.result().dims()[1];
+        let bias = c.bias.unwrap_or(Operand::Constant(0, Shape::of(&[channels]), c.dtype));
+        parts.before.launches.push(spread(bias, c.result(), channels, c.dtype, c.out));
+        return Ok(parts);
     }
-    let (mut before, mut after) = (Work::default(), Work::default());
-    let out = Arg::Value(l.outputs[0], result.offset as i64 * 2);
-    let [a, b] = [l.inputs[0], l.inputs[1]];
-    let bias = l.inputs.get(2).copied();
-    if a.shape().numel() == 0 || b.shape().numel() == 0 {
-        let zero = Operand::Constant(0, Shape::of(&[result.shape.dims()[1]]), l.dtypes[0]);
-        before.launches.push(spread(bias.unwrap_or(zero), result.shape, result.shape.dims()[1], l.dtypes[0], out));
-        return Ok(Parts { before, call: None, after });
-    }
-    let (x, w) = match kind {
-        Kind::Forward => (a.shape(), b.shape()),
-        Kind::Input => (result.shape, a.shape()),
-        Kind::Weight => (a.shape(), result.shape),
-    };
-    let c = x.dims()[1];
+    let route = route(c.bias.is_some(), c.groups, c.x.dims()[1], c.y.dims()[1]);
+    Ok(match (route, c.bias) {
+        (Route::Padded, Some(bias)) => padded::parts(&c, bias),
+        (Route::Direct, Some(bias)) => direct::parts(&c, bias),
+        _ => whole(&c),
+    })
+}
+
+/// One call over all channels. Fewer than 8 channels of x are padded.
+fn whole(c: &Convolution) -> Parts {
+    let channels = c.x.dims()[1];
     // Only without groups; a constant operand is not worth padding.
-    let views = [a, b].iter().all(|o| matches!(o, Operand::View(..)));
-    let padded = (c < LEAST && w.dims()[1] == c && views).then_some(LEAST);
-    // The channels of x and w may be padded, those of y never.
-    let mut operand = |x: Operand, pads: bool| -> (Arg, [i64; 4]) {
-        let (shape, mut dims) = (x.shape(), dims(x.shape()));
-        let mut room = |bytes: usize| {
-            let at = before.scratch_bytes;
-            before.scratch_bytes = (at + bytes).next_multiple_of(256);
-            Arg::Scratch(at)
-        };
-        let (from, layout, fill) = match x {
-            Operand::View(v, layout) => {
-                let at = layout.offset as i64 * 2;
-                if let Some(p) = padded.filter(|_| pads) {
-                    dims[1] = p as i64;
-                    let to = room(shape.numel() / c * p * 2);
-                    before.launches.push(pad(Arg::Value(v, at), &layout, p, to.clone()));
-                    return (to, dims);
-                }
-                if is_last(&layout) && at % ALIGNMENT == 0 {
-                    return (Arg::Value(v, at), dims);
-                }
-                (Arg::Value(v, at), layout, 0)
-            }
-            Operand::Constant(bits, ..) => (Arg::I64(0), nhwc::last(shape), attention::bits_of(bits, l.dtypes[0])),
-        };
-        let to = room(shape.numel() * 2);
-        before.launches.push(attention::copy(l.dtypes[0], from, &layout.permute(&[0, 2, 3, 1]), fill, to.clone()));
-        (to, dims)
+    let views = c.operands.iter().all(|o| matches!(o, Operand::View(..)));
+    let pads = (channels < LEAST && c.w.dims()[1] == channels && views).then_some(LEAST);
+    let mut room = Scratch::new(c.dtype);
+    // The channels of x and the weight may be padded, those of y never.
+    let mut operand = |x: Operand, of_x: bool| match (x, pads.filter(|_| of_x)) {
+        (Operand::View(v, layout), Some(p)) => {
+            let to = room.take(layout.numel() / channels * p);
+            room.work.launches.push(pad(Arg::Value(v, layout.offset as i64 * 2), &layout, p, to.clone()));
+            to
+        }
+        _ => room.channels_last(x),
     };
-    let (a, b) = (operand(a, true), operand(b, kind == Kind::Forward));
-    let mut to = (out.clone(), dims(result.shape));
-    if let Some(p) = padded.filter(|_| kind != Kind::Forward) {
-        to = (Arg::Scratch(before.scratch_bytes), to.1);
-        to.1[1] = p as i64;
-        before.scratch_bytes = (before.scratch_bytes + result.numel() / c * p * 2).next_multiple_of(256);
-        let d = result.shape.dims();
-        let whole = Layout::contiguous(Shape::of(&[d[0], d[2], d[3], p]));
-        let kept = Layout { shape: Shape::of(&[d[0], d[2], d[3], c]), ..whole };
-        after.launches.push(attention::copy(l.dtypes[0], to.0.clone(), &kept, 0, out));
+    let (a, b) = (operand(c.operands[0], true), operand(c.operands[1], c.kind == Kind::Forward));
+    let (mut to, mut after) = (c.out.clone(), Work::default());
+    if let Some(p) = pads.filter(|_| c.kind != Kind::Forward) {
+        let result = c.result();
+        let d = result.dims();
+        to = room.take(result.numel() / channels * p);
+        let padded = Layout::contiguous(Shape::of(&[d[0], d[2], d[3], p]));
+        let kept = Layout { shape: Shape::of(&[d[0], d[2], d[3], channels]), ..padded };
+        after.launches.push(copy(to.clone(), &kept, c.out.clone()));
     }
-    if let Some(bias) = bias {
-        before.launches.push(spread(bias, result.shape, to.1[1] as usize, l.dtypes[0], to.0.clone()));
+    if let Some(bias) = c.bias {
+        room.work.launches.push(spread(bias, c.result(), c.result().dims()[1], c.dtype, to.clone()));
     }
-    let (x, w, y) = match kind {
-        Kind::Forward => (a, b, to),
-        Kind::Input => (to, a, b),
-        Kind::Weight => (a, to, b),
+    let with = |shape: Shape, pads: Option<usize>| {
+        let mut d = dims(shape);
+        d[1] = pads.map_or(d[1], |p| p as i64);
+        d
     };
-    let problem = Problem {
-        kind,
-        dtype: l.dtypes[0],
-        x: x.1,
-        w: w.1,
-        y: y.1,
-        stride: pair(&l.attrs, 0),
-        before: pair(&l.attrs, 1),
-        after: pair(&l.attrs, 2),
-        dilation: pair(&l.attrs, 3),
-        adds: bias.is_some(),
-    };
-    let call = Some(Call { problem, x: x.0, w: w.0, y: y.0, scratch: before.scratch_bytes });
-    Ok(Parts { before, call, after })
-}
-
-/// Writes a number for each channel to all positions of a channels-last image of `shape`, in memory with that many channels.
-fn spread(bias: Operand, shape: Shape, channels: usize, dtype: DType, to: Arg) -> Launch {
-    let (from, fill, offset, stride) = match bias {
-        Operand::View(v, layout) => (Arg::Value(v, layout.offset as i64 * 2), 0, layout.offset, layout.strides[0]),
-        Operand::Constant(bits, ..) => (Arg::I64(0), attention::bits_of(bits, dtype), 0, 0),
-    };
-    let mut strides = [0; MAX_RANK];
-    if matches!(bias, Operand::View(..)) && channels.is_multiple_of(8) {
-        strides[1] = stride;
-        return pad(from, &Layout { shape, strides, offset }, channels, to);
-    }
-    strides[3] = stride;
-    let d = shape.dims();
-    let shape = Shape::of(&[d[0], d[2], d[3], channels]);
-    attention::copy(dtype, from, &Layout { shape, strides, offset }, fill, to)
-}
-
-/// Pads the channels of an image to `to`.
-fn pad(from: Arg, layout: &Layout, channels: usize, to: Arg) -> Launch {
-    let [n, c, h, w] = dims(layout.shape);
-    let groups = (channels / 8) as i64;
-    let numel = n * h * w * groups;
-    let mut bytes: Vec<u8> = layout.strides().iter().flat_map(|s| (*s as i64).to_le_bytes()).collect();
-    bytes.extend([c, h, w, groups].into_iter().flat_map(|n| (n as i32).to_le_bytes()));
-    bytes.extend(numel.to_le_bytes());
-    let index = if numel < 1 << 30 { "u32" } else { "i64" };
-    let text = format!(
-        "#include \"conv/pad.cuh\"\n\
-         extern \"C\" __global__ void __launch_bounds__(256) KERNEL(const u16* x, uint4* y, const conv::Padded p) {{\n    \
-         conv::pad<{index}>(x, y, p);\n}}\n"
-    );
-    Launch {
-        function: Arc::new(Function { label: "conv_pad".into(), text }),
-        grid: [(numel as u64).div_ceil(256) as u32, 1, 1],
-        block: [256, 1, 1],
-        shared_bytes: 0,
-        args: vec![from, to, Arg::Bytes(bytes)],
-    }
+    let problem = c.problem(with(c.x, pads), with(c.w, pads), dims(c.y));
+    let call = c.call(problem, [a, b, to], room.work.scratch_bytes);
+    Parts { before: room.work, calls: vec![call], after }
 }
 
 fn bug(message: &str) -> Error {

@@ -127,9 +127,9 @@ fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, P
             Kernel::Region(r) => parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?))),
             Kernel::Multi(list) => parts.push((k, Part::Work(emit::regions(program, list, props)?))),
             Kernel::Library(l) if conv::is(l.op) => {
-                let conv::Parts { before, call, after } = conv::parts(l)?;
+                let conv::Parts { before, calls, after } = conv::parts(l)?;
                 parts.push((k, Part::Work(before)));
-                parts.extend(call.map(|c| (k, Part::Conv(Box::new(c)))));
+                parts.extend(calls.into_iter().map(|c| (k, Part::Conv(Box::new(c)))));
                 parts.push((k, Part::Work(after)));
             }
             Kernel::Library(l) if fp8::is(l.op) => {

@@ -96,8 +96,12 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
     let (mut product, mut works) = (None, Vec::new());
     let regions = match &program.kernels[k] {
         Kernel::Library(l) if conv::is(l.op) => {
-            let conv::Parts { before, call, after } = conv::parts(l)?;
-            product = call.map(|_| format!("cuDNN: {}", l.op.name));
+            let conv::Parts { before, calls, after } = conv::parts(l)?;
+            product = match calls.len() {
+                0 => None,
+                1 => Some(format!("cuDNN: {}", l.op.name)),
+                n => Some(format!("cuDNN: {}, {n} groups", l.op.name)),
+            };
             works.extend([before, after]);
             &[]
         }

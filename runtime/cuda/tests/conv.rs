@@ -8,7 +8,8 @@ use perilune_core::graph::{Graph, NodeId, Number};
 use perilune_core::ops::{Args, Value, by_name, call, create, parse_signature};
 use perilune_core::{DType, Layout, Shape, grad};
 use perilune_cuda::conv::{self, Kind, Parts};
-use perilune_cuda::launch::{Arg, Props};
+use perilune_cuda::emit;
+use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_cuda::library::{self, pool};
 use perilune_plan::ir::{Kernel, Library, Program};
 use perilune_plan::{NullWith, Options, Request, Tracer};
@@ -73,6 +74,16 @@ fn convolution(x: &[usize], w: &[usize], options: &[(&str, i64)]) -> Program {
     plan(g, roots)
 }
 
+/// The one call of a convolution.
+fn only(p: &Parts) -> &conv::Call {
+    assert_eq!(p.calls.len(), 1);
+    &p.calls[0]
+}
+
+fn labels(w: &Work) -> Vec<&str> {
+    w.launches.iter().map(|l| l.function.label.as_str()).collect()
+}
+
 fn parts(p: &Program, op: &str) -> Parts {
     conv::parts(calls(p).into_iter().find(|l| l.op.name == op).unwrap()).unwrap()
 }
@@ -83,16 +94,16 @@ fn operands_that_lie_otherwise_are_copied() {
     let forward = parts(&p, "conv2d");
     // Leaves are channels-first.
     assert_eq!((forward.before.launches.len(), forward.after.launches.len()), (2, 0));
-    let problem = forward.call.as_ref().unwrap().problem;
+    let problem = only(&forward).problem;
     assert_eq!(
         (problem.kind, problem.x, problem.w, problem.y),
         (Kind::Forward, [2, 16, 9, 9], [8, 16, 3, 3], [2, 8, 5, 5])
     );
     assert_eq!((problem.stride, problem.before, problem.after, problem.dilation), ([2, 2], [1, 1], [1, 1], [1, 1]));
-    assert!(forward.call.unwrap().scratch >= 2 * (2 * 16 * 81 + 8 * 16 * 9));
-    let input = parts(&p, "conv2d_backward_input").call.unwrap().problem;
+    assert!(only(&forward).scratch >= 2 * (2 * 16 * 81 + 8 * 16 * 9));
+    let input = only(&parts(&p, "conv2d_backward_input")).problem;
     assert_eq!((input.kind, input.x, input.y), (Kind::Input, problem.x, problem.y));
-    let weight = parts(&p, "conv2d_backward_weight").call.unwrap().problem;
+    let weight = only(&parts(&p, "conv2d_backward_weight")).problem;
     assert_eq!((weight.kind, weight.w), (Kind::Weight, problem.w));
 }
 
@@ -106,31 +117,31 @@ fn between_convolutions_nothing_is_copied() {
     let p = plan(g, vec![y]);
     let second = conv::parts(calls(&p)[1]).unwrap();
     assert!(second.before.launches.is_empty() && second.before.scratch_bytes == 0);
-    assert!(matches!(second.call.unwrap().x, Arg::Value(..)));
+    assert!(matches!(only(&second).x, Arg::Value(..)));
 }
 
 #[test]
 fn few_channels_are_padded() {
     let p = convolution(&[2, 3, 9, 9], &[8, 3, 3, 3], &[("padding", 1)]);
     let forward = parts(&p, "conv2d");
-    let problem = forward.call.unwrap().problem;
+    let problem = only(&forward).problem;
     assert_eq!((problem.x, problem.w, problem.y), ([2, 8, 9, 9], [8, 8, 3, 3], [2, 8, 9, 9]));
     for (op, launches) in [("conv2d_backward_input", 2), ("conv2d_backward_weight", 2)] {
         let back = parts(&p, op);
         // The operand with channels is padded and the other one copied; the padding is removed from the result.
         assert_eq!((back.before.launches.len(), back.after.launches.len()), (launches, 1), "{op}");
-        assert!(matches!(back.call.unwrap(), conv::Call { problem, .. } if problem.x[1] == 8 && problem.w[1] == 8));
+        assert_eq!((only(&back).problem.x[1], only(&back).problem.w[1]), (8, 8), "{op}");
     }
     // With groups, each group has its own channels.
     let p = convolution(&[2, 4, 9, 9], &[4, 1, 3, 3], &[("groups", 4)]);
-    assert_eq!(parts(&p, "conv2d").call.unwrap().problem.x, [2, 4, 9, 9]);
+    assert_eq!(only(&parts(&p, "conv2d")).problem.x, [2, 4, 9, 9]);
 }
 
 #[test]
 fn a_gradient_over_no_images_is_zeros() {
     let p = convolution(&[0, 3, 9, 9], &[8, 3, 3, 3], &[]);
     let weight = parts(&p, "conv2d_backward_weight");
-    assert!(weight.call.is_none() && weight.before.launches.len() == 1);
+    assert!(weight.calls.is_empty() && weight.before.launches.len() == 1);
 }
 
 /// A biased convolution of leaves: the op, x, the weight and the bias.
@@ -150,27 +161,121 @@ fn a_bias_is_written_first_and_the_sums_are_added_to_it() {
     let p = biased("conv2d", &[2, 16, 9, 9], &[24, 16, 3, 3], 24);
     // The convolution, and a copy of the result to channels-first: no kernel adds the bias to a rounded sum.
     assert_eq!(p.kernels.len(), 2);
-    let Parts { before, call, after } = parts(&p, "conv2d");
-    let call = call.unwrap();
-    assert!(call.problem.adds && after.launches.is_empty());
+    let parts_of = parts(&p, "conv2d");
+    let call = only(&parts_of);
+    assert!(call.problem.adds && parts_of.after.launches.is_empty());
     // The bias is the last launch before the call, and writes to the result.
-    let bias = before.launches.last().unwrap();
-    assert_eq!((before.launches.len(), &bias.args[1], bias.function.label.as_str()), (3, &call.y, "conv_pad"));
+    let bias = parts_of.before.launches.last().unwrap();
+    assert_eq!((labels(&parts_of.before).len(), &bias.args[1], bias.function.label.as_str()), (3, &call.y, "conv_pad"));
     let unbiased = convolution(&[2, 16, 9, 9], &[24, 16, 3, 3], &[]);
-    assert!(!parts(&unbiased, "conv2d").call.unwrap().problem.adds);
-    // 3 channels are computed as 8, and their bias is written to all 8.
-    let p = biased("conv_transpose2d", &[2, 16, 9, 9], &[16, 3, 3, 3], 3);
-    let Parts { before, call, after } = parts(&p, "conv2d_backward_input");
-    let (call, bias) = (call.unwrap(), before.launches.last().unwrap());
-    assert_eq!((call.problem.x, call.problem.adds, after.launches.len()), ([2, 8, 11, 11], true, 1));
-    assert!(matches!(call.x, Arg::Scratch(_)) && bias.args[1] == call.x);
-    // Channels that are no multiple of 8 are copied one by one.
-    let p = biased("conv2d", &[2, 16, 9, 9], &[12, 16, 3, 3], 12);
-    assert_eq!(parts(&p, "conv2d").before.launches.last().unwrap().function.label, "attention_copy");
+    assert!(!only(&parts(&unbiased, "conv2d")).problem.adds);
     // Where x has no elements, the bias is the result.
     let p = biased_with("conv2d", &[2, 4, 0, 9], &[8, 4, 1, 1], 8, &[("padding", 1)]);
-    let Parts { before, call, .. } = parts(&p, "conv2d");
-    assert!(call.is_none() && before.launches.len() == 1 && before.launches[0].function.label == "conv_pad");
+    let Parts { before, calls, .. } = parts(&p, "conv2d");
+    assert!(calls.is_empty() && labels(&before) == ["conv_pad"]);
+}
+
+/// Engines for other numbers of channels round their sums before they add a bias.
+#[test]
+fn channels_beside_a_bias_are_padded_to_multiples_of_8() {
+    // 3 channels of x are computed as 8.
+    let p = biased("conv_transpose2d", &[2, 16, 9, 9], &[16, 3, 3, 3], 3);
+    let found = parts(&p, "conv2d_backward_input");
+    let (call, bias) = (only(&found), found.before.launches.last().unwrap());
+    assert_eq!((call.problem.x, call.problem.w, call.problem.y), ([2, 8, 11, 11], [16, 8, 3, 3], [2, 16, 9, 9]));
+    assert!(call.problem.adds && matches!(call.x, Arg::Scratch(_)) && bias.args[1] == call.x);
+    assert_eq!((labels(&found.after), bias.function.label.as_str()), (vec!["conv_copy"], "conv_pad_groups"));
+    // So are 12 of y. The 16 of x need no padding.
+    let p = biased("conv2d", &[2, 16, 9, 9], &[12, 16, 3, 3], 12);
+    let found = parts(&p, "conv2d");
+    assert_eq!((only(&found).problem.x, only(&found).problem.w), ([2, 16, 9, 9], [16, 16, 3, 3]));
+    assert_eq!(labels(&found.before), ["transpose_planes", "conv_pad_groups", "conv_pad_groups"]);
+    // Only 3 of x: the result needs no copy.
+    let p = biased("conv2d", &[2, 3, 9, 9], &[24, 3, 3, 3], 24);
+    let found = parts(&p, "conv2d");
+    assert_eq!(only(&found).problem.w, [24, 8, 3, 3]);
+    assert!(matches!(only(&found).y, Arg::Value(..)) && found.after.launches.is_empty());
+    // Without a bias nothing is padded beyond the first 8.
+    let p = convolution(&[2, 20, 9, 9], &[12, 20, 3, 3], &[]);
+    assert_eq!(only(&parts(&p, "conv2d")).problem.w, [12, 20, 3, 3]);
+}
+
+#[test]
+fn groups_beside_a_bias_are_dense_convolutions_of_their_own() {
+    let p = biased_with("conv2d", &[2, 54, 9, 9], &[60, 18, 3, 3], 60, &[("groups", 3)]);
+    let found = parts(&p, "conv2d");
+    let problem = found.calls[0].problem;
+    assert_eq!((problem.x, problem.w, problem.y), ([2, 24, 9, 9], [24, 24, 3, 3], [2, 24, 7, 7]));
+    assert!(problem.adds && found.calls.len() == 3);
+    let steps = [2 * 24 * 81 * 2, 24 * 24 * 9 * 2, 2 * 24 * 49 * 2];
+    for pair in found.calls.windows(2) {
+        assert_eq!(pair[0].problem, pair[1].problem);
+        let at = |a: &Arg| if let Arg::Scratch(at) = a { *at } else { panic!("{a:?} is not in the workspace") };
+        let [from, to] = [0, 1].map(|k| [&pair[k].x, &pair[k].w, &pair[k].y].map(at));
+        assert_eq!([0, 1, 2].map(|i| to[i] - from[i]), steps);
+    }
+    assert_eq!((labels(&found.before), labels(&found.after)), (vec!["conv_pad_groups"; 3], vec!["conv_copy"]));
+    // Without a bias cuDNN knows the groups.
+    let p = convolution(&[2, 54, 9, 9], &[60, 18, 3, 3], &[("groups", 3)]);
+    assert_eq!(only(&parts(&p, "conv2d")).problem.w, [60, 18, 3, 3]);
+}
+
+#[test]
+fn groups_of_few_channels_beside_a_bias_have_a_kernel_of_their_own() {
+    for (op, x, w, channels, groups, kernel) in [
+        ("conv2d", [2, 16, 9, 9], [16, 1, 3, 3], 16, 16, "conv::direct<bf16, 8, false, u32>"),
+        ("conv2d", [2, 6, 9, 9], [9, 2, 3, 3], 9, 3, "conv::direct<bf16, 1, false, u32>"),
+        ("conv_transpose2d", [2, 16, 9, 9], [16, 1, 3, 3], 16, 16, "conv::direct<bf16, 8, true, u32>"),
+        ("conv_transpose2d", [2, 6, 9, 9], [6, 3, 3, 3], 9, 3, "conv::direct<bf16, 1, true, u32>"),
+    ] {
+        let p = biased_with(op, &x, &w, channels, &[("groups", groups)]);
+        let found = conv::parts(calls(&p)[0]).unwrap();
+        let last = found.before.launches.last().unwrap();
+        assert!(found.calls.is_empty() && found.after.launches.is_empty(), "{op}");
+        assert!(last.function.text.contains(kernel), "{}", last.function.text);
+    }
+}
+
+#[test]
+fn large_results_are_turned_back_through_tiles() {
+    // (2, 32, L) from (2, 1, L, 32); with fewer elements, or in f32 without cuDNN, element by element.
+    let last = |dtype, length| {
+        let g = &mut Graph::new();
+        let inputs = [&[2, 16, length][..], &[32, 16, 3]].map(|dims| Value::Tensor(leaf(g, dims, dtype)));
+        let y = record(g, "conv1d", &inputs, &[("padding", 1)]);
+        let p = plan(g, vec![y]);
+        let Some(Kernel::Region(r)) = p.kernels.last() else { return String::new() };
+        let work = emit::regions(&p, std::slice::from_ref(r), &Props::H200).unwrap();
+        assert_eq!(work.launches.len(), 1);
+        if work.launches[0].function.label == "transpose_planes" {
+            // A tile has 64 positions and 32 of 64 channels.
+            assert_eq!(work.launches[0].grid, [2 * length as u32 / 64, 1, 1]);
+        }
+        work.launches[0].function.label.clone()
+    };
+    assert_eq!(last(DType::BF16, 1 << 15), "transpose_planes");
+    assert_eq!(last(DType::F16, 1 << 15), "transpose_planes");
+    assert_ne!(last(DType::BF16, 1 << 10), "transpose_planes");
+    assert_ne!(last(DType::F32, 1 << 15), "transpose_planes");
+}
+
+/// The program must be computed alike everywhere, whatever cuDNN offers.
+#[test]
+fn the_route_is_a_rule_of_channels_and_groups() {
+    use conv::Route::{Direct, Padded, Whole};
+    for (biased, groups, inputs, outputs, want) in [
+        (false, 1, 5, 7, Whole),
+        (false, 3, 6, 9, Whole),
+        (true, 1, 8, 16, Whole),
+        (true, 1, 3, 16, Padded),
+        (true, 1, 16, 12, Padded),
+        (true, 2, 32, 64, Padded),
+        (true, 2, 48, 48, Padded),
+        (true, 2, 16, 64, Direct),
+        (true, 64, 64, 128, Direct),
+    ] {
+        assert_eq!(conv::route(biased, groups, inputs, outputs), want, "{groups} groups, {inputs} to {outputs}");
+    }
 }
 
 #[test]
@@ -183,7 +288,7 @@ fn transposed_and_one_dimensional_convolutions_run_on_cudnn() {
         let p = biased(op, x, w, 24);
         let names: Vec<&str> = calls(&p).iter().map(|l| l.op.name).collect();
         assert_eq!(names, [kernel], "{op}");
-        let problem = parts(&p, kernel).call.unwrap().problem;
+        let problem = only(&parts(&p, kernel)).problem;
         if op == "conv1d" {
             assert_eq!((problem.x, problem.w, problem.y), ([2, 16, 1, 9], [24, 16, 1, 3], [2, 24, 1, 7]));
         }
@@ -219,11 +324,29 @@ fn kernels_compile_without_spills() {
             texts.extend(before.launches.iter().chain(&after.launches).map(|l| l.function.text.clone()));
         }
     }
-    for channels in [3, 12, 16] {
-        let p = biased("conv_transpose2d", &[2, 16, 9, 9], &[16, channels, 3, 3], channels);
-        for l in calls(&p) {
+    let mut kernels = |p: &Program| {
+        for l in calls(p) {
             let Parts { before, after, .. } = conv::parts(l).unwrap();
             texts.extend(before.launches.iter().chain(&after.launches).map(|l| l.function.text.clone()));
+        }
+    };
+    for channels in [3, 12, 16] {
+        kernels(&biased("conv_transpose2d", &[2, 16, 9, 9], &[16, channels, 3, 3], channels));
+    }
+    // Both sides of a transpose even or odd.
+    for (c, size) in [(16, 10), (16, 9), (17, 10), (17, 9)] {
+        kernels(&biased("conv2d", &[2, c, size, size], &[8, c, 3, 3], 8));
+        kernels(&convolution(&[2, c, size, size], &[8, c, 3, 3], &[]));
+    }
+    for dtype in [DType::BF16, DType::F16] {
+        for (c, o, groups) in [(16, 16, 16), (6, 9, 3), (54, 60, 3)] {
+            for (op, x, w, bias) in [("conv2d", c, [o, c / groups], o), ("conv_transpose2d", o, [o, c / groups], c)] {
+                let g = &mut Graph::new();
+                let shapes = [&[2, x, 9, 9][..], &[w[0], w[1], 3, 3], &[bias]];
+                let inputs = shapes.map(|dims| Value::Tensor(leaf(g, dims, dtype)));
+                let y = record(g, op, &inputs, &[("groups", groups as i64)]);
+                kernels(&plan(g, vec![y]));
+            }
         }
     }
     for dtype in [DType::F64, DType::F32, DType::BF16, DType::F16] {

@@ -1,6 +1,6 @@
 //! Emits CUDA C++ for fused regions.
 //!
-//! A region becomes one or more launches. Strategies: `map` (elementwise), `row` (row reductions in registers), `row_smem` (long rows in
+//! A region becomes one or more launches. Strategies: `map` (elementwise), `transpose` (large transposed copies), `row` (row reductions in registers), `row_smem` (long rows in
 //! shared memory), `split_row` (a row over several blocks), `col` (column reductions), `row_col_reduce` (both in one pass). Shared parts:
 //! `emitter` (names and sizes), `load` (reads), `loop_nest` (loops over a thread's elements), `cp_async`, `register_prefetch`,
 //! `smem_intermediates`, `half2` and `one_hot`. `launch_template` turns text into launches, of one region or of many. The order of
@@ -22,6 +22,7 @@ mod row_col_reduce;
 mod row_smem;
 mod smem_intermediates;
 mod split_row;
+mod transpose;
 mod writer;
 
 pub use expr::function;
@@ -37,6 +38,12 @@ use std::collections::BTreeSet;
 pub fn regions(program: &Program, regions: &[Region], props: &Props) -> Result<Work> {
     let mut work = Work::default();
     let many = regions.len() > 1;
+    if let [r] = regions
+        && let Some(launch) = transpose::lower(program, r)
+    {
+        work.launches.push(launch);
+        return Ok(work);
+    }
     let mut all: Vec<Vec<LaunchTemplate>> = Vec::new();
     for r in regions.iter().filter(|r| r.numel() > 0 && !r.stores.is_empty()) {
         let mut templates = lower(&RegionAnalysis::new(program, r), props, many, &mut work.scratch_bytes);

@@ -17,8 +17,12 @@ mod scan;
 mod sort;
 pub mod source;
 mod strided;
+mod transpose;
 
+pub(crate) use call::{by_value, sized};
 pub use matmul::is_small;
+pub(crate) use strided::Strided;
+pub(crate) use transpose::{aligned, transpose_planes};
 
 use crate::attention;
 use crate::launch::{Function, Launch, Props, Work};
