@@ -21,9 +21,11 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 4] = [
-    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 30 },
-    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 30 },
+const SMALL: [Case; 6] = [
+    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
+    Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
+    Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
+    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 20 },
     Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 20 },
     Case {
         file: "chargpt.lua",
