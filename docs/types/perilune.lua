@@ -1428,55 +1428,6 @@ function pl.broadcast_to(x, shape, ...) end
 ---@return perilune.Tensor
 function Tensor:broadcast_to(shape, ...) end
 
----x (...) -> `length` elements of dim `dim` from `start` on.
----@param x perilune.Tensor
----@param dim perilune.Whole
----@param start perilune.Whole
----@param length perilune.Whole
----@return perilune.Tensor
-function pl.narrow(x, dim, start, length) end
-
----x (...) -> `length` elements of dim `dim` from `start` on.
----@param dim perilune.Whole
----@param start perilune.Whole
----@param length perilune.Whole
----@return perilune.Tensor
-function Tensor:narrow(dim, start, length) end
-
----x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
----back.
----@param x perilune.Tensor
----@param dim perilune.Whole
----@param index perilune.Whole
----@return perilune.Tensor
-function pl.select(x, dim, index) end
-
----x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
----back.
----@param dim perilune.Whole
----@param index perilune.Whole
----@return perilune.Tensor
-function Tensor:select(dim, index) end
-
----x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
----beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
----@param x perilune.Tensor
----@param dim perilune.Whole
----@param start? perilune.Whole
----@param stop? perilune.Whole
----@param step? perilune.Whole
----@return perilune.Tensor
-function pl.slice(x, dim, start, stop, step) end
-
----x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
----beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
----@param dim perilune.Whole
----@param start? perilune.Whole
----@param stop? perilune.Whole
----@param step? perilune.Whole
----@return perilune.Tensor
-function Tensor:slice(dim, start, stop, step) end
-
 ---x (...) -> with the order of elements along `dims` reversed.
 ---@param x perilune.Tensor
 ---@param dims perilune.Whole|perilune.Whole[]
@@ -1507,23 +1458,6 @@ function pl.roll(x, shifts, dims, ...) end
 ---@return perilune.Tensor
 function Tensor:roll(shifts, dims, ...) end
 
----x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
----N = (L - size) // step + 1. This is a view: overlapping windows share memory.
----@param x perilune.Tensor
----@param dim perilune.Whole
----@param size perilune.Whole
----@param step? perilune.Whole
----@return perilune.Tensor
-function pl.unfold(x, dim, size, step) end
-
----x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
----N = (L - size) // step + 1. This is a view: overlapping windows share memory.
----@param dim perilune.Whole
----@param size perilune.Whole
----@param step? perilune.Whole
----@return perilune.Tensor
-function Tensor:unfold(dim, size, step) end
-
 ---x (...) -> (...): the same values; no gradient flows back through it.
 ---@param x perilune.Tensor
 ---@return perilune.Tensor
@@ -1532,78 +1466,6 @@ function pl.detach(x) end
 ---x (...) -> (...): the same values; no gradient flows back through it.
 ---@return perilune.Tensor
 function Tensor:detach() end
-
----xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.
----@param xs perilune.Tensor[]
----@param dim? perilune.Whole
----@return perilune.Tensor
-function pl.cat(xs, dim) end
-
----xs of (...), n of them -> (..., n, ...): joined along a new dim at `dim`; all shapes must be equal.
----@param xs perilune.Tensor[]
----@param dim? perilune.Whole
----@return perilune.Tensor
-function pl.stack(xs, dim) end
-
----x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
----@param x perilune.Tensor
----@param sizes perilune.Whole|perilune.Whole[]
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function pl.split(x, sizes, dim) end
-
----x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
----@param sizes perilune.Whole|perilune.Whole[]
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function Tensor:split(sizes, dim) end
-
----x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
----@param x perilune.Tensor
----@param chunks perilune.Whole
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function pl.chunk(x, chunks, dim) end
-
----x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
----@param chunks perilune.Whole
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function Tensor:chunk(chunks, dim) end
-
----x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
----@param x perilune.Tensor
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function pl.unbind(x, dim) end
-
----x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
----@param dim? perilune.Whole
----@return perilune.Tensor
----@return perilune.Tensor ...
-function Tensor:unbind(dim) end
-
----x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
----as in PyTorch. Negative pads crop.
----@param x perilune.Tensor
----@param pads perilune.Whole|perilune.Whole[]
----@param options? {value?: number}
----@param ... perilune.Whole
----@return perilune.Tensor
-function pl.pad(x, pads, options, ...) end
-
----x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
----as in PyTorch. Negative pads crop.
----@param pads perilune.Whole|perilune.Whole[]
----@param options? {value?: number}
----@param ... perilune.Whole
----@return perilune.Tensor
-function Tensor:pad(pads, options, ...) end
 
 ---x (..., M, N) -> the same with elements above the diagonal set to 0; `diagonal` shifts it up.
 ---@param x perilune.Tensor
@@ -1663,6 +1525,144 @@ function pl.diagonal(x) end
 ---x (..., N, N) -> (..., N): the elements whose last two coordinates are equal.
 ---@return perilune.Tensor
 function Tensor:diagonal() end
+
+---x (...) -> `length` elements of dim `dim` from `start` on.
+---@param x perilune.Tensor
+---@param dim perilune.Whole
+---@param start perilune.Whole
+---@param length perilune.Whole
+---@return perilune.Tensor
+function pl.narrow(x, dim, start, length) end
+
+---x (...) -> `length` elements of dim `dim` from `start` on.
+---@param dim perilune.Whole
+---@param start perilune.Whole
+---@param length perilune.Whole
+---@return perilune.Tensor
+function Tensor:narrow(dim, start, length) end
+
+---x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
+---back.
+---@param x perilune.Tensor
+---@param dim perilune.Whole
+---@param index perilune.Whole
+---@return perilune.Tensor
+function pl.select(x, dim, index) end
+
+---x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the
+---back.
+---@param dim perilune.Whole
+---@param index perilune.Whole
+---@return perilune.Tensor
+function Tensor:select(dim, index) end
+
+---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
+---beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
+---@param x perilune.Tensor
+---@param dim perilune.Whole
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
+---@param step? perilune.Whole
+---@return perilune.Tensor
+function pl.slice(x, dim, start, stop, step) end
+
+---x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends
+---beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.
+---@param dim perilune.Whole
+---@param start? perilune.Whole
+---@param stop? perilune.Whole
+---@param step? perilune.Whole
+---@return perilune.Tensor
+function Tensor:slice(dim, start, stop, step) end
+
+---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
+---N = (L - size) // step + 1. This is a view: overlapping windows share memory.
+---@param x perilune.Tensor
+---@param dim perilune.Whole
+---@param size perilune.Whole
+---@param step? perilune.Whole
+---@return perilune.Tensor
+function pl.unfold(x, dim, size, step) end
+
+---x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.
+---N = (L - size) // step + 1. This is a view: overlapping windows share memory.
+---@param dim perilune.Whole
+---@param size perilune.Whole
+---@param step? perilune.Whole
+---@return perilune.Tensor
+function Tensor:unfold(dim, size, step) end
+
+---x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
+---as in PyTorch. Negative pads crop.
+---@param x perilune.Tensor
+---@param pads perilune.Whole|perilune.Whole[]
+---@param options? {value?: number}
+---@param ... perilune.Whole
+---@return perilune.Tensor
+function pl.pad(x, pads, options, ...) end
+
+---x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,
+---as in PyTorch. Negative pads crop.
+---@param pads perilune.Whole|perilune.Whole[]
+---@param options? {value?: number}
+---@param ... perilune.Whole
+---@return perilune.Tensor
+function Tensor:pad(pads, options, ...) end
+
+---xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.
+---@param xs perilune.Tensor[]
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+function pl.cat(xs, dim) end
+
+---xs of (...), n of them -> (..., n, ...): joined along a new dim at `dim`; all shapes must be equal.
+---@param xs perilune.Tensor[]
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+function pl.stack(xs, dim) end
+
+---x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
+---@param x perilune.Tensor
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function pl.split(x, sizes, dim) end
+
+---x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).
+---@param sizes perilune.Whole|perilune.Whole[]
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function Tensor:split(sizes, dim) end
+
+---x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
+---@param x perilune.Tensor
+---@param chunks perilune.Whole
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function pl.chunk(x, chunks, dim) end
+
+---x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.
+---@param chunks perilune.Whole
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function Tensor:chunk(chunks, dim) end
+
+---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
+---@param x perilune.Tensor
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function pl.unbind(x, dim) end
+
+---x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.
+---@param dim? perilune.Whole
+---@return perilune.Tensor
+---@return perilune.Tensor ...
+function Tensor:unbind(dim) end
 
 ---An alias of `cat`.
 ---@param xs perilune.Tensor[]

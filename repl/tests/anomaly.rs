@@ -150,7 +150,7 @@ fn a_loss_spike_is_reported_and_may_be_skipped() {
 }
 
 #[test]
-fn the_recipe_may_say_it_and_the_words_are_checked() {
+fn the_recipe_sets_anomaly_policies_and_unknown_words_are_errors() {
     let p = recipe(17, "0/0");
     p.file("r.lua", p.read("r.lua").replace("ema = 0.9", "ema = 0.9, on_nan = \"skip\""));
     assert_eq!(run(&p, "a", &[]).status, Some(0));

@@ -148,7 +148,7 @@ fn the_parts_of_a_profile_sum_to_the_step() {
 }
 
 #[test]
-fn profile_says_of_memory_and_lines_what_is_the_recipes() {
+fn profile_attributes_memory_and_time_to_recipe_lines() {
     let p = tiny();
     let r = p.run(&["profile", "tiny.lua", "--steps", "2", "--device", "cpu"]);
     // Points, weights and gradients take a few kilobytes; the megabytes of the roofline measurement are not included.
@@ -255,7 +255,7 @@ fn check_finds_shape_mistakes_with_their_line() {
 /// A recipe is a file that returns one, wherever its text says so; a plain script runs until its first step has ended, and writes
 /// nothing.
 #[test]
-fn check_tells_a_recipe_by_what_the_file_returns() {
+fn check_recognizes_a_recipe_by_its_return_value() {
     let p = tiny();
     p.file("same.lua", "return require \"tiny\"");
     p.file(
@@ -386,7 +386,7 @@ fn init_makes_a_recipe_that_trains() {
 }
 
 #[test]
-fn texts_are_whole() {
+fn reference_stubs_and_completions_are_printed() {
     let p = place();
     assert!(p.run(&["reference"]).out.contains("\n## matmul\n"));
     assert!(p.run(&["stubs"]).out.trim_end().ends_with("return pl"));

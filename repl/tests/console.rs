@@ -63,7 +63,7 @@ impl Prompt {
 }
 
 #[test]
-fn histories_live_from_line_to_line() {
+fn differentiable_values_survive_between_prompt_lines() {
     let p = prompt();
     p.lines([
         ("w = pl.state(pl.ones({2}))", ""),
@@ -104,7 +104,7 @@ fn a_chain_of_lines_holds_no_more_than_its_end() {
 }
 
 #[test]
-fn lines_are_read_as_meant() {
+fn prompt_lines_print_their_values() {
     let p = prompt();
     p.lines([
         ("local a, b = 1", ""),
@@ -133,7 +133,7 @@ fn lines_are_read_as_meant() {
 }
 
 #[test]
-fn words_are_offered_where_they_fit() {
+fn completions_fit_the_context() {
     let p = prompt();
     p.line("x = pl.ones({2}); model = pl.nn.Sequential { pl.nn.Linear(2, 3) }; box = { left = { deep = 1 } }");
     p.offers("mod|", "model");

@@ -21,15 +21,19 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 4] = [
-    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 30 },
-    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 30 },
-    Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 20 },
+const SMALL: [Case; 8] = [
+    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
+    Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
+    Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
+    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 20 },
+    Case { file: "gan.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
+    Case { file: "vae.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
+    Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 10 },
     Case {
         file: "chargpt.lua",
         set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],
         steps: 30,
-        kills: 30,
+        kills: 20,
     },
 ];
 

@@ -64,7 +64,7 @@ fn several_runs_share_one_picture() {
 }
 
 #[test]
-fn files_and_axes_are_a_choice() {
+fn plot_options_select_files_and_axes() {
     let p = place();
     run(&p, "a", 1.0);
     for args in [&["--out", "a.svg"][..], &["--out", "a.png", "--log-y", "--smooth", "0.9"]] {

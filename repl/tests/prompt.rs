@@ -237,7 +237,7 @@ fn an_unfinished_line_goes_on() {
 
 /// A paste arrives in one read, and all its lines run.
 #[test]
-fn what_is_pasted_runs_in_order() {
+fn pasted_statements_run_in_order() {
     let p = place();
     let mut t = prompt(&p, &[]);
     t.begin("a = 2\rb = 3\rfor i = 1, 2 do\r  a = a * b\rend\r'a is ' .. a\r");
@@ -279,7 +279,7 @@ fn errors_name_their_line_and_the_prompt_stays() {
 }
 
 #[test]
-fn words_complete() {
+fn names_complete_with_tab() {
     let p = place();
     p.file("weights.safetensors", "");
     let mut t = prompt(&p, &[]);
@@ -650,7 +650,7 @@ fn an_interrupt_names_what_is_not_computed() {
 }
 
 #[test]
-fn the_clock_says_that_it_waits_for_nothing() {
+fn help_of_the_clock_says_that_it_does_not_wait() {
     let ran = piped(&place(), &[], "?pl.clock\n");
     assert!(
         ran.status == Some(0) && ran.out.contains("It waits for nothing") && ran.out.contains(":time"),
@@ -667,7 +667,7 @@ fn stats_count_the_handles() {
 }
 
 #[test]
-fn a_hundred_errors_hold_nothing() {
+fn repeated_errors_keep_no_tensors_alive() {
     let p = place();
     let fail = [
         "y = pl.eval(pl.ones({512, 512})); error('one')",

@@ -218,7 +218,7 @@ fn the_only_checkpoint_survives_its_replacement() {
 
 /// A run that is killed repeatedly, during steps and saves, still finishes with the same weights.
 #[test]
-fn killed_runs_go_on() {
+fn killed_runs_resume_to_the_same_bits() {
     let p = all();
     let more = ["--set", "steps=400"];
     run(&p, "straight", &more);
@@ -303,7 +303,7 @@ fn the_newest_run_is_found_and_may_go_further() {
 
 /// Retention keeps the last checkpoints, the best by a metric and every Nth; wrong metric names are reported.
 #[test]
-fn the_checkpoints_that_are_asked_for_stay() {
+fn requested_checkpoints_are_retained() {
     let p = all();
     let kept = |dir: &str, more: &[&str]| {
         let r = run(&p, dir, &[&["--set", "eval_every=2", "--set", "lr=0.4"], more].concat());

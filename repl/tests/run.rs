@@ -135,7 +135,7 @@ fn a_person_sees_a_header_the_last_step_and_the_result() {
 }
 
 #[test]
-fn colour_is_a_choice() {
+fn colour_follows_the_environment() {
     let p = tiny();
     let colored = |vars: &[(&str, &str)]| {
         let mut c = p.command(&["run", "tiny.lua", "--steps", "1"]);
@@ -201,7 +201,7 @@ fn a_loss_that_is_no_number_ends_the_run_with_the_step_and_a_cure() {
 }
 
 #[test]
-fn a_plain_script_just_runs() {
+fn a_plain_script_runs_without_a_run_directory() {
     let p = place();
     p.file(
         "s.lua",

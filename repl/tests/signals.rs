@@ -134,7 +134,7 @@ fn the_end_of_the_terminal_leaves_a_checkpoint() {
 }
 
 #[test]
-fn a_plain_script_ends_at_the_first() {
+fn a_plain_script_ends_at_the_first_signal() {
     let p = place();
     p.file("s.lua", "print('on')\nwhile true do end");
     let mut child = p.command(&["s.lua"]).stdout(Stdio::piped()).spawn().unwrap();

@@ -138,7 +138,7 @@ impl Script<'_> {
 const ARGS: [&str; 8] = ["run", "edited.lua", "--json", "--watch", "--run-dir", "r", "--threads", "1"];
 
 #[test]
-fn twenty_edits() {
+fn a_run_applies_twenty_edits() {
     let p = place();
     let first = Version::first();
     first.write(&p);

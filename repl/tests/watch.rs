@@ -271,7 +271,7 @@ fn an_edit_updates_the_count_of_parameters() {
 
 /// Saves within 200 ms count once: only the last of a burst is loaded.
 #[test]
-fn a_burst_of_saves_counts_once() {
+fn a_burst_of_saves_is_one_reload() {
     let p = place();
     p.file("parts.lua", PARTS);
     p.file("edited.lua", FIRST.text());
@@ -305,7 +305,7 @@ fn a_burst_of_saves_counts_once() {
 /// The fault may be in a file that only the new version requires: saving that file triggers another attempt, as does saving the
 /// same text again. Other files of the directory, such as a log, cause no delay.
 #[test]
-fn whatever_a_bad_version_required_is_watched() {
+fn files_required_by_a_rejected_version_are_watched() {
     let p = place();
     p.file("parts.lua", PARTS);
     p.file("edited.lua", FIRST.text());

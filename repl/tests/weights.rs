@@ -16,9 +16,11 @@ use std::process::Command;
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
 /// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
-const RUNS: [(&str, &str); 10] = [
+const RUNS: [(&str, &str); 12] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),
+    ("autoencoder", "autoencoder.lua --steps 100"),
+    ("gru", "gru.lua --steps 50"),
     ("chargpt", "chargpt.lua --set layers=2 --set width=64 --set sample_length=40 --steps 30"),
     ("regression", "regression.lua --steps 100"),
     ("gan", "gan.lua --set hidden=32 --steps 40"),

@@ -1,5 +1,5 @@
 //! Writes the cases of every op as JSON, which `golden/ops/make.py` reads:
-//! `cargo run -p perilune-tests --example dump_cases FILE`.
+//! `cargo build --workspace --example dump_cases`, then `target/debug/examples/dump_cases FILE`.
 #![allow(clippy::unwrap_used)]
 
 use perilune_tests::case::{self, Case};

@@ -285,7 +285,7 @@ describe("autocast", function()
     local function train(dtype, read)
       pl.seed(5)
       local w, b, x = pl.state(pl.randn { 6, 6 }), pl.state(pl.randn { 6 }), pl.randn { 8, 6 }
-      local seen, copies = {}, pl.memory().by_role.copies or 0
+      local seen, copies = {}, pl.memory().by_role.shadow_weights or 0
       local function step(rate, also)
         local loss = pl.step(function()
           local loss = pl.autocast(dtype, function()
@@ -309,7 +309,7 @@ describe("autocast", function()
       step(0.05, function(w, b) b:assign(b + w:sum(0)) end)
       step(0.05)
       seen[#seen + 1] = w:sum():item()
-      return seen, (pl.memory().by_role.copies or 0) - copies
+      return seen, (pl.memory().by_role.shadow_weights or 0) - copies
     end
     for _, dtype in ipairs { "bf16", "f16" } do
       local plain, none = train(dtype, function(w) return w * 1 end)

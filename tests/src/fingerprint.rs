@@ -104,7 +104,7 @@ fn region(r: &Region, w: &mut Words) {
                 w.layout(layout);
             }
             Code::Map(f, args) => {
-                w.list.extend([1, *f as u64, args.len() as u64]);
+                w.list.extend([1, f.code() as u64, args.len() as u64]);
                 w.list.extend(args.iter().map(|a| u64::from(*a)));
             }
             Code::Cast(a) => w.list.extend([2, u64::from(*a)]),

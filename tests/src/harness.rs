@@ -2,7 +2,7 @@
 
 use crate::case::{Arg, Case, Data};
 use perilune_core::graph::NodeId;
-use perilune_core::ops::{Args, Value};
+use perilune_core::ops::{self, Args, Op, Value};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_cpu::{Cpu, Isa};
 use perilune_cuda::Cuda;
@@ -41,6 +41,24 @@ pub fn device(threads: usize) -> Arc<dyn Backend> {
             Arc::new(Cpu::new(Some(threads)))
         }
     }
+}
+
+/// The ops that a recipe can call; with `PERILUNE_OPS=trunc,softmax` only those, for work on one op.
+pub fn callable_ops() -> Vec<&'static Op> {
+    let callable = |op: &&Op| !op.sig.is_empty();
+    match std::env::var("PERILUNE_OPS") {
+        Ok(names) => {
+            let find = |name| ops::by_name(name).filter(callable);
+            let find = |name| find(name).unwrap_or_else(|| panic!("PERILUNE_OPS: a recipe can call no op {name}"));
+            names.split(',').map(find).collect()
+        }
+        Err(_) => ops::all().iter().copied().filter(callable).collect(),
+    }
+}
+
+/// Asserts that a sweep over [`callable_ops`] made more than `least` checks, unless `PERILUNE_OPS` chose some ops.
+pub fn assert_swept(checks: usize, least: usize) {
+    assert!(checks > least || std::env::var_os("PERILUNE_OPS").is_some(), "only {checks} checks");
 }
 
 /// Creates an engine on [`device`].

@@ -96,7 +96,7 @@ const GREEDY: [(&str, &str); 17] = [
 ];
 
 #[test]
-fn greed_for_memory_is_an_error() {
+fn exceeding_the_memory_limit_is_an_error() {
     for (name, text) in GREEDY {
         let s = limited();
         let e = fails(&s, text);

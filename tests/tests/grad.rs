@@ -170,7 +170,7 @@ fn threads() -> usize {
 }
 
 fn sweep(order: usize, which: impl Fn(&Op) -> bool + Sync) -> usize {
-    let ops: Vec<&'static Op> = ops::all().iter().copied().filter(|op| !op.sig.is_empty() && which(op)).collect();
+    let ops: Vec<&'static Op> = harness::callable_ops().into_iter().filter(|op| which(op)).collect();
     let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
     std::thread::scope(|s| {
         for _ in 0..threads() {
@@ -209,13 +209,13 @@ fn has_gradient(op: &Op) -> bool {
 #[test]
 fn gradients_match_finite_differences() {
     let n = sweep(0, has_gradient);
-    assert!(n > 1000, "only {n} checks");
+    harness::assert_swept(n, 1000);
 }
 
 #[test]
 fn gradients_of_gradients_match_finite_differences() {
     let n = sweep(1, |op| op.smooth && has_gradient(op));
-    assert!(n > 700, "only {n} checks");
+    harness::assert_swept(n, 700);
 }
 
 /// Zeros among the factors, where division is undefined: the gradients of products, and second derivatives of `prod`.
@@ -273,7 +273,7 @@ fn norms_of_zeros_have_gradient_zero() {
 #[test]
 fn ops_without_gradients_give_none_or_an_error() {
     let mut e = harness::engine(1);
-    for op in ops::all().iter().copied().filter(|op| !op.sig.is_empty()) {
+    for op in harness::callable_ops() {
         if stops(op).is_none() && !matches!(op.grad, Grad::Missing(_)) {
             continue;
         }
@@ -320,8 +320,7 @@ fn narrow(e: &mut Engine, case: &Case, faults: &mut Vec<String>) -> usize {
 
 #[test]
 fn gradients_in_narrow_dtypes_follow_f64() {
-    let ops: Vec<&'static Op> =
-        ops::all().iter().copied().filter(|op| !op.sig.is_empty() && has_gradient(op)).collect();
+    let ops: Vec<&'static Op> = harness::callable_ops().into_iter().filter(|op| has_gradient(op)).collect();
     let (next, found) = (std::sync::atomic::AtomicUsize::new(0), std::sync::Mutex::new((Vec::new(), 0)));
     std::thread::scope(|s| {
         for _ in 0..threads() {
@@ -341,5 +340,5 @@ fn gradients_in_narrow_dtypes_follow_f64() {
     });
     let (faults, n) = found.into_inner().unwrap();
     assert!(faults.is_empty(), "{} failures in {n} checks:\n{}", faults.len(), faults.join("\n"));
-    assert!(n > 800, "only {n} checks");
+    harness::assert_swept(n, 800);
 }

@@ -60,7 +60,7 @@ impl World {
 }
 
 #[test]
-fn where_it_is_false_no_state_changes() {
+fn a_false_guard_changes_no_state() {
     for fusion in [true, false] {
         let (mut w, mut plain) = (world(fusion), world(fusion));
         for round in 0..3 {

@@ -63,7 +63,7 @@ for _, late in ipairs { 1, 2, 5 } do assert(losses(late) == once, "read " .. lat
 
 /// A training loop reads the loss of the previous step and uploads the next batch while a step runs.
 #[test]
-fn nobody_waits_for_what_was_queued_since() {
+fn a_read_does_not_wait_for_later_work() {
     let gpu = harness::on_gpu();
     let (width, products) = if gpu { (2048, 400) } else { (64, 4) };
     let text = r#"

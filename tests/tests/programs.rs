@@ -64,6 +64,8 @@ const TINY_RESNET: &[(&str, &str)] = &[("size", "tiny"), ("classes", "10"), ("pi
 const SOURCES: &[Source] = &[
     source("digits", "recipes/digits.lua", None, &[]),
     source("digits_cnn", "recipes/digits.lua", None, &[("net", "cnn")]),
+    source("autoencoder", "recipes/autoencoder.lua", None, &[]),
+    source("gru", "recipes/gru.lua", None, &[]),
     source("chargpt", "recipes/chargpt.lua", None, &[("layers", "2"), ("width", "64")]),
     source("chargpt_bf16", "recipes/chargpt.lua", Some("bf16"), &[("layers", "2"), ("width", "64")]),
     source("regression", "recipes/regression.lua", None, &[]),

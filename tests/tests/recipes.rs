@@ -116,6 +116,38 @@ fn digits_cnn() {
     pinned("digits_cnn", "digits.lua", &[("net", "cnn"), ("batch", "32")]);
 }
 
+#[test]
+fn autoencoder() {
+    pinned("autoencoder", "autoencoder.lua", &[]);
+}
+
+#[test]
+fn gru() {
+    pinned("gru", "gru.lua", &[]);
+}
+
+/// The end of the autoencoder writes a picture only if a param names it: images above their reconstructions, one pixel of the
+/// picture for each of theirs.
+#[test]
+fn autoencoder_draws_reconstructions_where_a_param_says() {
+    let finish = |params: &[(&str, &str)]| {
+        let s = script(2, params).unwrap();
+        let recipe = s.recipe(&recipe_of("autoencoder.lua")).unwrap_or_else(|e| panic!("{e}"));
+        let run = recipe.start(None, None, None).unwrap_or_else(|e| panic!("{e}"));
+        run.step().unwrap_or_else(|e| panic!("{e}"));
+        run.finish().unwrap_or_else(|e| panic!("{e}"));
+    };
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("autoencoder.png");
+    let _ = std::fs::remove_file(&path);
+    finish(&[]);
+    assert!(!path.exists());
+    finish(&[("out", path.to_str().unwrap()), ("pictures", "5")]);
+    let image = std::fs::read(&path).unwrap();
+    assert!(image.starts_with(b"\x89PNG"), "{} bytes", image.len());
+    // The width and the height of the header.
+    assert_eq!(image[16..24], [0, 0, 0, 40, 0, 0, 0, 16]);
+}
+
 /// Learning rates for which ten steps show whether weights decay.
 const CHARGPT: [(&str, &str); 8] = [
     ("layers", "2"),

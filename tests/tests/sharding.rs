@@ -131,7 +131,8 @@ fn check(e: &mut Engine, call: &Call, factor: &Factor, n: usize) -> Result<(), S
         let scale = (0..whole.numel()).map(|i| whole.get_f64(i).abs()).filter(|v| v.is_finite()).fold(1.0, f64::max);
         for i in 0..whole.numel() {
             let (a, b) = (got.get_f64(i), whole.get_f64(i));
-            let near = a == b || a.is_nan() && b.is_nan() || whole.dtype.is_float() && (a - b).abs() <= precision * scale;
+            let near =
+                a == b || a.is_nan() && b.is_nan() || whole.dtype.is_float() && (a - b).abs() <= precision * scale;
             if !near {
                 return Err(format!("element {i} is {a} instead of {b}"));
             }
@@ -170,7 +171,11 @@ fn divide(e: &mut Engine, case: &Case, checked: &mut BTreeMap<&'static str, [usi
         for factor in &factors {
             assert_eq!(factor.operands.len(), call.operands.len(), "{}: {factor:?}", n.op.name);
             assert_eq!(factor.results.len(), call.results.len(), "{}: {factor:?}", n.op.name);
-            let terms = factor.operands.iter().zip(&call.operands).any(|(p, x)| matches!(p, Piece::Term(_)) && x.dtype == DType::Bool);
+            let terms = factor
+                .operands
+                .iter()
+                .zip(&call.operands)
+                .any(|(p, x)| matches!(p, Piece::Term(_)) && x.dtype == DType::Bool);
             let blocks = factor.operands.iter().chain(&factor.results).any(|p| matches!(p, Piece::Block(_)));
             for parts in 2..=4 {
                 if terms || blocks && (factor.units == 0 || factor.units % parts != 0) {

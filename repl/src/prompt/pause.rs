@@ -46,7 +46,7 @@ impl Around for InRun {
 }
 
 /// Returns the breakpoint handler of a runtime. `around` runs the lines.
-pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: SharedEditor) -> Pause {
+pub fn pause(around: Rc<dyn Around>, out: Option<Rc<ConsoleOut>>, editor: SharedEditor) -> Pause {
     let passed: RefCell<BTreeSet<String>> = RefCell::default();
     Rc::new(move |console, place| {
         if !(std::io::stdin().is_terminal() && std::io::stdout().is_terminal()) {
@@ -59,8 +59,8 @@ pub fn pause(around: Rc<dyn Around>, screen: Option<Rc<ConsoleOut>>, editor: Sha
             return Ended::Continue;
         }
         let stay = || stop(console, place, &*around, &editor);
-        match &screen {
-            Some(screen) => screen.without_bar(stay),
+        match &out {
+            Some(out) => out.without_bar(stay),
             None => stay(),
         }
     })

@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_the_command() {
+    fn the_plot_command_parses_its_arguments() {
         let of = |t| parse(t).map(|(s, e, f)| (s, e.to_string(), f.map(|f| f.display().to_string())));
         assert_eq!(of("x"), Ok((None, "x".into(), None)));
         assert_eq!(
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn shapes_choose_the_drawing() {
+    fn the_kind_of_plot_follows_from_the_shape() {
         let kind = |dims: &[usize]| match figure(None, "x", &[tensor(dims)]) {
             Ok(Figure::Lines { series, .. }) => format!("lines {}", series.len()),
             Ok(Figure::Histogram { .. }) => "histogram".into(),

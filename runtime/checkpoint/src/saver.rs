@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_the_best_and_the_milestones_stay() {
+    fn retention_keeps_the_last_the_best_and_the_milestones() {
         let dir = tempfile::tempdir().expect("a directory");
         let inside = dir.path().join(CHECKPOINTS);
         let mut saver = Saver::new(open(dir.path()), Keep { last: 2, every: 4 }, SHARD_LIMIT);

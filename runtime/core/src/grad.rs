@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Arrival, Graph, NodeId};
-use crate::ops::{Class, Expand, Grad, GradCtx, Grads, movement};
+use crate::ops::{Class, Expand, Grad, GradCtx, Grads, join, slicing};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
@@ -268,7 +268,7 @@ fn tiles(g: &mut Graph, arrived: &[NodeId]) -> Result<Option<NodeId>> {
     let mut axis = None;
     for &id in arrived {
         let n = g.node(id);
-        if n.op != &movement::STRIDED_PAD || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0])
+        if n.op != &slicing::STRIDED_PAD || n.attrs[2] != 1 || n.attrs[4] != 0 || axis.is_some_and(|a| a != n.attrs[0])
         {
             return Ok(None);
         }
@@ -288,7 +288,7 @@ fn tiles(g: &mut Graph, arrived: &[NodeId]) -> Result<Option<NodeId>> {
         return Ok(None);
     }
     let xs: Vec<NodeId> = found.iter().map(|f| f.1).collect();
-    movement::cat(g, &xs, axis).map(Some)
+    join::cat(g, &xs, axis).map(Some)
 }
 
 fn zeros(g: &mut Graph, like: NodeId) -> Result<NodeId> {
@@ -399,7 +399,7 @@ fn file(
 /// [`total`]).
 fn arrive(g: &mut Graph, pending: &mut Pending, stop: &FxHashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
     let list = pending.entry(x).or_default();
-    let slice = |g: &Graph, id: NodeId| g.node(id).op == &movement::STRIDED_PAD;
+    let slice = |g: &Graph, id: NodeId| g.node(id).op == &slicing::STRIDED_PAD;
     match list[..] {
         [before] if stop.contains(&x) && !slice(g, before) && !slice(g, d) => list[0] = g.add_(before, d)?,
         _ => list.push(d),

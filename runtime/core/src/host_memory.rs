@@ -105,7 +105,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn more_than_there_is_is_refused_and_less_is_not() {
+    fn requests_beyond_available_memory_are_refused() {
         assert_eq!(filled::<u32>("f", 1000).map(|v| v.len()), Ok(1000));
         for n in [1 << 48, usize::MAX / 2, usize::MAX] {
             let e = reserve::<u64>("f", n).unwrap_err();

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mesh_reads_what_it_prints() {
+    fn a_mesh_round_trips_through_text() {
         for text in ["dp=2,tp=4", "pp=2,dp=3,shard=4,cp=2,ep=2,tp=8", "shard=7", ""] {
             assert_eq!(Mesh::parse(text).unwrap().to_string(), text);
         }

@@ -258,6 +258,20 @@ pub enum ReduceFn {
     Min,
 }
 
+impl ReduceFn {
+    pub const ALL: &[ReduceFn] = &[ReduceFn::Sum, ReduceFn::Prod, ReduceFn::Max, ReduceFn::Min];
+
+    /// The function that combines two elements.
+    pub fn combine(self) -> MapFn {
+        match self {
+            ReduceFn::Sum => MapFn::Add,
+            ReduceFn::Prod => MapFn::Mul,
+            ReduceFn::Max => MapFn::Maximum,
+            ReduceFn::Min => MapFn::Minimum,
+        }
+    }
+}
+
 /// How gradients propagate through an op.
 #[derive(Clone, Copy)]
 pub enum Grad {

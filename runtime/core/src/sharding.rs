@@ -247,6 +247,20 @@ pub fn linear_along_other_dims(s: &Signature) -> Factors {
     all
 }
 
+/// Padding along `attrs[0]` with the number in `attrs[4]`: linear if that is 0.
+pub fn pad(s: &Signature) -> Factors {
+    if s.attrs[4] == 0 { linear_along_other_dims(s) } else { along_other_dims(s) }
+}
+
+/// Windows of the dim `attrs[0]` become a last dim, or are summed into it: the other dims divide.
+pub fn windows(s: &Signature) -> Factors {
+    let rank = s.shape(0).rank().min(s.out().rank());
+    let block = |d: usize| Factor::block(&[Piece::Block(d as u8)], d, s.out().dims()[d]);
+    let mut all: Factors = (0..rank).filter(|d| *d != s.axis()).map(block).collect();
+    all.push(Factor::linear(1, &[0]));
+    all
+}
+
 /// x, index (K): the slices along `attrs[0]` that the index names. The index divides, too.
 pub fn select(s: &Signature) -> Factors {
     let mut all = if s.shape(0).rank() == 1 { Factors::new() } else { along_other_dims(s) };

@@ -8,8 +8,8 @@ use crate::region::{self, Context, PARALLEL_NS, Region};
 use crate::worker_pool::{SendPtr, WorkerPool};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::ops::join;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
-use perilune_core::ops::movement;
 use perilune_core::{DType, Layout, host_memory};
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, RunContext, Snapshot};
@@ -83,7 +83,7 @@ impl Backend for Cpu {
     }
 
     fn can_store_layout(&self, node: &Node, output: usize, _: &Layout) -> bool {
-        let supported = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &movement::CAT;
+        let supported = node.op == &MATMUL && node.dtype == DType::F32 || node.op == &join::CAT;
         output == 0 && supported
     }
 

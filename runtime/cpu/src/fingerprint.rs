@@ -2,7 +2,7 @@
 //!
 //! The numbers hold tile ops, opcodes, registers, loop shapes and tiles, in order. They do not change when a type, a
 //! field or a variant is renamed: each enum of this crate is written by the codes in this module and in
-//! `region::fingerprint`, and element types and functions (`DType`, `MapFn`, `ReduceFn`) by their discriminants. They
+//! `region::fingerprint`, and element types and functions (`DType`, `MapFn`, `ReduceFn`) by their codes. They
 //! change with the order or choice of ops and opcodes, the layout of scratch memory and the tile sizes. They also
 //! change if a `MapFn` or `ReduceFn` is inserted before others, so append new ones. Addresses of loops are omitted,
 //! since the function and the element type determine them.

@@ -60,7 +60,7 @@ fn joined(dtype: DType, dims: &[usize], parts: &[HostTensor]) -> HostTensor {
 }
 
 #[test]
-fn groups_are_products_of_their_own() {
+fn grouped_products_equal_separate_products() {
     let mut rng = Rng(23);
     let shapes: [(usize, usize, usize, &[i64]); 7] = [
         (7, 3, 4, &[2, 2, 6]),

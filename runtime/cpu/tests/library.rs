@@ -95,7 +95,7 @@ fn collect(dtype: DType, shape: Shape, f: impl Fn(&[usize]) -> f64) -> HostTenso
 const DTYPES: [DType; 8] = DType::ALL;
 
 #[test]
-fn gather_scatter_and_their_sums() {
+fn gather_and_scatter_equal_naive_loops() {
     let mut rng = Rng(11);
     for dtype in DTYPES {
         for (dims, below) in [
@@ -177,7 +177,7 @@ fn same_inputs(b: &Build) -> Build {
 }
 
 #[test]
-fn whole_slices_by_index() {
+fn index_select_and_index_add_equal_naive_loops() {
     let mut rng = Rng(12);
     for dtype in DTYPES {
         for (dims, k) in
@@ -241,7 +241,7 @@ fn indices_are_checked_before_anything_is_written() {
 }
 
 #[test]
-fn positions_of_extremes_and_order() {
+fn argreduce_and_argsort_equal_naive_loops() {
     let mut rng = Rng(13);
     for dtype in DTYPES {
         for dims in [&[7usize, 5][..], &[1000], &[3, 200, 30], &[4, 1]] {
@@ -302,7 +302,7 @@ fn positions_of_extremes_and_order() {
 }
 
 #[test]
-fn joining_and_placing() {
+fn cat_and_strided_pad_equal_naive_loops() {
     let mut rng = Rng(14);
     for dtype in DTYPES {
         for (dims, axis) in
@@ -354,7 +354,7 @@ fn joining_and_placing() {
 }
 
 #[test]
-fn windows_put_back() {
+fn col2im_equals_a_naive_loop() {
     let mut rng = Rng(15);
     for dtype in DTYPES.into_iter().filter(|d| *d != DType::Bool) {
         for (outer, inner, total, size, step, dilation) in
@@ -382,7 +382,7 @@ fn windows_put_back() {
 }
 
 #[test]
-fn running_sums_and_products() {
+fn cumulative_sums_and_products_equal_naive_loops() {
     let mut rng = Rng(16);
     for dtype in [DType::F32, DType::F64, DType::BF16, DType::F16, DType::I64, DType::I32] {
         for dims in [&[7usize, 5][..], &[1000], &[3, 20, 30], &[2, 0]] {
@@ -416,7 +416,7 @@ fn running_sums_and_products() {
 
 /// Products: exact on small whole numbers, close to the f64 result otherwise, and the same bits on every thread count.
 #[test]
-fn products_of_matrices() {
+fn matrix_products_equal_naive_loops() {
     let mut rng = Rng(17);
     let shapes: [(&[usize], usize, usize, usize); 12] = [
         (&[], 3, 4, 5),

@@ -8,8 +8,6 @@ use perilune_core::ops::elementwise::{Domain, MapFn};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::*;
 
-const REDUCTIONS: [ReduceFn; 4] = [ReduceFn::Sum, ReduceFn::Prod, ReduceFn::Max, ReduceFn::Min];
-
 fn defined(f: MapFn, d: DType) -> bool {
     match f.domain() {
         Domain::Float | Domain::Code => d.is_float(),
@@ -221,7 +219,8 @@ fn row_and_column_reductions() {
                 let mut b = Build::default();
                 let v = b.input(rng.tensor(dtype, shape));
                 let x = b.load(v, Layout::contiguous(shape), Level::Full);
-                for f in REDUCTIONS {
+                let logic = |f: &ReduceFn| f.combine().domain() == Domain::Logic;
+                for &f in ReduceFn::ALL.iter().filter(|f| dtype == DType::Bool || !logic(f)) {
                     let r = b.reduce_row(f, x);
                     b.store(r, Shape::of(&[batch * rows]));
                     let c = b.reduce_col(f, x);

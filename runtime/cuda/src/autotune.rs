@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_a_word_for_on_lets_any_algorithm_win() {
+    fn autotuning_is_enabled_only_by_an_on_value() {
         let of = [None, Some(Setting::Off), Some(Setting::On)].map(Search::of);
         assert_eq!(of, [Search::SameBits, Search::Off, Search::Any]);
     }

@@ -296,7 +296,7 @@ fn transposed_and_one_dimensional_convolutions_run_on_cudnn() {
 }
 
 #[test]
-fn what_is_kept() {
+fn only_convolutions_with_a_kernel_are_kept() {
     let p = |dtype| {
         let g = &mut Graph::new();
         let (x, w, b) = (leaf(g, &[1, 8, 5, 5], dtype), leaf(g, &[8, 8, 3, 3], dtype), leaf(g, &[8], dtype));

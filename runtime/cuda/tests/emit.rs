@@ -345,7 +345,7 @@ fn between_products(d: DType, rows: usize, cols: usize) -> Program {
 
 /// One pass over the rows forward and one backward for every width; if registers are short, passes recompute values.
 #[test]
-fn norms_between_products_take_one_walk() {
+fn norms_between_products_take_one_pass_over_rows() {
     let programs: Vec<Program> =
         [(32768, 768), (32768, 1024), (8192, 1600)].map(|(r, c)| between_products(DType::BF16, r, c)).into();
     for p in &programs {
@@ -357,7 +357,7 @@ fn norms_between_products_take_one_walk() {
 
 /// Writes the texts of the main patterns to `PERILUNE_DUMP`, for inspecting their machine code.
 #[test]
-fn main_patterns() {
+fn texts_of_the_main_patterns_are_written_on_request() {
     let mut all = Functions::default();
     for d in [DType::F32, DType::BF16] {
         let mut s = Sketch::default();

@@ -148,7 +148,7 @@ fn results_keep_their_rows() {
 }
 
 #[test]
-fn they_compile_without_spills() {
+fn odd_rows_compile_without_spills() {
     let mut all = Vec::new();
     for trains in [false, true] {
         for (d, classes) in

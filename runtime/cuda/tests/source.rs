@@ -101,7 +101,7 @@ fn a_source_becomes_one_launch() {
 }
 
 #[test]
-fn halves_have_types() {
+fn sixteen_bit_operands_have_their_own_types() {
     let ours = "__global__ void mine(const bf16* x, f16* y, int n, int, float a) { y[threadIdx.x] = to_f16(to_f32(x[threadIdx.x]) * a); }";
     let w = work(ours, &[DType::BF16], &[DType::F16], [1, 1, 1], 0).unwrap();
     if let Some(done) = compile(&w) {

@@ -174,7 +174,7 @@ fn a_gzip_bomb_stops_at_the_limit() {
 
 /// Cells of one character take 5 bytes in memory and 2 as text: the limit counts the table, not only the text.
 #[test]
-fn a_packed_table_is_limited_in_memory() -> Result<()> {
+fn the_memory_of_a_gzipped_table_is_limited() -> Result<()> {
     let bomb = pack(12, &b"1\n".repeat(1 << 20));
     assert!(bomb.len() < 100_000);
     let message = error(table(&bomb, &Options::default()));

@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn names() {
+    fn path_names_are_checked() {
         for good in ["a", "blocks.3.attn.wq", "m/0:weight-1"] {
             assert_eq!(check_path_name(good), Ok(()));
         }

@@ -22,7 +22,7 @@ fn every_order_is_a_permutation() {
 }
 
 #[test]
-fn orders_are_pinned() {
+fn sample_orders_match_pinned_values() {
     // Part of the contract: a checkpoint resumed by a later version must get the same samples. The numbers are those of
     // a second implementation, written in Python from the description of `Permutation` and `Windows`.
     assert_eq!(order(10, 1, 0), [6, 5, 2, 7, 4, 0, 3, 8, 9, 1]);

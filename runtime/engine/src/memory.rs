@@ -20,7 +20,7 @@ pub enum Role {
     /// Other States: running statistics, averages, frozen weights.
     Buffers,
     /// 16-bit copies of States, for mixed precision.
-    Copies,
+    ShadowWeights,
     /// Moments and other optimizer slots.
     Optimizer,
     /// Intermediate values of a backward pass.
@@ -39,7 +39,7 @@ impl Role {
     pub const ALL: [Role; 9] = [
         Role::Weights,
         Role::Buffers,
-        Role::Copies,
+        Role::ShadowWeights,
         Role::Optimizer,
         Role::Gradients,
         Role::Activations,
@@ -52,7 +52,7 @@ impl Role {
         match self {
             Role::Weights => "weights",
             Role::Buffers => "buffers",
-            Role::Copies => "copies",
+            Role::ShadowWeights => "shadow_weights",
             Role::Optimizer => "optimizer",
             Role::Gradients => "gradients",
             Role::Activations => "activations",
@@ -64,7 +64,7 @@ impl Role {
 }
 
 /// The roles of States.
-const STATES: [Role; 4] = [Role::Weights, Role::Buffers, Role::Copies, Role::Optimizer];
+const STATES: [Role; 4] = [Role::Weights, Role::Buffers, Role::ShadowWeights, Role::Optimizer];
 
 /// The memory of one role that one recipe line made.
 #[derive(Clone, Debug)]

@@ -152,7 +152,7 @@ impl StateTable {
             initial: None,
             grad: None,
             refs: 1,
-            role: Role::Copies,
+            role: Role::ShadowWeights,
             loc,
         };
         self.all.insert(copy.state.0, state);

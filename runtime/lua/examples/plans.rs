@@ -5,7 +5,8 @@
 //! With `--bf16`, plans as a GPU does in that precision.
 
 use perilune_core::graph::Node;
-use perilune_core::ops::conv::{OVER_IMAGES, POOLS};
+use perilune_core::ops::conv::OVER_IMAGES;
+use perilune_core::ops::pool::POOLS;
 use perilune_lua::{Runtime, RuntimeOptions};
 use perilune_plan::{Backend, Null, NullWith};
 use perilune_policy::Policy;

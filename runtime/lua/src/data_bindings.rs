@@ -1,4 +1,4 @@
-//! Binds files and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` builds the API on them.
+//! Binds tables, text and sample order for Lua: thin wrappers of `perilune_data`. `stdlib/data` builds the API on them.
 
 use crate::args::{as_int, show};
 use crate::boundary;
@@ -6,7 +6,7 @@ use crate::errors;
 use crate::functions::host;
 use crate::host::Host;
 use crate::kernels;
-use crate::runtime::Place;
+use crate::recipe_files::{First, fail, input, readable, text_arg};
 use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Function, Lua, Table, UserData, UserDataMethods, Value};
@@ -16,105 +16,9 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::sample_order::{Permutation, Stream, Windows};
 use perilune_data::text::Vocabulary;
-use perilune_data::{image, npy, npz, safetensors, shards, text, tokens};
+use perilune_data::{text, tokens};
 use perilune_engine::profile::Bound;
-use perilune_policy::{Opened, Opener, Policy, Staged, near};
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-
-/// Converts a data error to one with the recipe line.
-pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
-    if matches!(e, perilune_data::Error::Interrupted) {
-        return boundary::recipe_line::raised(lua, e.to_string(), None, errors::Cause::Interrupted);
-    }
-    let text = e.to_string();
-    match text.split_once("\n  hint: ") {
-        Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
-        None => errors::argument(host, lua, op, text, None),
-    }
-}
-
-/// The folder in which a relative path is searched for first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum First {
-    /// The recipe's folder, for data.
-    Beside,
-    /// The current directory, so that `pl.load` finds what `pl.save` wrote under the same path.
-    Here,
-}
-
-/// Opens a file to read: beside the recipe or in the current directory, whichever has it first.
-fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<Opened> {
-    found(host, lua, op, "file", path, first, |policy, path| policy.open(path))
-}
-
-/// The path of a folder of data.
-pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
-    found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
-}
-
-fn found<T>(
-    host: &Rc<Host>,
-    lua: &Lua,
-    op: &str,
-    what: &str,
-    path: &str,
-    first: First,
-    open: impl Fn(&Policy, &Path) -> perilune_policy::Result<T>,
-) -> mlua::Result<T> {
-    let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
-    let (beside, here) = (place.at(path), PathBuf::from(path));
-    let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
-    let mut denied = None;
-    for p in order {
-        match open(&host.policy, p) {
-            Ok(found) => return Ok(found),
-            Err(e) if e.is_not_found() => {}
-            Err(e @ perilune_policy::Error::Denied { left: false, .. }) => denied = denied.or(Some(e)),
-            Err(e) => return Err(fail(host, lua, op, e.into())),
-        }
-    }
-    let named = here.is_absolute() || beside == here;
-    let near = order.into_iter().find_map(|p| {
-        let near = near(&*host.policy, p)?;
-        Some(format!("did you mean \"{}{near}\"?", path.strip_suffix(p.file_name()?.to_str()?)?))
-    });
-    if let Some(e) = denied {
-        // A relative path that is not there beside the recipe; whether it is elsewhere is not looked at.
-        if named || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
-            return Err(fail(host, lua, op, e.into()));
-        }
-        let message = format!("there is no {what} \"{path}\" beside the recipe");
-        let rule = "the current directory is read if it contains the recipe's folder; allow it with --allow-read=.";
-        return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
-    }
-    let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };
-    let rule = match first {
-        First::Beside => "paths start beside the recipe, then at the current directory",
-        First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
-    };
-    let hint = near.or_else(|| here.is_relative().then(|| rule.into()));
-    Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
-}
-
-/// Begins a file that the recipe writes.
-fn writable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, endings: &[&str]) -> mlua::Result<Staged> {
-    host.policy.create(Path::new(path), endings).map_err(|e| fail(host, lua, op, e.into()))
-}
-
-/// Makes a tensor of host memory a tensor of the recipe.
-pub(crate) fn input(host: &Rc<Host>, lua: &Lua, t: HostTensor) -> mlua::Result<Tensor> {
-    let id = host.record(lua, |engine| Ok(engine.from_host(t)))?;
-    Ok(host.tensor(id))
-}
-
-pub(crate) fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
-    match v {
-        Value::String(s) => Ok(s.to_string_lossy()),
-        other => Err(errors::argument(host, lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
-    }
-}
 
 struct RowsData(Rows);
 
@@ -291,116 +195,6 @@ fn csv(lua: &Lua, (path, opts): (Value, Value)) -> mlua::Result<RowsData> {
         .map_err(|e| fail(&host, lua, "csv", e))
 }
 
-/// `pl.load(path)` -> {name = tensor} for safetensors, their index (`….safetensors.index.json`) and npz, a tensor for npy. A relative path starts where `pl.save`
-/// writes, at the current directory, then in the recipe's folder.
-fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
-    let host = host(lua)?;
-    let name = text_arg(&host, lua, "load", "the path", &path)?;
-    let index = shards::is_index(Path::new(&name));
-    let known = |e: &&str| PathBuf::from(&name).extension().is_some_and(|x| x == std::ffi::OsStr::new(e));
-    if !index && !["safetensors", "npy", "npz"].iter().any(known) {
-        let torch = [".pt", ".pth", ".bin", ".ckpt"].iter().any(|e| name.ends_with(e));
-        let cure = "in Python: safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")";
-        let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
-        return Err(errors::argument(&host, lua, "load", message, torch.then(|| cure.into())));
-    }
-    let file = readable(&host, lua, "load", &name, First::Here)?;
-    let many = |list: Vec<(String, HostTensor)>| -> mlua::Result<Value> {
-        let t = lua.create_table()?;
-        for (name, value) in list {
-            t.raw_set(name, input(&host, lua, value)?)?;
-        }
-        Ok(Value::Table(t))
-    };
-    match Path::new(&name).extension().and_then(|e| e.to_str()) {
-        _ if index => many(shards::load(&*host.policy, file.path()).map_err(|e| fail(&host, lua, "load", e))?.tensors),
-        Some("safetensors") => many(safetensors::load(file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
-        Some("npz") => many(npz::load(file).map_err(|e| fail(&host, lua, "load", e))?),
-        _ => {
-            let t = npy::load(file).map_err(|e| fail(&host, lua, "load", e))?;
-            crate::functions::into_lua(lua, input(&host, lua, t)?)
-        }
-    }
-}
-
-/// The endings of what `pl.save` writes.
-const SAVED: [&str; 3] = ["safetensors", "npy", "npz"];
-
-/// `pl.save(path, {name = tensor})`, or a tensor for npy. Writing is atomic; a relative path starts at the current
-/// directory.
-fn save(lua: &Lua, (path, what): (Value, Value)) -> mlua::Result<()> {
-    let host = host(lua)?;
-    let name = text_arg(&host, lua, "save", "the path", &path)?;
-    let file = PathBuf::from(&name);
-    let one = |v: &Value| match v {
-        Value::UserData(u) => match u.borrow::<Tensor>() {
-            Ok(t) => table::read(lua, &t).map(Some),
-            Err(_) => Ok(None),
-        },
-        _ => Ok(None),
-    };
-    let mut list = Vec::new();
-    match &what {
-        Value::Table(t) => {
-            for pair in t.pairs::<Value, Value>() {
-                let (k, v) = pair?;
-                let key = k.as_string().map(|s| s.to_string_lossy());
-                match (key, one(&v)?) {
-                    (Some(key), Some(value)) => list.push((key, value)),
-                    _ => {
-                        let message = format!("entry {} is {}; entries are name = tensor", show(&k), show(&v));
-                        return Err(errors::argument(
-                            &host,
-                            lua,
-                            "save",
-                            message,
-                            Some("pl.tensor(3) makes a tensor of a number".into()),
-                        ));
-                    }
-                }
-            }
-            list.sort_by(|a, b| a.0.cmp(&b.0));
-        }
-        v => match one(v)? {
-            Some(value) => list.push(("tensor".into(), value)),
-            None => {
-                return Err(errors::argument(
-                    &host,
-                    lua,
-                    "save",
-                    format!("argument 2 is {}; it must be a table of tensors", show(v)),
-                    None,
-                ));
-            }
-        },
-    }
-    let known = file.extension().and_then(|e| e.to_str()).filter(|e| SAVED.contains(e));
-    let Some(ending) = known else {
-        let hint = Some("the end of the name says the format: \"weights.safetensors\"".into());
-        let message = format!("\"{name}\" is none of .safetensors, .npy, .npz");
-        return Err(errors::argument(&host, lua, "save", message, hint));
-    };
-    if ending == "npy" && list.len() != 1 {
-        let message = format!("an npy file holds one tensor, not {}", list.len());
-        return Err(errors::argument(&host, lua, "save", message, Some("use .npz or .safetensors".into())));
-    }
-    let out = writable(&host, lua, "save", &name, &SAVED)?;
-    let result = match ending {
-        "safetensors" => safetensors::save(out, &list, &BTreeMap::new()),
-        "npz" => npz::save(out, &list, false),
-        _ => npy::save(out, &list[0].1),
-    };
-    result.map_err(|e| fail(&host, lua, "save", e))
-}
-
-/// `native.check_save(op, path)`: raises if `pl.save` of named tensors could not write there.
-fn check_save(lua: &Lua, (op, path): (String, Value)) -> mlua::Result<()> {
-    let host = host(lua)?;
-    let name = text_arg(&host, lua, &op, "the path", &path)?;
-    let _held = host.policy.hold_writes();
-    writable(&host, lua, &op, &name, &["safetensors", "npz"]).map(drop)
-}
-
 /// Caches the permutations of 0..n by epoch.
 fn order_of(lua: &Lua, n: u64, seed: i64, stream: Stream) -> mlua::Result<impl Fn(u64) -> Permutation> {
     if n > 1 << 62 {
@@ -424,10 +218,8 @@ fn loss_sum(lua: &Lua, loss: Value) -> mlua::Result<(Option<Tensor>, Option<Tens
 
 pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
-    pl.set("load", lua.create_function(load)?)?;
-    pl.set("save", lua.create_function(save)?)?;
     let native = lua.create_table()?;
-    native.set("check_save", lua.create_function(check_save)?)?;
+    crate::tensor_files::install(lua, pl, &native)?;
     native.set("csv", lua.create_function(csv)?)?;
     native.set(
         "text",
@@ -498,54 +290,6 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
-    native.set(
-        "png",
-        lua.create_function(|lua, path: Value| {
-            let host = host(lua)?;
-            let path = text_arg(&host, lua, "png", "the path", &path)?;
-            let t = image::load(readable(&host, lua, "png", &path, First::Beside)?)
-                .map_err(|e| fail(&host, lua, "png", e))?;
-            let id = host.record(lua, |engine| {
-                let x = engine.from_host(t);
-                let g = &mut engine.recorder.graph;
-                let x = g.permute(x, &[2, 0, 1])?;
-                let x = g.cast(x, DType::F32)?;
-                Ok(g.mul_c(x, 1.0 / 255.0)?)
-            })?;
-            Ok(host.tensor(id))
-        })?,
-    )?;
-    native.set(
-        "save_png",
-        lua.create_function(|lua, (path, image_chw): (Value, Value)| {
-            let host = host(lua)?;
-            let path = text_arg(&host, lua, "save_png", "the path", &path)?;
-            let r = match &image_chw {
-                Value::UserData(u) => crate::args::RefGuard(u.borrow::<Tensor>()?.what),
-                other => {
-                    return Err(errors::argument(
-                        &host,
-                        lua,
-                        "save_png",
-                        format!("the image is {}", show(other)),
-                        None,
-                    ));
-                }
-            };
-            let t = host.record(lua, |engine| {
-                let x = r.node(engine)?;
-                let x = if engine.recorder.graph.shape(x).rank() == 3 {
-                    engine.recorder.graph.permute(x, &[1, 2, 0])?
-                } else {
-                    x
-                };
-                let x = engine.recorder.graph.copy(x)?;
-                engine.read_node(x)
-            })?;
-            let out = writable(&host, lua, "save_png", &path, &["png"])?;
-            image::save(out, &t).map_err(|e| fail(&host, lua, "save_png", e))
-        })?,
-    )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("record_offline_kernel", lua.create_function(crate::offline_source::record_kernel)?)?;
@@ -591,7 +335,7 @@ mod tests {
 
     /// The library checks what recipes give it; these functions hold their own limits nevertheless.
     #[test]
-    fn greedy_calls_are_errors() {
+    fn oversized_native_calls_are_errors() {
         let (backend, params, print) = (Arc::new(perilune_plan::Null), Vec::new(), Rc::new(|_: &str| ()));
         let options = RuntimeOptions { backend, params, policy: Policy::closed(), strict: false, print };
         let runtime = Runtime::new(options).expect("a runtime");

@@ -1,8 +1,8 @@
 //! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
-use crate::data_bindings::{fail, folder, input, text_arg};
 use crate::errors;
 use crate::functions::host;
+use crate::recipe_files::{fail, folder, input, text_arg};
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
 use perilune_data::images::{Crop, Folder, Images};
 use perilune_data::source::{Prefetcher, Samples};

@@ -11,7 +11,7 @@ use crate::tensor::Tensor;
 use mlua::{Lua, Table, Value};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
-use perilune_core::ops::{index as op_index, movement};
+use perilune_core::ops::{index as op_index, movement, slicing};
 
 const NEWAXIS: &str = "perilune.newaxis";
 
@@ -148,13 +148,13 @@ fn apply(g: &mut Graph, x: NodeId, entries: &[Entry], rows: &[NodeId]) -> Result
                 y = g.unsqueeze(y, at)?;
                 at += 1;
             }
-            Entry::At(i) => y = movement::select(g, y, at, *i, "x[…]")?,
+            Entry::At(i) => y = slicing::select(g, y, at, *i, "x[…]")?,
             Entry::Range(lo, hi, step) => {
                 if *step < 1 {
                     return Err(Error::argument("x[…]", format!("a range with step {step}; steps are 1 or more"))
                         .hint("x:flip(dim) reverses"));
                 }
-                let (lo, hi) = movement::range(g.shape(y).dims()[at], *lo, *hi);
+                let (lo, hi) = slicing::range(g.shape(y).dims()[at], *lo, *hi);
                 y = g.slice(y, at, lo, hi, *step as usize)?;
                 at += 1;
             }

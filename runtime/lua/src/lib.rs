@@ -27,6 +27,7 @@ mod offline_source;
 mod optim;
 mod options;
 mod print;
+mod recipe_files;
 mod reference;
 mod run;
 mod runtime;
@@ -34,6 +35,7 @@ mod source_text;
 mod state_migration;
 mod table;
 mod tensor;
+mod tensor_files;
 
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};

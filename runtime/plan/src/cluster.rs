@@ -5,7 +5,7 @@ use crate::lowered::Lowered;
 use crate::passes::pad_gemm;
 use crate::reading::{Reading, reading};
 use perilune_core::graph::{Node, NodeId};
-use perilune_core::ops::{Class, ReduceFn, movement};
+use perilune_core::ops::{Class, ReduceFn, slicing};
 use perilune_core::{Layout, Shape};
 use smallvec::SmallVec;
 
@@ -97,7 +97,7 @@ pub type Reads = SmallVec<[(NodeId, Layout); 3]>;
 /// Whether node `id` pads the rows of its input with zeros, as inserted by `passes::pad_gemm`.
 pub fn fills(low: &Lowered, id: NodeId) -> bool {
     let node = low.graph.node(id);
-    let (Some(word), true) = (low.fills, node.op == &movement::STRIDED_PAD) else { return false };
+    let (Some(word), true) = (low.fills, node.op == &slicing::STRIDED_PAD) else { return false };
     let (axis, size) = (node.attrs[0] as usize, node.dtype.size());
     let row = |s: Shape| s.dims().last().map_or(0, |d| d * size);
     let (from, to) = (row(low.graph.shape(node.inputs[0])), row(node.shape));

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Makes reference.safetensors: PyTorch's results for every sample of the op registry.
 
-    cargo run -p perilune-tests --example dump_cases /tmp/cases.json
+    cargo build --workspace --example dump_cases
+    target/debug/examples/dump_cases /tmp/cases.json
     python tests/golden/ops/make.py /tmp/cases.json        # needs torch, numpy, safetensors
 
 A case is an op, its arguments by name and a variant. Variants `full` and `grid` are in f64 (the numbers of `grid` are

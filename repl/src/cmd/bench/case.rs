@@ -136,7 +136,7 @@ mod tests {
     use serde_json::{Map, Value, json};
 
     #[test]
-    fn the_largest_peak_of_the_rounds_counts() {
+    fn peak_memory_is_the_maximum_over_rounds() {
         let mut out = Map::new();
         for (ours, answer) in [(5, json!({ "eager_bytes": 7, "compile_bytes": 2 })), (4, json!({ "eager_bytes": 9 }))] {
             peak(&mut out, "ours_bytes", ours);

@@ -78,7 +78,7 @@ mod tests {
     use super::{Figure, figure};
 
     #[test]
-    fn the_last_line_is_the_figure() {
+    fn the_result_is_parsed_from_the_last_line() {
         let expected = Figure { micros: 12.5, first: 0.25, bytes: 12 << 30 };
         assert_eq!(figure("a word\n12.5 0.25 12884901888\n").unwrap(), expected);
         for bad in ["12.5", "12.5 0.25", "12.5 0.25 -1", "12.5 0.25 1e9", "12.5 0.25 1 2", ""] {

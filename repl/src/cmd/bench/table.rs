@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_row_stands_under_its_header() {
+    fn table_columns_align_with_their_headers() {
         let out = result(json!({
             "ours": 59855.04, "eager": 86633.0, "compile": 63673.0, "ratio": 1.0638, "goal": 1.0,
             "ours_bytes": 17072495001u64, "eager_bytes": 48103633715u64, "compile_bytes": 536870912,

@@ -581,7 +581,7 @@ mod tests {
     }
 
     #[test]
-    fn rope_turns_back_in_its_gradient() {
+    fn the_gradient_of_rope_is_the_inverse_rotation() {
         let g = &mut Graph::new();
         let x = leaf(g, &[2, 3, 4]);
         let base = Value::Number(Number::Float(1e4));

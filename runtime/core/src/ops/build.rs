@@ -3,7 +3,7 @@
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId, Number};
 use crate::ops::elementwise::{self as e, Domain};
-use crate::ops::{Class, Op, activation, cast, create, matmul, movement, reduce};
+use crate::ops::{Class, Op, activation, cast, create, matmul, movement, reduce, slicing};
 use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -195,7 +195,7 @@ impl Graph {
 
     /// Elements `lo, lo + step, …` below `hi` of axis `at`.
     pub fn slice(&mut self, x: NodeId, at: usize, lo: usize, hi: usize, step: usize) -> Result<NodeId> {
-        movement::slice(self, x, at, lo, hi, step)
+        slicing::slice(self, x, at, lo, hi, step)
     }
 
     /// Sum over the axes of `dims` (any set); with `keepdim` the axes are kept with size 1.

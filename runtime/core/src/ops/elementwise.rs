@@ -110,6 +110,16 @@ macro_rules! define_map_fn {
 map_fns!(define_map_fn);
 
 impl MapFn {
+    /// The number of the function in fingerprints. Functions that are appended to the table change none: `Where`, the last
+    /// variant, keeps the number that it had among the first 48.
+    pub fn code(self) -> usize {
+        const WHERE: usize = 48;
+        match self {
+            MapFn::Where => WHERE,
+            f => f as usize + usize::from(f as usize >= WHERE),
+        }
+    }
+
     /// Whether the function maps 16-bit floats to 16-bit floats exactly, so that its result needs no rounding.
     pub fn is_exact(self) -> bool {
         use MapFn::*;

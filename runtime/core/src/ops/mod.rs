@@ -11,22 +11,28 @@ pub mod activation;
 pub mod attention;
 pub mod cast;
 pub mod conv;
+pub mod conv_transpose;
 pub mod create;
 pub mod einsum;
 pub mod elementwise;
 pub mod fp8;
 pub mod grouped;
 pub mod index;
+pub mod join;
 pub mod loss;
 pub mod matmul;
 pub mod movement;
 pub mod norm;
 pub mod optim;
+pub mod pool;
 pub mod random;
 pub mod reduce;
+pub mod resample;
 pub mod scan;
+pub mod slicing;
 pub mod sort;
 pub mod source;
+mod spatial;
 
 pub use crate::op::*;
 pub use args::{Args, Param, Ty, Value, parse_signature};
@@ -51,12 +57,17 @@ pub fn all() -> &'static [&'static Op] {
             reduce::OPS,
             scan::OPS,
             movement::OPS,
+            slicing::OPS,
+            join::OPS,
             index::OPS,
             sort::OPS,
             matmul::OPS,
             grouped::OPS,
             fp8::OPS,
             conv::OPS,
+            conv_transpose::OPS,
+            pool::OPS,
+            resample::OPS,
             norm::OPS,
             attention::OPS,
             loss::OPS,

@@ -1,13 +1,15 @@
 //! Defines data movement: views, which read the same elements through another layout, and the ops built on them.
 //!
-//! Six primitives: `reshape expand permute slice flip window`, and `detach`. None of them moves a byte by itself; the
-//! planner folds chains of them into strides. `strided_pad` is the opposite of `slice` and does write memory, as does `cat`.
+//! The primitives here are `reshape expand permute flip`, and `detach`; `slice` and `window` are in `slicing.rs`. None of them
+//! moves a byte by itself: the planner folds chains of them into strides.
 
+use super::join::cat;
+use super::slicing::slice;
 use super::{Args, Class, Grad, Op, Out, create, one};
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
 use crate::shape::{Dims, size};
-use crate::{Layout, MAX_RANK, Shape};
+use crate::{MAX_RANK, Shape};
 use smallvec::{SmallVec, smallvec};
 
 pub static OPS: &[&Op] = &[
@@ -22,27 +24,14 @@ pub static OPS: &[&Op] = &[
     &T,
     &EXPAND,
     &BROADCAST_TO,
-    &NARROW,
-    &SELECT,
-    &SLICE,
     &FLIP,
     &ROLL,
-    &UNFOLD,
-    &COL2IM,
     &DETACH,
-    &CAT,
-    &STACK,
-    &SPLIT,
-    &CHUNK,
-    &UNBIND,
-    &STRIDED_PAD,
-    &PAD,
     &TRIL,
     &TRIU,
     &TILE,
     &REPEAT_INTERLEAVE,
     &DIAGONAL,
-    &CONCAT,
 ];
 
 type Vec8 = SmallVec<[usize; 8]>;
@@ -354,185 +343,7 @@ pub static BROADCAST_TO: Op = Op {
     ..Op::BASE
 };
 
-// ---- slice and its opposite ------------------------------------------------------------------------------------
-
-pub fn slice(g: &mut Graph, x: NodeId, at: usize, lo: usize, hi: usize, step: usize) -> Result<NodeId> {
-    let n = g.shape(x).dims()[at];
-    if lo == 0 && hi == n && step == 1 {
-        return Ok(x);
-    }
-    let len = hi.saturating_sub(lo).div_ceil(step);
-    // A longer step takes one element too, and its product with a stride might not fit in 64 bits.
-    let step = step.min(n.max(1));
-    g.push(&SLICE, &[x], &[at as i64, lo as i64, step as i64, len as i64])
-}
-
-/// A half-open range given by the user: negative ends count from the back, and ends beyond the dim are clamped, as in
-/// NumPy.
-pub fn range(n: usize, lo: Option<i64>, hi: Option<i64>) -> (usize, usize) {
-    let fix = |v: i64| (if v < 0 { v + n as i64 } else { v }).clamp(0, n as i64) as usize;
-    let (lo, hi) = (lo.map_or(0, fix), hi.map_or(n, fix));
-    (lo, hi.max(lo))
-}
-
-pub static SLICE: Op = Op {
-    name: "slice",
-    sig: "x: tensor, dim: int, start: int?, stop: int?, step: int = 1",
-    doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
-          beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
-    shard: Some(crate::sharding::linear_along_other_dims),
-    class: Class::View(|l, attrs, out| {
-        let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
-        let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
-        y.strides[at] *= step;
-        Some(y)
-    }),
-    infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), i.attr(3)), dtype: i.dtype(0) }),
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("slice", a.int(1)?)?;
-        let (lo, hi) = range(g.shape(x).dims()[at], a.opt_int(2), a.opt_int(3));
-        let step = a.int(4)?;
-        if step < 1 {
-            return Err(
-                Error::argument("slice", format!("step is {step}; it must be 1 or more")).hint("x:flip(dim) reverses")
-            );
-        }
-        slice(g, x, at, lo, hi, step as usize).map(one)
-    }),
-    grad: Grad::Rule(|g, c| {
-        let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
-        Ok(smallvec![Some(strided_pad(g, c.grad, c.attr(0), c.attr(1), c.attr(2), total as usize, 0.0)?)])
-    }),
-    samples: &["f(5,3), 0, 1, 4", "f(5,3), 0, 0, 5, 2", "f(5,3), -1, -2, nil", "f(5,3), 0, 4, 2", "f(7), 0, 1, nil, 3"],
-    smooth: true,
-    ..Op::BASE
-};
-
-pub static NARROW: Op = Op {
-    name: "narrow",
-    sig: "x: tensor, dim: int, start: int, length: int",
-    doc: "x (...) -> `length` elements of dim `dim` from `start` on.",
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("narrow", a.int(1)?)?;
-        let n = g.shape(x).dims()[at] as i64;
-        let (start, len) = (a.int(2)?, a.int(3)?);
-        let lo = if start < 0 { start + n } else { start };
-        if lo < 0 || len < 0 || lo > n || len > n - lo {
-            let message = format!("start {start} and length {len} do not fit dim {} of size {n}", a.int(1)?);
-            let hint = format!("start counts from 0, or from the back if negative; start + length is at most {n}");
-            return Err(Error::argument("narrow", message).hint(hint));
-        }
-        slice(g, x, at, lo as usize, (lo + len) as usize, 1).map(one)
-    }),
-    samples: &["f(5,3), 0, 1, 2", "f(5,3), 1, -2, 2", "f(5), 0, 2, 0"],
-    smooth: true,
-    ..Op::BASE
-};
-
-/// Element `index` of axis `at`; the axis is removed.
-pub fn select(g: &mut Graph, x: NodeId, at: usize, index: i64, op: &str) -> Result<NodeId> {
-    let shape = g.shape(x);
-    let n = shape.dims()[at] as i64;
-    let i = if index < 0 { index + n } else { index };
-    if i < 0 || i >= n {
-        return Err(Error::argument(op, format!("index {index} is out of range for dim {at} of size {n}"))
-            .hint("tensor coordinates count from 0"));
-    }
-    let y = slice(g, x, at, i as usize, i as usize + 1, 1)?;
-    reshape(g, y, shape.remove(at))
-}
-
-pub static SELECT: Op = Op {
-    name: "select",
-    sig: "x: tensor, dim: int, index: int",
-    doc: "x (...) -> the slice at `index` of dim `dim`, which is removed. Indices count from 0, negative ones from the\n\
-          back.",
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("select", a.int(1)?)?;
-        select(g, x, at, a.int(2)?, "select").map(one)
-    }),
-    samples: &["f(2,3), 0, 1", "f(2,3,4), -1, -1", "f(2,3,4), 1, 0"],
-    smooth: true,
-    ..Op::BASE
-};
-
-/// The inverse of `slice` (strided padding): `attrs` [axis, lo, step, total, fill bits].
-pub static STRIDED_PAD: Op = Op {
-    name: "strided_pad",
-    class: Class::Library,
-    infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), i.attr(3)), dtype: i.dtype(0) }),
-    grad: Grad::Rule(|g, c| {
-        let (at, lo, step) = (c.attr(0), c.attr(1), c.attr(2));
-        let n = g.shape(c.x(0)).dims()[at];
-        if n == 0 {
-            return Ok(smallvec![None]);
-        }
-        Ok(smallvec![Some(slice(g, c.grad, at, lo, lo + (n - 1) * step + 1, step)?)])
-    }),
-    smooth: true,
-    ..Op::BASE
-};
-
-/// `x` at positions `lo + i * step` of an axis of size `total`, `fill` elsewhere.
-pub fn strided_pad(
-    g: &mut Graph,
-    x: NodeId,
-    at: usize,
-    lo: usize,
-    step: usize,
-    total: usize,
-    fill: f64,
-) -> Result<NodeId> {
-    if g.shape(x).dims()[at] == total && lo == 0 && step == 1 {
-        return Ok(x);
-    }
-    g.push(&STRIDED_PAD, &[x], &[at as i64, lo as i64, step as i64, total as i64, fill.to_bits() as i64])
-}
-
-pub static PAD: Op = Op {
-    name: "pad",
-    sig: "x: tensor, pads: ints, *, value: float = 0.0",
-    doc: "x (...) -> padded with a constant: pads = {before, after} of the last dim, then of the one before it, and so on,\n\
-          as in PyTorch. Negative pads crop.",
-    call: Some(|g, a| {
-        let mut x = a.tensor(0)?;
-        let pads = a.ints(1)?;
-        let rank = g.shape(x).rank();
-        if pads.len() % 2 != 0 || pads.len() > 2 * rank {
-            let message =
-                format!("{} pads for a tensor of rank {rank}; there must be two per dim, last dim first", pads.len());
-            return Err(Error::argument("pad", message));
-        }
-        for (k, pair) in pads.chunks(2).enumerate() {
-            let at = rank - 1 - k;
-            let n = g.shape(x).dims()[at] as i128;
-            let (before, after) = (i128::from(pair[0]), i128::from(pair[1]));
-            let (cut, end) = ((-before).max(0), n + after.min(0));
-            if end < cut {
-                let message = format!("pads {{{before}, {after}}} would give dim {at} of size {n} a negative size");
-                return Err(
-                    Error::shape("pad", message).hint(format!("together, negative pads cut at most {n} elements"))
-                );
-            }
-            let total = size(
-                "pad",
-                format_args!("dim {at} of size {n}, padded by {{{before}, {after}}},"),
-                n + before + after,
-            )?;
-            x = slice(g, x, at, cut as usize, end as usize, 1)?;
-            x = strided_pad(g, x, at, before.max(0) as usize, 1, total, a.float(2)?)?;
-        }
-        Ok(one(x))
-    }),
-    samples: &["f(2,3), [1,2]", "f(2,3), [1,0,0,2], value=1.5", "f(2,3), [-1,1]", "f(2,0), [1,1]", "f(2,3), [0,0]"],
-    smooth: true,
-    ..Op::BASE
-};
-
-// ---- flip, roll, window ------------------------------------------------------------------------------------------
+// ---- flip and roll ------------------------------------------------------------------------------------------------
 
 pub static FLIP: Op = Op {
     name: "flip",
@@ -609,72 +420,6 @@ pub static ROLL: Op = Op {
     ..Op::BASE
 };
 
-/// Sliding windows along an axis: `attrs` [axis, size, step, dilation]; the window is a new last dim.
-pub fn window(g: &mut Graph, x: NodeId, at: usize, size: usize, step: usize, dilation: usize) -> Result<NodeId> {
-    // As in `slice`: a larger step or dilation gives the same windows.
-    let n = g.shape(x).dims()[at].max(1);
-    let (step, dilation) = (step.min(n), dilation.min(n));
-    g.push(&UNFOLD, &[x], &[at as i64, size as i64, step as i64, dilation as i64])
-}
-
-/// Number of windows that fit.
-pub fn windows(n: usize, size: usize, step: usize, dilation: usize) -> usize {
-    let reach = dilation.saturating_mul(size.saturating_sub(1)).saturating_add(1);
-    if n < reach { 0 } else { (n - reach) / step + 1 }
-}
-
-pub static UNFOLD: Op = Op {
-    name: "unfold",
-    sig: "x: tensor, dim: int, size: int, step: int = 1",
-    doc: "x (..., L, ...) -> (..., N, ..., size): all windows of `size` elements along `dim`, `step` apart, as a new last dim.\n\
-          N = (L - size) // step + 1. This is a view: overlapping windows share memory.",
-    class: Class::View(|l, attrs, out| {
-        let (at, step, dilation) = (attrs[0] as usize, attrs[2] as isize, attrs[3] as isize);
-        let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset };
-        y.strides[out.rank() - 1] = l.strides[at] * dilation;
-        y.strides[at] = l.strides[at] * step;
-        Some(y)
-    }),
-    infer: |i| {
-        let (at, size) = (i.attr(0), i.attr(1));
-        let n = windows(i.shape(0).dims()[at], size, i.attr(2), i.attr(3));
-        let shape = i.shape(0).with(at, n);
-        Ok(Meta { shape: shape.insert(shape.rank(), size)?, dtype: i.dtype(0) })
-    },
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("unfold", a.int(1)?)?;
-        let (n, size, step) = (g.shape(x).dims()[at] as i64, a.int(2)?, a.int(3)?);
-        if size < 1 || size > n || step < 1 {
-            let message = format!("windows of size {size} and step {step} do not fit a dim of size {n}");
-            return Err(Error::argument("unfold", message).hint("size must be 1 to the dim's size, step 1 or more"));
-        }
-        window(g, x, at, size as usize, step as usize, 1).map(one)
-    }),
-    grad: Grad::Rule(|g, c| {
-        let total = g.shape(c.x(0)).dims()[c.attr(0)] as i64;
-        let mut attrs: SmallVec<[i64; 6]> = c.attrs.into();
-        attrs.push(total);
-        Ok(smallvec![Some(g.push(&COL2IM, &[c.grad], &attrs)?)])
-    }),
-    samples: &["f(7), 0, 3", "f(2,6), 1, 2, 2", "f(5,2), 0, 3, 2"],
-    smooth: true,
-    ..Op::BASE
-};
-
-/// The inverse of a window view, with overlaps summed (col2im): `attrs` [axis, size, step, dilation, total].
-pub static COL2IM: Op = Op {
-    name: "col2im",
-    class: Class::Library,
-    infer: |i| {
-        let shape = i.shape(0);
-        Ok(Meta { shape: shape.remove(shape.rank() - 1).with(i.attr(0), i.attr(4)), dtype: i.dtype(0) })
-    },
-    grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&UNFOLD, &[c.grad], &c.attrs[..4])?)])),
-    smooth: true,
-    ..Op::BASE
-};
-
 // ---- detach ----------------------------------------------------------------------------------------------------
 
 pub fn detach(g: &mut Graph, x: NodeId) -> Result<NodeId> {
@@ -690,219 +435,6 @@ pub static DETACH: Op = Op {
     infer: same,
     call: Some(|g, a| detach(g, a.tensor(0)?).map(one)),
     samples: &["f(2,3)"],
-    ..Op::BASE
-};
-
-// ---- joining and splitting ---------------------------------------------------------------------------------------
-
-pub fn cat(g: &mut Graph, xs: &[NodeId], at: usize) -> Result<NodeId> {
-    if xs.len() == 1 {
-        return Ok(xs[0]);
-    }
-    g.push(&CAT, xs, &[at as i64])
-}
-
-fn call_cat(g: &mut Graph, a: &Args) -> Result<Out> {
-    let given = a.tensors(0)?;
-    let Some(&first) = given.first() else {
-        return Err(Error::argument(a.op.name, "needs at least one tensor, the list is empty"));
-    };
-    let at = g.shape(first).axis(a.op.name, a.int(1)?)?;
-    let dtype = given.iter().fold(g.dtype(first), |d, &x| crate::DType::promote(d, g.dtype(x)));
-    let mut xs: SmallVec<[NodeId; 8]> = SmallVec::new();
-    for &x in given {
-        xs.push(g.cast(x, dtype)?);
-    }
-    cat(g, &xs, at).map(one)
-}
-
-pub static CAT: Op = Op {
-    name: "cat",
-    sig: "xs: tensors, dim: int = 0",
-    doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.",
-    class: Class::Library,
-    infer: |i| {
-        let at = i.attr(0);
-        let mut total = 0usize;
-        for (k, m) in i.inputs.iter().enumerate() {
-            let fits = m.shape.rank() == i.shape(0).rank()
-                && m.shape.dims().iter().zip(i.shape(0).dims()).enumerate().all(|(d, (p, q))| d == at || p == q);
-            if !fits {
-                let message = format!(
-                    "tensor {} of the list has shape {}, the first has {}; all dims but {at} must be equal",
-                    k + 1,
-                    m.shape,
-                    i.shape(0)
-                );
-                return Err(Error::shape("cat", message));
-            }
-            total = total.saturating_add(m.shape.dims()[at]);
-        }
-        Ok(Meta { shape: Shape::new(i.shape(0).with(at, total).dims())?, dtype: i.dtype(0) })
-    },
-    call: Some(call_cat),
-    grad: Grad::Rule(|g, c| {
-        let at = c.attr(0);
-        let mut out = super::Grads::new();
-        let mut lo = 0;
-        for &x in c.inputs {
-            let n = g.shape(x).dims()[at];
-            out.push(Some(slice(g, c.grad, at, lo, lo + n, 1)?));
-            lo += n;
-        }
-        Ok(out)
-    }),
-    samples: &["[f(2,3), f(4,3)]", "[f(2,3), f(2,1), f(2,2)], 1", "[f(2,3), f(0,3)]", "[f(2,3)], -1"],
-    smooth: true,
-    ..Op::BASE
-};
-
-pub static CONCAT: Op = Op {
-    name: "concat",
-    sig: "xs: tensors, dim: int = 0",
-    doc: "An alias of `cat`.",
-    call: Some(call_cat),
-    samples: &["[f(2,3), f(4,3)]"],
-    smooth: true,
-    ..Op::BASE
-};
-
-pub static STACK: Op = Op {
-    name: "stack",
-    sig: "xs: tensors, dim: int = 0",
-    doc: "xs of (...), n of them -> (..., n, ...): joined along a new dim at `dim`; all shapes must be equal.",
-    call: Some(|g, a| {
-        let given = a.tensors(0)?;
-        let Some(&first) = given.first() else {
-            return Err(Error::argument("stack", "needs at least one tensor, the list is empty"));
-        };
-        let rank = g.shape(first).rank() as i64 + 1;
-        let d = a.int(1)?;
-        let at = if d < 0 { d + rank } else { d };
-        if at < 0 || at >= rank {
-            return Err(Error::shape(
-                "stack",
-                format!("dim {d} is out of range: a new dim can go at {} to {}", -rank, rank - 1),
-            ));
-        }
-        let dtype = given.iter().fold(g.dtype(first), |d, &x| crate::DType::promote(d, g.dtype(x)));
-        let mut xs: SmallVec<[NodeId; 8]> = SmallVec::new();
-        for (k, &x) in given.iter().enumerate() {
-            if g.shape(x) != g.shape(first) {
-                let message = format!(
-                    "tensor {} of the list has shape {}, the first has {}; all must be equal",
-                    k + 1,
-                    g.shape(x),
-                    g.shape(first)
-                );
-                return Err(Error::shape("stack", message));
-            }
-            let x = g.cast(x, dtype)?;
-            xs.push(g.unsqueeze(x, at as usize)?);
-        }
-        cat(g, &xs, at as usize).map(one)
-    }),
-    samples: &["[f(2,3), f(2,3)]", "[f(2,3), f(2,3), f(2,3)], -1", "[f(), f()]"],
-    smooth: true,
-    ..Op::BASE
-};
-
-/// The most tensors that a call splits one into: each is a node, and a value on Lua's stack.
-const MAX_PIECES: usize = 1 << 16;
-
-fn check_pieces(op: &str, n: usize) -> Result<()> {
-    if n <= MAX_PIECES {
-        return Ok(());
-    }
-    let message = format!("would return {n} tensors; at most {MAX_PIECES} are allowed");
-    Err(Error::argument(op, message).hint("x:reshape keeps the pieces in one tensor, with a dim that counts them"))
-}
-
-fn pieces(g: &mut Graph, x: NodeId, at: usize, sizes: &[usize]) -> Result<Out> {
-    let mut lo = 0;
-    let mut out = Out::new();
-    for &n in sizes {
-        out.push(slice(g, x, at, lo, lo + n, 1)?);
-        lo += n;
-    }
-    Ok(out)
-}
-
-pub static SPLIT: Op = Op {
-    name: "split",
-    sig: "x: tensor, sizes: ints, dim: int = 0",
-    doc: "x (..., N, ...) -> several: pieces of the given sizes along `dim`, or of one size each (the last may be smaller).",
-    results: crate::ops::Results::Several,
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("split", a.int(2)?)?;
-        let (n, given) = (g.shape(x).dims()[at], a.ints(1)?);
-        let sizes: Vec<usize> = match given {
-            [size] if *size > 0 => {
-                let size = (*size as usize).min(n.max(1));
-                let count = n.div_ceil(size).max(1);
-                check_pieces("split", count)?;
-                (0..count).map(|i| size.min(n - i * size)).collect()
-            }
-            list if list.iter().all(|&s| s >= 0) && list.iter().map(|&s| i128::from(s)).sum::<i128>() == n as i128 => {
-                check_pieces("split", list.len())?;
-                list.iter().map(|&s| s as usize).collect()
-            }
-            list => {
-                let message = match list.iter().find(|s| **s < 0) {
-                    Some(s) => format!("a piece of size {s} is asked for"),
-                    None => {
-                        let sum: i128 = list.iter().map(|&s| i128::from(s)).sum();
-                        format!("sizes {} add up to {sum}, but dim {at} has {n}", Dims(list))
-                    }
-                };
-                let hint = "give one size of 1 or more for all pieces, or sizes that add up to the dim's";
-                return Err(Error::argument("split", message).hint(hint));
-            }
-        };
-        pieces(g, x, at, &sizes)
-    }),
-    samples: &["f(5,2), 2", "f(5,2), [1,4]", "f(2,6), 3, -1"],
-    smooth: true,
-    ..Op::BASE
-};
-
-pub static CHUNK: Op = Op {
-    name: "chunk",
-    sig: "x: tensor, chunks: int, dim: int = 0",
-    doc: "x (..., N, ...) -> at most `chunks` pieces of ceil(N / chunks) along `dim`; the last may be smaller.",
-    results: crate::ops::Results::Several,
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("chunk", a.int(2)?)?;
-        let (n, k) = (g.shape(x).dims()[at], a.int(1)?);
-        if k < 1 {
-            return Err(Error::argument("chunk", format!("chunks is {k}; it must be 1 or more")));
-        }
-        let size = n.div_ceil(k as usize).max(1);
-        let count = n.div_ceil(size).max(1);
-        check_pieces("chunk", count)?;
-        let sizes: Vec<usize> = (0..count).map(|i| size.min(n - i * size)).collect();
-        pieces(g, x, at, &sizes)
-    }),
-    samples: &["f(6,2), 3", "f(5,2), 3", "f(2,6), 2, -1"],
-    smooth: true,
-    ..Op::BASE
-};
-
-pub static UNBIND: Op = Op {
-    name: "unbind",
-    sig: "x: tensor, dim: int = 0",
-    doc: "x (..., N, ...) -> N tensors (..., ...): the slices along `dim`, which is removed.",
-    results: crate::ops::Results::Several,
-    call: Some(|g, a| {
-        let x = a.tensor(0)?;
-        let at = g.shape(x).axis("unbind", a.int(1)?)?;
-        check_pieces("unbind", g.shape(x).dims()[at])?;
-        (0..g.shape(x).dims()[at] as i64).map(|i| select(g, x, at, i, "unbind")).collect()
-    }),
-    samples: &["f(3,2)", "f(2,3,2), 1", "f(2,3), -1"],
-    smooth: true,
     ..Op::BASE
 };
 

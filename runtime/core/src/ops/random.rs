@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn dropout_at_zero_is_the_input_but_takes_its_turn() {
+    fn dropout_at_zero_is_the_identity_and_advances_the_counter() {
         let mut g = Graph::new();
         let x = g.leaf(&create::LEAF, Shape::of(&[2]), DType::F32, &[], 0);
         let args = Args::new(&DROPOUT, [Value::Tensor(x), Value::Number(Number::Float(0.0))]);

@@ -1,10 +1,12 @@
 //! Evaluates primitive nodes naively in f64: slow, short, and independent of the backends.
 
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::ops::{Class, Generator, ReduceFn};
+use perilune_core::ops::reduce::identity;
+use perilune_core::ops::{Class, Generator};
 use perilune_core::philox::uniform;
 use perilune_core::{DType, Graph, Layout, NodeId, Shape};
 use std::collections::HashMap;
+use std::ops::Deref;
 
 /// Decomposes all fused nodes that `roots` need; returns the replacement of each root.
 pub fn lower(g: &mut Graph, roots: &[NodeId], map: &mut HashMap<NodeId, NodeId>) -> Vec<NodeId> {
@@ -131,92 +133,97 @@ fn fp8_encode(x: f64, value: fn(u32) -> f64) -> f64 {
     f64::from(code | sign)
 }
 
-fn map_fn(f: MapFn, a: &[f64]) -> f64 {
-    use MapFn::*;
-    let (x, y) = (a[0], a.get(1).copied().unwrap_or(0.0));
-    let t = |b: bool| f64::from(b);
-    match f {
-        Copy => x,
-        Neg => -x,
-        Abs => x.abs(),
-        Sign => {
-            if x == 0.0 || x.is_nan() {
-                x
-            } else {
-                x.signum()
-            }
-        }
-        Exp => x.exp(),
-        Log => x.ln(),
-        Log1p => x.ln_1p(),
-        Expm1 => x.exp_m1(),
-        Sqrt => x.sqrt(),
-        Rsqrt => 1.0 / x.sqrt(),
-        Reciprocal => 1.0 / x,
-        Sin => x.sin(),
-        Cos => x.cos(),
-        Tan => x.tan(),
-        Tanh => x.tanh(),
-        Sigmoid => 1.0 / (1.0 + (-x).exp()),
-        Sigmoid2 => 1.0 / (1.0 + (-x).exp2()),
-        Sigmoid2Rest => 1.0 / (1.0 + x.exp2()),
-        Erf => libm::erf(x),
-        Floor => x.floor(),
-        Ceil => x.ceil(),
-        Round => x.round_ties_even(),
-        Fp8E4m3 => fp8_encode(x, fp8_e4m3),
-        Fp8E5m2 => fp8_encode(x, fp8_e5m2),
-        Fp8E4m3Value => fp8_e4m3(x as u32 & 0xff),
-        Fp8E5m2Value => fp8_e5m2(x as u32 & 0xff),
-        Relu => {
-            if x > 0.0 || x.is_nan() {
-                x
-            } else {
-                0.0
-            }
-        }
-        Add => x + y,
-        Sub => x - y,
-        Mul => x * y,
-        Div => x / y,
-        FloorDiv => (x / y).floor(),
-        Remainder => x - (x / y).floor() * y,
-        Pow => x.powf(y),
-        Maximum => {
-            if x.is_nan() || x > y {
-                x
-            } else {
-                y
-            }
-        }
-        Minimum => {
-            if x.is_nan() || x < y {
-                x
-            } else {
-                y
-            }
-        }
-        Eq => t(x == y),
-        Ne => t(x != y),
-        Lt => t(x < y),
-        Le => t(x <= y),
-        Gt => t(x > y),
-        Ge => t(x >= y),
-        IsNan => t(x.is_nan()),
-        IsInf => t(x.is_infinite()),
-        LogicalAnd => t(x != 0.0 && y != 0.0),
-        LogicalOr => t(x != 0.0 || y != 0.0),
-        LogicalXor => t((x != 0.0) != (y != 0.0)),
-        LogicalNot => t(x == 0.0),
-        Where => {
-            if x != 0.0 {
-                y
-            } else {
-                a[2]
-            }
-        }
+/// A number with the functions of `map_fns!`: those below, and the others that `f64` has under their names.
+#[derive(Clone, Copy, PartialEq, PartialOrd)]
+struct Scalar(f64);
+
+impl Deref for Scalar {
+    type Target = f64;
+
+    fn deref(&self) -> &f64 {
+        &self.0
     }
 }
+
+impl From<Scalar> for f64 {
+    fn from(x: Scalar) -> f64 {
+        x.0
+    }
+}
+
+macro_rules! functions {
+    ($($name:ident |$x:ident $(, $y:ident)?| $body:expr;)*) => {
+        impl Scalar { $(
+            fn $name(self $(, $y: Scalar)?) -> Scalar {
+                let $x = self.0;
+                $(let $y = $y.0;)?
+                Scalar($body)
+            }
+        )* }
+    };
+}
+
+functions! {
+    neg |x| -x;
+    sign |x| if x == 0.0 || x.is_nan() { x } else { x.signum() };
+    relu |x| if x > 0.0 || x.is_nan() { x } else { 0.0 };
+    log |x| x.ln();
+    log1p |x| x.ln_1p();
+    expm1 |x| x.exp_m1();
+    rsqrt |x| 1.0 / x.sqrt();
+    sigmoid |x| 1.0 / (1.0 + (-x).exp());
+    sigmoid2 |x| 1.0 / (1.0 + (-x).exp2());
+    erf |x| libm::erf(x);
+    round |x| x.round_ties_even();
+    fp8_e4m3 |x| fp8_encode(x, fp8_e4m3);
+    fp8_e5m2 |x| fp8_encode(x, fp8_e5m2);
+    fp8_e4m3_value |x| fp8_e4m3(x as u32 & 0xff);
+    fp8_e5m2_value |x| fp8_e5m2(x as u32 & 0xff);
+    add |x, y| x + y;
+    sub |x, y| x - y;
+    mul |x, y| x * y;
+    div |x, y| x / y;
+    div_floor |x, y| (x / y).floor();
+    rem_floor |x, y| x - (x / y).floor() * y;
+    pow |x, y| x.powf(y);
+    maximum |x, y| if x.is_nan() || x > y { x } else { y };
+    minimum |x, y| if x.is_nan() || x < y { x } else { y };
+}
+
+impl Scalar {
+    fn is_inf(self) -> bool {
+        self.0.is_infinite()
+    }
+}
+
+macro_rules! operand {
+    (Logic $x:expr) => {
+        $x != 0.0
+    };
+    ($domain:ident $x:expr) => {
+        Scalar($x)
+    };
+}
+
+macro_rules! values {
+    ($($v:ident $d:ident $n:literal |$($a:ident),*| $body:expr;)*) => {
+        fn map_fn(f: MapFn, operands: &[f64]) -> f64 {
+            let mut operands = operands.iter().copied();
+            let mut next = || operands.next().unwrap();
+            match f {
+                $(MapFn::$v => {
+                    $(let $a = operand!($d next());)*
+                    f64::from($body)
+                })*
+                MapFn::Where => {
+                    let (cond, x, y) = (next(), next(), next());
+                    if cond != 0.0 { x } else { y }
+                }
+            }
+        }
+    };
+}
+perilune_core::map_fns!(values);
 
 /// Evaluates every lowered node that `roots` need; returns the values of the roots.
 pub fn eval(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, roots: &[NodeId]) -> Vec<Vec<f64>> {
@@ -279,14 +286,7 @@ fn node(g: &Graph, leaves: &HashMap<NodeId, Vec<f64>>, v: &[Vec<f64>], id: NodeI
                 .map(|o| {
                     let (a, b) = (o / inner, o % inner);
                     let all = (0..mid).map(|m| x(0)[(a * mid + m) * inner + b]);
-                    match f {
-                        ReduceFn::Sum => all.sum(),
-                        ReduceFn::Prod => all.product(),
-                        ReduceFn::Max if n.dtype == DType::Bool => all.fold(0.0, f64::max),
-                        ReduceFn::Min if n.dtype == DType::Bool => all.fold(1.0, f64::min),
-                        ReduceFn::Max => all.fold(f64::NEG_INFINITY, |p, q| map_fn(MapFn::Maximum, &[p, q])),
-                        ReduceFn::Min => all.fold(f64::INFINITY, |p, q| map_fn(MapFn::Minimum, &[p, q])),
-                    }
+                    all.fold(identity(f, n.dtype), |p, q| map_fn(f.combine(), &[p, q]))
                 })
                 .collect()
         }

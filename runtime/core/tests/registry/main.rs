@@ -57,7 +57,7 @@ fn gradients(
 }
 
 #[test]
-fn results_are_as_many_as_the_op_says() {
+fn the_number_of_results_matches_the_declaration() {
     let mut wrong = Vec::new();
     each_sample(|op, text| {
         let n = record(op, text, DType::F64).2.len();
@@ -162,6 +162,32 @@ fn every_sample_records_lowers_and_differentiates() {
     });
 }
 
+/// Library ops of which `eval` has a naive version. `tests/tests/grad.rs` compares the gradients of all ops on a backend.
+const LIBRARY: [&str; 16] = [
+    "matmul",
+    "grouped_matmul",
+    "grouped_sums",
+    "strided_pad",
+    "col2im",
+    "cat",
+    "gather",
+    "scatter",
+    "scatter_add",
+    "index_select",
+    "class_ids",
+    "index_add",
+    "cumsum",
+    "cumprod",
+    "argsort",
+    "argreduce",
+];
+
+/// Whether `eval` knows every lowered node of the graph.
+fn has_references(g: &Graph) -> bool {
+    let known = |n: &Node| !matches!(n.op.class, Class::Library) || LIBRARY.contains(&n.op.name);
+    g.nodes().iter().all(known)
+}
+
 /// Compares the gradients of `outs` with finite differences at some elements of each input; returns the gradients.
 fn check(
     what: &str,
@@ -187,6 +213,9 @@ fn check(
     let low = lower(g, &floats, &mut map);
     let roots: Vec<NodeId> = grads.iter().flatten().copied().collect();
     let low_grads = lower(g, &roots, &mut map);
+    if !has_references(g) {
+        return roots;
+    }
     let values = eval(g, &leaves.values, &low_grads);
     let mut values = values.into_iter();
     let loss = |g: &Graph, leaves: &Leaves| -> f64 {

@@ -27,7 +27,7 @@ fn close(a: &[f64], b: &[f64]) {
 }
 
 #[test]
-fn conv2d_is_the_sum_it_says() {
+fn conv2d_equals_its_definition() {
     let (out, inputs) =
         run("conv2d", "f(2,4,7,6), f(6,2,3,2), f(6), groups=2, dilation=[2,1], stride=[1,2], padding=[1,2]");
     let [(_, x), (_, w), (_, b)] = &inputs[..] else { panic!() };

@@ -76,9 +76,9 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::loss::CLASS_IDS, index::class_ids, 1.0),
     (&ops::reduce::ARGREDUCE, sort::argreduce, 1.0),
     (&ops::sort::ARGSORT, sort::argsort, 20.0),
-    (&ops::movement::STRIDED_PAD, movement::strided_pad, 1.0),
-    (&ops::movement::COL2IM, movement::col2im, 1.0),
-    (&ops::movement::CAT, movement::cat, 1.0),
+    (&ops::slicing::STRIDED_PAD, movement::strided_pad, 1.0),
+    (&ops::slicing::COL2IM, movement::col2im, 1.0),
+    (&ops::join::CAT, movement::cat, 1.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];

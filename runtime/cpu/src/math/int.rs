@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_wraps() {
+    fn integer_arithmetic_wraps() {
         assert_eq!(Number::abs(i32::MIN), i32::MIN);
         assert_eq!((Number::abs(-5i64), Number::sign(-5i64), Number::sign(0i32), Number::sign(9u8)), (5, -1, 0, 1));
         assert_eq!(Number::add(250u8, 10), 4);

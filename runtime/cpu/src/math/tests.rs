@@ -176,7 +176,7 @@ unary! {
 }
 
 #[test]
-fn pow() {
+fn powers_match_libm() {
     let (mut worst, mut at) = (0.0, (0.0, 0.0));
     let mut check = |x: f32, y: f32| {
         let e = ulps_f32(Number::pow(x, y), libm::pow(x as f64, y as f64));
@@ -232,7 +232,7 @@ fn remainder(a: f64, b: f64) -> f64 {
 }
 
 #[test]
-fn floored_division() {
+fn floored_division_matches_f64() {
     let mut random = Random(3);
     let check = |a: f32, b: f32| {
         let (got, want) = (Number::rem_floor(a, b), remainder(a as f64, b as f64));

@@ -80,7 +80,7 @@ fn fusable(f: &Option<Fusable>, w: &mut Words) {
         None => w.put(0),
         Some(Fusable::Map(f, broadcast)) => {
             w.put(1);
-            w.put(*f as usize);
+            w.put(f.code());
             w.put(usize::from(broadcast.x) + 2 * usize::from(broadcast.y));
         }
         Some(Fusable::Sum) => w.put(2),

@@ -278,8 +278,8 @@ impl Build {
 
 /// Finds an op without a Lua function; such ops are in the registry only as statics.
 fn internal(name: &str) -> Option<&'static perilune_core::ops::Op> {
-    use perilune_core::ops::{movement, reduce};
-    [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
+    use perilune_core::ops::{reduce, slicing};
+    [&slicing::STRIDED_PAD, &slicing::COL2IM, &reduce::ARGREDUCE].into_iter().find(|op| op.name == name)
 }
 
 /// Returns a device with that many threads, created once per test thread because pools are expensive.

@@ -1,8 +1,8 @@
 //! Evaluates maps and reductions on single elements, as the reference for compiled regions.
 
 use perilune_core::DType;
-use perilune_core::ops::ReduceFn;
-use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::elementwise::{Domain, MapFn};
+use perilune_core::ops::{ReduceFn, reduce};
 use perilune_cpu::math::{Float, Number};
 use perilune_plan::ir::{COL_CHUNK, LANES, ROW_CHUNK};
 
@@ -42,8 +42,6 @@ fn arithmetic<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
     match f {
         Copy => x,
         Neg => x.negated(),
-        Abs => x.abs(),
-        Sign => x.sign(),
         Relu => {
             if x < T::ZERO {
                 T::ZERO
@@ -54,11 +52,6 @@ fn arithmetic<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
         Add => x.sum(y),
         Sub => x.difference(y),
         Mul => x.product(y),
-        FloorDiv => x.div_floor(y),
-        Remainder => x.rem_floor(y),
-        Pow => x.pow(y),
-        Maximum => x.maximum(y),
-        Minimum => x.minimum(y),
         Eq => return (x == y) as u64,
         Ne => return (x != y) as u64,
         Lt => return (x < y) as u64,
@@ -67,42 +60,50 @@ fn arithmetic<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
         Ge => return (x >= y) as u64,
         IsNan => return x.is_nan() as u64,
         IsInf => return x.is_inf() as u64,
-        _ => panic!("{f:?} of a number"),
+        _ => return scalar_number::<T>(f, a),
     }
     .to()
 }
 
+/// The value of a table entry if its domain is the wanted one: a float, or a byte of an 8-bit float.
+macro_rules! value {
+    (Float Float $t:ty, $args:ident |$($a:ident),*| $body:expr) => { value!($t, $args |$($a),*| $body) };
+    (Number Number $t:ty, $args:ident |$($a:ident),*| $body:expr) => { value!($t, $args |$($a),*| $body) };
+    (Float Code $t:ty, $args:ident |$a:ident| $body:expr) => {{
+        let $a = <$t as Bits>::from($args[0]);
+        u64::from($body)
+    }};
+    ($t:ty, $args:ident |$($a:ident),*| $body:expr) => {{
+        let mut args = $args.iter().map(|x| <$t as Bits>::from(*x));
+        $(let $a = args.next().expect("an operand");)*
+        <$t as Bits>::to($body)
+    }};
+    ($want:ident $domain:ident $($rest:tt)*) => { panic!("not a function of domain {}", stringify!($want)) };
+}
+
+macro_rules! values {
+    ($($v:ident $d:ident $n:literal |$($a:ident),*| $body:expr;)*) => {
+        /// Functions of floats by the backend's scalar functions, which `math/tests.rs` compares with others.
+        fn scalar_float<T: Float + Bits>(f: MapFn, args: &[u64]) -> u64 {
+            match f { $(MapFn::$v => value!(Float $d T, args |$($a),*| $body),)* MapFn::Where => panic!("{f:?}") }
+        }
+
+        /// The same for functions of all numbers.
+        fn scalar_number<T: Bits>(f: MapFn, args: &[u64]) -> u64 {
+            match f { $(MapFn::$v => value!(Number $d T, args |$($a),*| $body),)* MapFn::Where => panic!("{f:?}") }
+        }
+    };
+}
+perilune_core::map_fns!(values);
+
 fn float<T: Float + Bits>(f: MapFn, a: &[u64]) -> u64 {
     let x = <T as Bits>::from(a[0]);
-    let y = <T as Bits>::from(a[a.len().min(2) - 1]);
-    use MapFn::*;
     match f {
-        Exp => x.exp(),
-        Log => x.log(),
-        Log1p => x.log1p(),
-        Expm1 => x.expm1(),
-        Sqrt => x.sqrt(),
-        Rsqrt => x.rsqrt(),
-        Reciprocal => T::ONE.div(x),
-        Sin => x.sin(),
-        Cos => x.cos(),
-        Tan => x.tan(),
-        Tanh => x.tanh(),
-        Sigmoid => x.sigmoid(),
-        Sigmoid2 => x.sigmoid2(),
-        Sigmoid2Rest => x.negated().sigmoid2(),
-        Erf => x.erf(),
-        Floor => x.floor(),
-        Ceil => x.ceil(),
-        Round => x.round(),
-        Div => x.div(y),
-        Fp8E4m3Value => x.fp8_e4m3_value(),
-        Fp8E5m2Value => x.fp8_e5m2_value(),
-        Fp8E4m3 => return u64::from(x.fp8_e4m3()),
-        Fp8E5m2 => return u64::from(x.fp8_e5m2()),
-        _ => return arithmetic::<T>(f, a),
+        MapFn::Reciprocal => T::ONE.div(x).to(),
+        MapFn::Sigmoid2Rest => x.negated().sigmoid2().to(),
+        f if matches!(f.domain(), Domain::Float | Domain::Code) => scalar_float::<T>(f, a),
+        f => arithmetic::<T>(f, a),
     }
-    .to()
 }
 
 fn int<T: Bits>(f: MapFn, a: &[u64]) -> u64 {
@@ -131,33 +132,26 @@ pub fn eval(f: MapFn, dtype: DType, a: &[u64]) -> u64 {
 }
 
 fn join(f: ReduceFn, dtype: DType, a: u64, b: u64) -> u64 {
-    let op = match f {
-        ReduceFn::Sum => MapFn::Add,
-        ReduceFn::Prod => MapFn::Mul,
-        ReduceFn::Max => MapFn::Maximum,
-        ReduceFn::Min => MapFn::Minimum,
-    };
-    eval(op, dtype, &[a, b])
+    eval(f.combine(), dtype, &[a, b])
 }
 
 fn identity(f: ReduceFn, dtype: DType) -> u64 {
-    let c = dtype.compute();
-    match (f, c) {
-        (ReduceFn::Sum, _) => 0,
-        (ReduceFn::Prod, DType::F32) => 1f32.to_bits() as u64,
-        (ReduceFn::Prod, DType::F64) => 1f64.to_bits(),
-        (ReduceFn::Prod, _) => 1,
-        (ReduceFn::Max, DType::F32) => f32::NEG_INFINITY.to_bits() as u64,
-        (ReduceFn::Max, DType::F64) => f64::NEG_INFINITY.to_bits(),
-        (ReduceFn::Max, DType::I64) => i64::MIN as u64,
-        (ReduceFn::Max, DType::I32) => i32::MIN as u32 as u64,
-        (ReduceFn::Max, _) => 0,
-        (ReduceFn::Min, DType::F32) => f32::INFINITY.to_bits() as u64,
-        (ReduceFn::Min, DType::F64) => f64::INFINITY.to_bits(),
-        (ReduceFn::Min, DType::I64) => i64::MAX as u64,
-        (ReduceFn::Min, DType::I32) => i32::MAX as u32 as u64,
-        (ReduceFn::Min, DType::Bool) => 1,
-        (ReduceFn::Min, _) => 255,
+    let x = reduce::identity(f, dtype);
+    let ends = |low: i64, high: i64| {
+        if x.is_finite() {
+            x as i64
+        } else if x < 0.0 {
+            low
+        } else {
+            high
+        }
+    };
+    match dtype.compute() {
+        DType::F32 => (x as f32).to_bits().into(),
+        DType::F64 => x.to_bits(),
+        DType::I64 => ends(i64::MIN, i64::MAX) as u64,
+        DType::I32 => ends(i32::MIN.into(), i32::MAX.into()) as u32 as u64,
+        _ => ends(0, 255) as u64,
     }
 }
 

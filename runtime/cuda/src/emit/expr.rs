@@ -2,8 +2,8 @@
 
 use perilune_core::DType;
 use perilune_core::host_tensor;
-use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{ReduceFn, reduce};
 
 /// The type of an element in memory.
 pub fn stored(d: DType) -> &'static str {
@@ -110,27 +110,16 @@ pub fn slot(d: DType, word: &str) -> String {
     }
 }
 
-/// The functor of a reduction (see `kernels/device/reduce.cuh`).
-pub fn functor(f: ReduceFn) -> &'static str {
-    match f {
-        ReduceFn::Sum => "Sum",
-        ReduceFn::Prod => "Prod",
-        ReduceFn::Max => "Max",
-        ReduceFn::Min => "Min",
-    }
+/// The functor of a reduction: the name of its variant (see `kernels/device/reduce.cuh`).
+pub fn functor(f: ReduceFn) -> String {
+    format!("{f:?}")
 }
 
 /// The identity of a reduction over `d`, as a number of its compute type.
 pub fn identity(f: ReduceFn, d: DType) -> String {
-    let float = |x: f64| constant(if d == DType::F64 { d } else { DType::F32 }, x.to_bits());
-    let int = |x: i64| constant(d, x as u64);
+    let x = reduce::identity(f, d);
     if d.is_float() {
-        return float(match f {
-            ReduceFn::Sum => 0.0,
-            ReduceFn::Prod => 1.0,
-            ReduceFn::Max => f64::NEG_INFINITY,
-            ReduceFn::Min => f64::INFINITY,
-        });
+        return constant(if d == DType::F64 { d } else { DType::F32 }, x.to_bits());
     }
     let (low, high) = match d {
         DType::I64 => (i64::MIN, i64::MAX),
@@ -138,10 +127,12 @@ pub fn identity(f: ReduceFn, d: DType) -> String {
         DType::U8 => (0, 255),
         _ => (0, 1),
     };
-    match f {
-        ReduceFn::Sum => int(0),
-        ReduceFn::Prod => int(1),
-        ReduceFn::Max => int(low),
-        ReduceFn::Min => int(high),
-    }
+    let x = if x == f64::NEG_INFINITY {
+        low
+    } else if x == f64::INFINITY {
+        high
+    } else {
+        x as i64
+    };
+    constant(d, x as u64)
 }

@@ -22,7 +22,7 @@ impl Emitter<'_> {
         fits.then_some(x)
     }
 
-    fn half2_operand(&self, i: usize) -> (&'static str, usize) {
+    fn half2_operand(&self, i: usize) -> (String, usize) {
         (expr::functor(self.reduction(i)), self.half2_source(i).unwrap_or(i))
     }
 

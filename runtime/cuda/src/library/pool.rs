@@ -4,7 +4,7 @@ use super::call::{Call, typed};
 use crate::launch::Arg;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::ops::conv::POOLS;
+use perilune_core::ops::pool::POOLS;
 use perilune_core::{DType, Layout};
 
 /// Whether a node is a pool with a kernel.

@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_of_common_layouts() {
+    fn access_patterns_of_common_layouts() {
         let access = |l: Layout, cols, v| full(&l, cols, v).access;
         assert_eq!(access(layout(&[640], &[1], 0), None, 4), Access::Vector);
         assert_eq!(access(layout(&[640], &[1], 2), None, 4), Access::Run);

@@ -6,7 +6,7 @@ pub mod dump;
 #[path = "../common/nvrtc.rs"]
 pub mod nvrtc;
 
-use perilune_core::ops::{Op, by_name, movement, reduce};
+use perilune_core::ops::{Op, by_name, reduce, slicing};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_cuda::launch::{Props, Work};
 use perilune_plan::BufferDesc;
@@ -222,7 +222,7 @@ impl Call {
 
 /// Some ops have no Lua name and are only found as statics.
 fn named(name: &str) -> &'static Op {
-    let inner = [&movement::STRIDED_PAD, &movement::COL2IM, &reduce::ARGREDUCE];
+    let inner = [&slicing::STRIDED_PAD, &slicing::COL2IM, &reduce::ARGREDUCE];
     by_name(name).or_else(|| inner.into_iter().find(|op| op.name == name)).expect("op")
 }
 

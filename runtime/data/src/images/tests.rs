@@ -389,7 +389,7 @@ fn bombs_are_refused() {
 
 /// A changed byte or a truncated end gives an error or an image, but no panic, no endless loop and no size other than the file's.
 #[test]
-fn damaged_files_end_well() {
+fn damaged_files_are_errors_not_panics() {
     let (path, mut rgb) = (Path::new("t.jpg"), Vec::new());
     for name in
         ["boat/plain.jpg", "boat/near/progressive.jpg", "car/restarts.jpg", "car/cmyk.jpg", "dog/palette_clear.png"]

@@ -10,7 +10,7 @@ use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, conv, movement, reduce};
+use perilune_core::ops::{Class, conv, pool, reduce, slicing};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 
@@ -57,7 +57,7 @@ fn is_image(shape: Shape) -> bool {
 
 /// Whether a node is a view that keeps its input as it is (an optimization barrier, a detach) or slices the batch.
 fn hands_on(node: &Node) -> bool {
-    let of_batch = node.op == &movement::SLICE && node.attrs[0] == 0;
+    let of_batch = node.op == &slicing::SLICE && node.attrs[0] == 0;
     is_image(node.shape) && (node.attrs.is_empty() || of_batch)
 }
 
@@ -87,7 +87,7 @@ fn wanted(g: &Graph, backend: &dyn Backend) -> Vec<bool> {
         turned[id.index()] = match node.op.class {
             _ if is_map(node) => out[id.index()] || follows(),
             Class::View(_) => hands_on(node) && turned[node.inputs[0].index()],
-            Class::Fused(_) if conv::POOLS.contains(&node.op) => turned[node.inputs[0].index()],
+            Class::Fused(_) if pool::POOLS.contains(&node.op) => turned[node.inputs[0].index()],
             _ => starts(node, backend) && node.op != &conv::CONV2D_BACKWARD_WEIGHT,
         };
     }
@@ -138,7 +138,7 @@ impl Turned<'_> {
             _ => {}
         }
         let new = self.to.copy(self.from, id);
-        let follows = || conv::POOLS.contains(&node.op) && self.turned[node.inputs[0].index()].is_some();
+        let follows = || pool::POOLS.contains(&node.op) && self.turned[node.inputs[0].index()].is_some();
         let writes_last = starts(node, backend) || (follows() && can_store_nhwc(node, backend));
         if !writes_last {
             return Ok((new, None));

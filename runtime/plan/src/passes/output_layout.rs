@@ -12,7 +12,7 @@ use crate::backend::Backend;
 use crate::lowered::{Join, Lowered, Stores};
 use crate::passes::nhwc;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::ops::{Class, create, movement};
+use perilune_core::ops::{Class, create, join, movement};
 use perilune_core::{Layout, Shape};
 use smallvec::SmallVec;
 
@@ -28,7 +28,7 @@ pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Lowered {
         if let Some(layout) = readers.layout(id) {
             stores.layouts.insert(id, layout);
         }
-        if node.op == &movement::CAT
+        if node.op == &join::CAT
             && let Some(join) = readers.join(id)
         {
             stores.joins.insert(id, join);

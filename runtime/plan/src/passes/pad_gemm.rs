@@ -15,7 +15,7 @@ use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::Class;
 use perilune_core::ops::matmul::{self, LINEAR, MATMUL};
-use perilune_core::ops::movement;
+use perilune_core::ops::{movement, slicing};
 
 /// Minimum operations of a product that make an additional kernel worthwhile.
 const LEAST_FLOPS: f64 = 1e9;
@@ -117,7 +117,7 @@ fn product(g: &mut Graph, node: &Node, inputs: &[NodeId], to: &Grown) -> Result<
     let tf32 = std::mem::replace(&mut g.modes.tf32, node.tf32);
     let y = if node.op == &LINEAR {
         let w = grow(g, inputs[1], [to.n, to.k])?;
-        let bias = movement::strided_pad(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
+        let bias = slicing::strided_pad(g, inputs[2], 0, 0, 1, to.n, 0.0)?;
         g.push(&LINEAR, &[a, w, bias], &[])
     } else {
         let b = grow(g, inputs[1], [to.k, to.n])?;
@@ -136,8 +136,8 @@ fn grow(g: &mut Graph, x: NodeId, [rows, cols]: [usize; 2]) -> Result<NodeId> {
         return g.t(grown);
     }
     let r = g.shape(x).rank();
-    let x = movement::strided_pad(g, x, r - 1, 0, 1, cols, 0.0)?;
-    movement::strided_pad(g, x, r - 2, 0, 1, rows, 0.0)
+    let x = slicing::strided_pad(g, x, r - 1, 0, 1, cols, 0.0)?;
+    slicing::strided_pad(g, x, r - 2, 0, 1, rows, 0.0)
 }
 
 #[cfg(test)]

@@ -1,0 +1,108 @@
+//! Finds and opens the files that a recipe names, and words their errors with the recipe line.
+//!
+//! A relative path is searched for beside the recipe and in the current directory. The policy of the command opens every file.
+
+use crate::args::show;
+use crate::boundary;
+use crate::errors;
+use crate::host::Host;
+use crate::runtime::Place;
+use crate::tensor::Tensor;
+use mlua::{Lua, Value};
+use perilune_core::HostTensor;
+use perilune_policy::{Opened, Opener, Policy, Staged, near};
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+
+/// Converts a data error to one with the recipe line.
+pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+    if matches!(e, perilune_data::Error::Interrupted) {
+        return boundary::recipe_line::raised(lua, e.to_string(), None, errors::Cause::Interrupted);
+    }
+    let text = e.to_string();
+    match text.split_once("\n  hint: ") {
+        Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
+        None => errors::argument(host, lua, op, text, None),
+    }
+}
+
+/// The folder in which a relative path is searched for first.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum First {
+    /// The recipe's folder, for data.
+    Beside,
+    /// The current directory, so that `pl.load` finds what `pl.save` wrote under the same path.
+    Here,
+}
+
+/// Opens a file to read: beside the recipe or in the current directory, whichever has it first.
+pub(crate) fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<Opened> {
+    found(host, lua, op, "file", path, first, |policy, path| policy.open(path))
+}
+
+/// The path of a folder of data.
+pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
+}
+
+fn found<T>(
+    host: &Rc<Host>,
+    lua: &Lua,
+    op: &str,
+    what: &str,
+    path: &str,
+    first: First,
+    open: impl Fn(&Policy, &Path) -> perilune_policy::Result<T>,
+) -> mlua::Result<T> {
+    let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+    let (beside, here) = (place.at(path), PathBuf::from(path));
+    let order = if first == First::Here { [&here, &beside] } else { [&beside, &here] };
+    let mut denied = None;
+    for p in order {
+        match open(&host.policy, p) {
+            Ok(found) => return Ok(found),
+            Err(e) if e.is_not_found() => {}
+            Err(e @ perilune_policy::Error::Denied { left: false, .. }) => denied = denied.or(Some(e)),
+            Err(e) => return Err(fail(host, lua, op, e.into())),
+        }
+    }
+    let named = here.is_absolute() || beside == here;
+    let near = order.into_iter().find_map(|p| {
+        let near = near(&*host.policy, p)?;
+        Some(format!("did you mean \"{}{near}\"?", path.strip_suffix(p.file_name()?.to_str()?)?))
+    });
+    if let Some(e) = denied {
+        // A relative path that is not there beside the recipe; whether it is elsewhere is not looked at.
+        if named || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
+            return Err(fail(host, lua, op, e.into()));
+        }
+        let message = format!("there is no {what} \"{path}\" beside the recipe");
+        let rule = "the current directory is read if it contains the recipe's folder; allow it with --allow-read=.";
+        return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
+    }
+    let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };
+    let rule = match first {
+        First::Beside => "paths start beside the recipe, then at the current directory",
+        First::Here => "paths start at the current directory, where pl.save writes, then beside the recipe",
+    };
+    let hint = near.or_else(|| here.is_relative().then(|| rule.into()));
+    Err(errors::argument(host, lua, op, format!("there is no {what} \"{path}\"{looked}"), hint))
+}
+
+/// Begins a file that the recipe writes.
+pub(crate) fn writable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, endings: &[&str]) -> mlua::Result<Staged> {
+    host.policy.create(Path::new(path), endings).map_err(|e| fail(host, lua, op, e.into()))
+}
+
+/// Makes a tensor of host memory a tensor of the recipe.
+pub(crate) fn input(host: &Rc<Host>, lua: &Lua, t: HostTensor) -> mlua::Result<Tensor> {
+    let id = host.record(lua, |engine| Ok(engine.from_host(t)))?;
+    Ok(host.tensor(id))
+}
+
+pub(crate) fn text_arg(host: &Rc<Host>, lua: &Lua, op: &str, what: &str, v: &Value) -> mlua::Result<String> {
+    match v {
+        Value::String(s) => Ok(s.to_string_lossy()),
+        other => Err(errors::argument(host, lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
+    }
+}
