@@ -46,7 +46,11 @@ pub struct RunArgs {
     files: PolicyArgs,
     #[command(flatten)]
     retention: RetentionArgs,
-    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run
+    /// Delete a run that is in --run-dir, and start anew there; other files in it stay
+    #[arg(long, requires = "run_dir", conflicts_with = "resume")]
+    overwrite: bool,
+    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run. A run without a checkpoint
+    /// starts from its beginning, and so does one whose directory is not there yet
     #[arg(long)]
     resume: bool,
     /// With --resume: apply edits made since the checkpoint as --watch would, with the new params and all States that fit
@@ -80,7 +84,7 @@ impl RunArgs {
     pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool, files: PolicyArgs) {
         (self.files, self.recorded) = (files, true);
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
-        (self.resume, self.edited, self.watch) = (false, false, false);
+        (self.overwrite, self.resume, self.edited, self.watch) = (false, false, false, false);
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
@@ -111,16 +115,22 @@ impl RunArgs {
             run_dir: self.run_dir.clone(),
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
+            overwrite: self.overwrite,
             resume: self.resume,
             edited: self.edited,
             watch: self.watch,
             on_nan: self.on_nan.clone(),
             on_spike: self.on_spike.clone(),
             replay: self.replay.clone(),
-            command: std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect(),
+            command: command_line(),
             threads: self.device.threads(),
         }
     }
+}
+
+/// Returns the words of the command line.
+fn command_line() -> Vec<String> {
+    std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect()
 }
 
 /// Runs a recipe or script. If a signal stopped the run, the exit status is that of the signal.
@@ -128,7 +138,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let out = Rc::new(ConsoleOut::new(args.mode()));
     let control = Control::default();
     let signals = Signals::install(&control)?;
-    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone()));
+    let command = (!args.recorded).then(command_line);
+    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone(), command));
     let policy = args.policy()?;
     let trainer = Trainer::new(args.spec(), control, printer.clone());
     let outcome = trainer.run(|spec| {

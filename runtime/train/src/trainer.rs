@@ -2,6 +2,7 @@
 
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
+use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
@@ -9,11 +10,13 @@ use crate::hot_reload::{Reloader, StartOptions};
 use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
+use crate::restart::{Beginning, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
 use crate::source::Source;
 use crate::spec::RunSpec;
+use crate::state_names::check_state_names;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
@@ -92,12 +95,30 @@ impl Trainer {
             Some(replay) => Source { path: spec.recipe.clone(), text: replay.text()?.to_string() },
             None => Source::read(&spec.recipe)?,
         };
-        let resume = match spec.resume {
-            true => Some(Resume::find(spec.run_dir.as_deref(), &source.path)?),
-            false => None,
+        let (resume, restart) = match spec.resume {
+            true => match Beginning::find(spec.run_dir.as_deref(), &source.path)? {
+                Beginning::Checkpoint(resume) => (Some(*resume), None),
+                Beginning::Anew(restart) => (None, Some(restart)),
+            },
+            false => (None, None),
         };
-        let offered = spec.offered(resume.as_ref())?;
-        let seed = spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed));
+        // A run that starts anew keeps what it was given; its defaults are those of the present recipe.
+        let given = restart.as_ref().map(Restart::given).or_else(|| resume.as_ref().map(Resume::given));
+        let offered = spec.offered(given.unwrap_or_default())?;
+        let anew = |name: &str| {
+            let given = offered.iter().find(|(key, _)| key == name && restart.is_some());
+            given.and_then(|(_, value)| value.parse::<i64>().ok())
+        };
+        let start = StartOptions {
+            seed: spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed)).or(anew("seed")),
+            steps: spec.start.steps.or_else(|| resume.as_ref().and_then(Resume::steps)).or_else(|| {
+                anew("steps").and_then(|n| u32::try_from(n).ok())
+            }),
+            precision: spec.start.precision.clone().or_else(|| resume.as_ref().and_then(Resume::precision)).or_else(|| {
+                restart.as_ref().and_then(Restart::precision)
+            }),
+            memory_budget: spec.start.memory_budget,
+        };
         let runtime = open(spec)?;
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         runtime.offer_params(offered);
@@ -109,7 +130,7 @@ impl Trainer {
         if let Some(replay) = &spec.replay {
             runtime.set_texts(&replay.files);
         }
-        if let Some(seed) = seed {
+        if let Some(seed) = start.seed {
             runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
         }
         let mut about = about(spec, &source, &runtime);
@@ -129,8 +150,9 @@ impl Trainer {
             }
             Loaded::Recipe(recipe) => {
                 let (runtime, recipe, source) = (&runtime, &recipe, &source);
-                let session = Session { spec, control: &self.control, source, runtime, recipe, begun, seed, resume };
-                session.train(about, reporter)
+                let control = &self.control;
+                let session = Session { spec, control, source, runtime, recipe, begun, start, resume };
+                session.train(about, restart, reporter)
             }
         }
     }
@@ -181,26 +203,22 @@ struct Session<'a> {
     runtime: &'a Runtime,
     recipe: &'a Recipe,
     begun: Instant,
-    seed: Option<i64>,
+    /// What overrides the recipe: options, and what a resumed run keeps.
+    start: StartOptions,
     resume: Option<Resume>,
 }
 
 impl Session<'_> {
-    /// The number of steps that overrides the recipe's.
-    fn steps(&self) -> Option<u32> {
-        self.spec.start.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
-    }
-
     /// Builds the run, and restores the checkpoint of a resumed one.
     fn build(&self) -> Result<(Run, StateMigration)> {
-        if let Some(steps) = self.steps()
+        if let Some(steps) = self.start.steps
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        let recorded = self.resume.as_ref().and_then(Resume::precision);
-        let precision = self.spec.start.precision.clone().or(recorded);
-        let run = self.recipe.start(self.seed, precision.as_deref(), self.spec.start.memory_budget)?;
+        let (start, precision) = (&self.start, self.start.precision.as_deref());
+        let run = self.recipe.start(start.seed, precision, start.memory_budget)?;
+        check_state_names(&run)?;
         let mut handover = StateMigration::default();
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
@@ -211,7 +229,12 @@ impl Session<'_> {
         Ok((run, handover))
     }
 
-    fn train(&self, mut about: Map<String, Value>, reporter: &mut Reporter) -> Result<Outcome> {
+    fn train(
+        &self,
+        mut about: Map<String, Value>,
+        restart: Option<Restart>,
+        reporter: &mut Reporter,
+    ) -> Result<Outcome> {
         let values = self.recipe.params()?;
         let (run, handover) = self.build()?;
         let samples: Vec<(String, u64)> =
@@ -228,7 +251,8 @@ impl Session<'_> {
         about.insert("samples".into(), Value::Object(sizes));
 
         reporter.tell(&Event::Training);
-        let mut checkpoints = self.checkpoints(&about, &run, reporter)?;
+        let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
+        let mut checkpoints = self.checkpoints(&about, restart, &run, reporter)?;
         let mut tail = LogTail::default();
         if let Some(resume) = &self.resume {
             let (dir, found) = resume.open_dir()?;
@@ -242,18 +266,17 @@ impl Session<'_> {
         let (name, parameters, frozen) = (self.recipe.name(), run.num_parameters(), run.num_frozen());
         let seed = run.seed();
         reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, frozen, samples: &samples, seed });
+        if let Some((dir, reason)) = &anew {
+            reporter.tell(&Event::Restarted { dir, reason });
+        }
         if let Some(resume) = &self.resume {
             let files = own_files(self.source, self.runtime.required());
-            resume.enter(&files, (&run, &values), &handover, &about, self.spec.edited, reporter)?;
+            let loaded = self.runtime.params();
+            resume.enter(&files, (&run, &values), &handover, &about, (self.spec.edited, &loaded), reporter)?;
         }
 
         reporter.begin(tail.seconds);
-        let start = StartOptions {
-            seed: self.seed,
-            precision: Some(run.precision()),
-            steps: self.steps(),
-            memory_budget: self.spec.start.memory_budget,
-        };
+        let start = StartOptions { precision: Some(run.precision()), ..self.start.clone() };
         let replay = self.spec.replay.as_ref();
         let mut reloader = Reloader::new(self.runtime, self.source, start, self.control.clone(), replay);
         if self.spec.watch {
@@ -287,7 +310,13 @@ impl Session<'_> {
     }
 
     /// Creates the schedule of checkpoints, and the run directory unless the run is resumed.
-    fn checkpoints(&self, about: &Map<String, Value>, run: &Run, reporter: &mut Reporter) -> Result<Checkpoints> {
+    fn checkpoints(
+        &self,
+        about: &Map<String, Value>,
+        restart: Option<Restart>,
+        run: &Run,
+        reporter: &mut Reporter,
+    ) -> Result<Checkpoints> {
         let fields: Map<String, Value> = ["recipe", "params", "seed", "precision", "versions"]
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
@@ -302,7 +331,7 @@ impl Session<'_> {
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
-        let dir = self.create_dir(about)?;
+        let dir = self.create_dir(about, restart)?;
         self.grant(&dir.path)?;
         let out = create(dir.handle(), None)?;
         reporter.dir = Some(dir);
@@ -314,7 +343,7 @@ impl Session<'_> {
         self.runtime.policy().grant_directory(dir).map_err(|e| Error::System(e.to_string()))
     }
 
-    fn create_dir(&self, about: &Map<String, Value>) -> Result<RunDir> {
+    fn create_dir(&self, about: &Map<String, Value>, restart: Option<Restart>) -> Result<RunDir> {
         let files = own_files(self.source, self.runtime.required());
         let mut record = about.clone();
         record.insert("files".into(), history::hashes(&files, Path::new("")));
@@ -324,7 +353,14 @@ impl Session<'_> {
         record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
         record.insert("host".into(), hostname().into());
         record.insert("pid".into(), std::process::id().into());
-        RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
+        if let Some(precision) = &self.start.precision {
+            record.insert(SET_PRECISION.into(), precision.as_str().into());
+        }
+        let claim = match restart {
+            Some(restart) => restart.claim()?,
+            None => Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), self.spec.overwrite)?,
+        };
+        RunDir::create(claim, record, &files)
     }
 
     /// Runs the last evaluations and `recipe.finish`.
@@ -355,7 +391,9 @@ impl Session<'_> {
         let (step, steps) = (run.count(), run.steps());
         let status = if end == End::Finished { "done" } else { "interrupted" };
         if let End::Stopped { code } = end {
-            reporter.tell(&Event::Stopped { code, step, steps });
+            let run_dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+            let checkpoint = reporter.checkpointed.as_deref();
+            reporter.tell(&Event::Stopped { code, step, steps, run_dir: &run_dir, checkpoint });
         }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
