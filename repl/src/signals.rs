@@ -7,8 +7,8 @@
 use crate::console_out::Notifier;
 use crate::failure::Failure;
 use perilune_train::{Control, plain};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -135,7 +135,9 @@ fn overwrite_refuses_a_run_that_is_written() {
 /// Links among the names that are deleted lead nowhere.
 #[test]
 fn overwrite_follows_no_link() {
-    for (name, status) in [("r/run.json", 4), ("r/tb", 4), ("r/checkpoints", 4), ("r/recipe", 4), ("r/metrics.jsonl", 0)] {
+    for (name, status) in
+        [("r/run.json", 4), ("r/tb", 4), ("r/checkpoints", 4), ("r/recipe", 4), ("r/metrics.jsonl", 0)]
+    {
         let p = tiny();
         ok(&p.run(&["run", "tiny.lua", "--run-dir", "r"]));
         std::fs::create_dir_all(p.path("victim/step-1")).unwrap();

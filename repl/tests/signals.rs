@@ -114,17 +114,26 @@ fn the_end_of_a_stopped_run_names_the_command_that_continues_it() {
         let events: Vec<serde_json::Value> =
             out.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
         let all: support::Ran = child.wait_with_output().unwrap().into();
-        let of = |kind: &str| events.iter().find(|e| e["event"] == kind).unwrap_or_else(|| panic!("{kind}: {events:?}"));
+        let of =
+            |kind: &str| events.iter().find(|e| e["event"] == kind).unwrap_or_else(|| panic!("{kind}: {events:?}"));
         let signal = format!("SIG{}", &name[1..]);
         assert_eq!(of("stopping")["signal"], signal.as_str());
-        assert!(all.err.starts_with(&format!("{signal}: stopping after this step; a checkpoint will be")), "{}", all.err);
+        assert!(
+            all.err.starts_with(&format!("{signal}: stopping after this step; a checkpoint will be")),
+            "{}",
+            all.err
+        );
         let stopped = of("warning");
         let dir = dir.map_or_else(|| format!("runs/{}", p.runs()[0]), String::from);
         let checkpoint = format!("{dir}/checkpoints/step-{}", of("done")["steps"]);
         assert_eq!(stopped["checkpoint"], checkpoint.as_str());
         assert!(p.path(&checkpoint).exists());
         let command = stopped["continue"].as_str().unwrap();
-        assert!(all.err.contains(&format!("its checkpoint is {checkpoint}\n  hint: to continue: {command}\n")), "{}", all.err);
+        assert!(
+            all.err.contains(&format!("its checkpoint is {checkpoint}\n  hint: to continue: {command}\n")),
+            "{}",
+            all.err
+        );
         let r = Command::new("sh").args(["-c", command]).current_dir(p.dir.path()).output().unwrap();
         let r = support::Ran::from(r);
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{command}");

@@ -75,7 +75,9 @@ fn temporary(name: &str) -> String {
 /// Whether the name is that of a later version's files: `recipe@57`, `recipe@57-2`.
 fn is_version(name: &str) -> bool {
     let numbers = name.strip_prefix(RECIPE).and_then(|rest| rest.strip_prefix('@'));
-    numbers.is_some_and(|n| n.starts_with(|c: char| c.is_ascii_digit()) && n.chars().all(|c| c.is_ascii_digit() || c == '-'))
+    numbers.is_some_and(|n| {
+        n.starts_with(|c: char| c.is_ascii_digit()) && n.chars().all(|c| c.is_ascii_digit() || c == '-')
+    })
 }
 
 impl Claim {

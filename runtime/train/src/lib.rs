@@ -37,6 +37,8 @@ mod anomaly;
 mod cancel;
 mod checkpoints;
 mod claim;
+mod data_hash;
+mod data_record;
 mod error;
 mod events;
 mod git;

@@ -10,7 +10,7 @@ use crate::run_log;
 use crate::rundir::{LogTail, RECORD, RunDir};
 use perilune_checkpoint::seal::{self, RECORD_SEAL};
 use perilune_checkpoint::{Snapshot, list, read};
-use perilune_lua::{Params as LoadedParams, DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
+use perilune_lua::{DroppedStates, ParamValue, Params as LoadedParams, Run, Source, StateMigration, Taking};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -26,6 +26,10 @@ pub struct RunSpec {
     pub resume: bool,
     /// With `resume`: apply an edited recipe as a hot reload would.
     pub edited: bool,
+    /// With `resume`: continue although data files have changed since the run read them.
+    pub changed_data: bool,
+    /// With `resume` or `replay`: hash the data files that are compared, also where size and time are equal.
+    pub verify_data: bool,
     /// Apply edits of the recipe, and of the files it requires, when they are saved.
     pub watch: bool,
     /// The policy for a non-finite loss or gradient norm: `stop`, `skip` or `warn`.

@@ -3,6 +3,7 @@
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
 use crate::claim::Claim;
+use crate::data_record::{Compare, DATA, DataRecord, Entry};
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
@@ -111,12 +112,17 @@ impl Trainer {
         };
         let start = StartOptions {
             seed: spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed)).or(anew("seed")),
-            steps: spec.start.steps.or_else(|| resume.as_ref().and_then(Resume::steps)).or_else(|| {
-                anew("steps").and_then(|n| u32::try_from(n).ok())
-            }),
-            precision: spec.start.precision.clone().or_else(|| resume.as_ref().and_then(Resume::precision)).or_else(|| {
-                restart.as_ref().and_then(Restart::precision)
-            }),
+            steps: spec
+                .start
+                .steps
+                .or_else(|| resume.as_ref().and_then(Resume::steps))
+                .or_else(|| anew("steps").and_then(|n| u32::try_from(n).ok())),
+            precision: spec
+                .start
+                .precision
+                .clone()
+                .or_else(|| resume.as_ref().and_then(Resume::precision))
+                .or_else(|| restart.as_ref().and_then(Restart::precision)),
             memory_budget: spec.start.memory_budget,
         };
         let runtime = open(spec)?;
@@ -250,12 +256,18 @@ impl Session<'_> {
         let sizes = samples.iter().map(|(s, n)| (s.clone(), Value::from(*n))).collect();
         about.insert("samples".into(), Value::Object(sizes));
 
+        let mut data = self.data();
+        // Nothing has been written, and no step taken.
+        for text in data.begin(run.count())? {
+            reporter.warning(&text);
+        }
         reporter.tell(&Event::Training);
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
-        let mut checkpoints = self.checkpoints(&about, restart, &run, reporter)?;
+        let mut checkpoints = self.checkpoints((&about, data.json()), restart, &run, reporter)?;
         let mut tail = LogTail::default();
         if let Some(resume) = &self.resume {
-            let (dir, found) = resume.open_dir()?;
+            let (mut dir, found) = resume.open_dir()?;
+            dir.update_soon([(DATA, data.json())])?;
             (reporter.dir, tail) = (Some(dir), found);
             about.insert("resumed".into(), resume.step().into());
         }
@@ -283,8 +295,14 @@ impl Session<'_> {
             reloader.watch_files()?;
         }
         let run = Rc::new(run);
-        let mut training =
-            TrainingLoop::new(run.clone(), values, reporter, self.control, &mut checkpoints, Some(reloader));
+        let mut training = TrainingLoop::new(
+            run.clone(),
+            values,
+            reporter,
+            self.control,
+            (&mut checkpoints, &mut data),
+            Some(reloader),
+        );
         training.run.time_data(training.data_time.clone())?;
         training.announce_version();
         training.monitor = self.runtime.host().engine.borrow().backend().probe().and_then(Monitor::start);
@@ -306,13 +324,29 @@ impl Session<'_> {
         let run = training.run.clone();
         drop(training);
         checkpoints.finish(reporter)?;
-        self.close(&run, end, reporter)
+        if end == End::Finished {
+            data.finish(|| self.control.stop_requested().is_some());
+        }
+        self.close(&run, end, data.json(), reporter)
+    }
+
+    /// Creates the record of the data that the run reads, with what it is compared with.
+    fn data(&self) -> DataRecord {
+        let spec = self.spec;
+        let (known, compare) = match (&spec.replay, &self.resume) {
+            (Some(replay), _) => (replay.data.clone(), Compare::Replay),
+            (_, Some(resume)) => {
+                (Entry::all(&resume.record), if spec.changed_data { Compare::Accept } else { Compare::Resume })
+            }
+            _ => (Vec::new(), Compare::New),
+        };
+        DataRecord::new(self.runtime.policy().clone(), known, compare, spec.verify_data)
     }
 
     /// Creates the schedule of checkpoints, and the run directory unless the run is resumed.
     fn checkpoints(
         &self,
-        about: &Map<String, Value>,
+        (about, data): (&Map<String, Value>, Value),
         restart: Option<Restart>,
         run: &Run,
         reporter: &mut Reporter,
@@ -331,7 +365,7 @@ impl Session<'_> {
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
-        let dir = self.create_dir(about, restart)?;
+        let dir = self.create_dir((about, data), restart)?;
         self.grant(&dir.path)?;
         let out = create(dir.handle(), None)?;
         reporter.dir = Some(dir);
@@ -343,10 +377,11 @@ impl Session<'_> {
         self.runtime.policy().grant_directory(dir).map_err(|e| Error::System(e.to_string()))
     }
 
-    fn create_dir(&self, about: &Map<String, Value>, restart: Option<Restart>) -> Result<RunDir> {
+    fn create_dir(&self, (about, data): (&Map<String, Value>, Value), restart: Option<Restart>) -> Result<RunDir> {
         let files = own_files(self.source, self.runtime.required());
         let mut record = about.clone();
         record.insert("files".into(), history::hashes(&files, Path::new("")));
+        record.insert(DATA.into(), data);
         record.insert("command".into(), self.spec.command.clone().into());
         let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
         record.insert("directory".into(), here.into());
@@ -385,7 +420,7 @@ impl Session<'_> {
     }
 
     /// Hashes the weights, completes `run.json`, and compares a replay with its original.
-    fn close(&self, run: &Run, end: End, reporter: &mut Reporter) -> Result<Outcome> {
+    fn close(&self, run: &Run, end: End, data: Value, reporter: &mut Reporter) -> Result<Outcome> {
         let seconds = self.begun.elapsed().as_secs_f64();
         let weights = weights_hash(run)?;
         let (step, steps) = (run.count(), run.steps());
@@ -403,6 +438,7 @@ impl Session<'_> {
                 ("seconds", numbers::json(seconds)),
                 ("metrics", metrics),
                 ("weights", weights.as_str().into()),
+                (DATA, data),
             ])?;
         }
         let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));
