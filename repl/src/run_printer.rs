@@ -123,6 +123,10 @@ impl RunPrinter {
             Event::Failed { run_dir: Some(dir), .. } => {
                 out.line(&out.dim(&format!("the record of the failed run is in {}", dir.display())));
             }
+            Event::ComparesData { path, bytes } => {
+                out.line(&format!("comparing {path:?} with the data of the run ({})", format::bytes(*bytes as usize)));
+            }
+            Event::HashesData => out.line("hashing the data files for run.json; Ctrl-C leaves their hashes out"),
             Event::Reproduced => out.line("the weights equal those of the run"),
             _ => {}
         }
@@ -156,6 +160,7 @@ impl Listener for RunPrinter {
                     self.warning(&failure.message());
                 }
             }
+            Event::HashesData => self.signals.stopped(),
             Event::Stopped { code, step, steps, run_dir, checkpoint } => {
                 self.signals.stopped();
                 let name = signals::name(*code);

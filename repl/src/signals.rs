@@ -2,7 +2,8 @@
 //!
 //! SIGINT, SIGTERM and SIGUSR1 (which requests a checkpoint and a restart) stop the run; the handlers only set flags. The first
 //! signal of a training run ends it after the step, which a note says at once; the second one ends the process immediately.
-//! Before training, and in plain scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal has been closed.
+//! Before training, and in plain scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal
+//! has been closed.
 
 use crate::console_out::Notifier;
 use crate::failure::Failure;

@@ -313,6 +313,39 @@ fn other_files_are_named() {
     assert_eq!(entry(&p, "a", "own.csv")["blake3"], blake3::hash(OTHER.as_bytes()).to_hex().as_str());
 }
 
+/// An edit that reads a file again, which has another content by now, says so. A new time alone is no change.
+#[test]
+fn an_edit_that_reads_changed_data_says_so() {
+    let p = with("", "");
+    let endless = ["--set", "steps=100000000", "--set", "lr=0.0001"];
+    let args = [&["run", "r.lua", "--run-dir", "a", "--json", "--watch"], &endless[..]].concat();
+    let mut run = support::Running::start(&p, &args);
+    run.until(2);
+    let hashed = || entry(&p, "a", "own.csv")["blake3"].is_string();
+    while !hashed() {
+        run.next("step");
+    }
+    touch(&p, "own.csv");
+    save(&p, "r.lua", &RECIPE.replace("BUILD", "-- one").replace("STEP", ""));
+    let applied = run.next("reload");
+    assert_eq!(applied["ok"], true, "{applied}");
+    run.until(applied["step"].as_u64().unwrap() + 200);
+    assert!(entry(&p, "a", "own.csv")["changed"].is_null());
+    p.file("own.csv", OTHER);
+    save(&p, "r.lua", &RECIPE.replace("BUILD", "-- two").replace("STEP", ""));
+    let warning = run.next("warning");
+    assert!(
+        warning["message"].as_str().unwrap().starts_with("\"own.csv\" has changed since the run read it"),
+        "{warning}"
+    );
+    run.signal("-INT");
+    run.next("checkpoint");
+    run.child.wait().unwrap();
+    assert_eq!(entry(&p, "a", "own.csv")["changed"], true);
+    let r = p.run(&["replay", "a", "--run-dir", "b"]);
+    assert!(r.status == Some(4) && r.err.contains("it was changed during the run"), "{}", r.err);
+}
+
 /// Data that an edit reads are compared when a replay applies it.
 #[test]
 fn a_replay_compares_the_data_of_an_edit() {

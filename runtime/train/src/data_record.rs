@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// The field of `run.json`.
 pub(crate) const DATA: &str = "data";
@@ -38,6 +38,8 @@ pub(crate) struct Entry {
     changed: bool,
     /// While a file that was read again is hashed: its hash before, and whether it had changed already.
     before: Option<(String, bool)>,
+    /// Whether a warning has said that it changed.
+    told: bool,
 }
 
 fn nanoseconds(time: Option<SystemTime>) -> Option<u64> {
@@ -51,7 +53,17 @@ impl Entry {
             ReadKind::File { len, modified } => (Some(*len), nanoseconds(*modified), None),
             ReadKind::Folder(list) => (None, None, Some(list.count() as u64)),
         };
-        Entry { path: read.name.clone(), bytes, modified, files, hash: None, since, changed: false, before: None }
+        Entry {
+            path: read.name.clone(),
+            bytes,
+            modified,
+            files,
+            hash: None,
+            since,
+            changed: false,
+            before: None,
+            told: false,
+        }
     }
 
     fn json(&self) -> Value {
@@ -84,6 +96,7 @@ impl Entry {
             since: v["since"].as_u64().unwrap_or(0),
             changed: v["changed"] == true,
             before: None,
+            told: false,
         })
     }
 
@@ -93,7 +106,7 @@ impl Entry {
     }
 
     /// Returns how the file that was read now differs from this entry. `whole`: equal size and time are not enough.
-    fn difference(&self, read: &DataRead, policy: &Policy, whole: bool) -> Result<Option<String>> {
+    fn difference(&self, read: &DataRead, policy: &Policy, whole: bool, notice: Notice<'_>) -> Result<Option<String>> {
         let now = Entry::of(read, 0);
         if self.files.is_some() != now.files.is_some() {
             let kind = |e: &Entry| if e.files.is_some() { "a folder of images" } else { "a file" };
@@ -116,6 +129,9 @@ impl Entry {
             return Ok(differs.then(|| "its time of modification differs, and the run has no hash of it".into()));
         };
         let what = if now.files.is_some() { "the names or sizes of its files differ" } else { "its content differs" };
+        if let Some(bytes) = now.bytes.filter(|bytes| *bytes >= LARGE) {
+            notice(&read.name, bytes);
+        }
         let digest = digest(read, policy, &AtomicBool::new(false)).map_err(|rule| {
             Error::System(format!("cannot compare {:?} with the data of the run: {rule}", read.name))
         })?;
@@ -152,8 +168,17 @@ pub(crate) struct DataRecord {
     stale: bool,
 }
 
+/// Is called with the path and the bytes of a file that is hashed now.
+type Notice<'a> = &'a dyn Fn(&str, u64);
+
+/// A file of this size takes a noticeable time.
+const LARGE: u64 = 256 << 20;
+/// The cure of a replay.
+const RESTORE: &str = "restore it: a replay needs the data of the run";
 /// The shortest time between two looks at a hash that is awaited.
 const LOOK: Duration = Duration::from_millis(20);
+/// The time after which the wait at the end of a run is explained.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 impl DataRecord {
     /// Creates the record of a run that continues, or repeats, one with these entries.
@@ -167,14 +192,15 @@ impl DataRecord {
     }
 
     /// Compares what the recipe has read as it was built with the record, and adds it. Returns warnings. A file that has
-    /// changed is an error.
-    pub fn begin(&mut self, step: u64) -> Result<Vec<String>> {
+    /// changed is an error. `notice` is called before a comparison that takes long.
+    pub fn begin(&mut self, step: u64, notice: Notice<'_>) -> Result<Vec<String>> {
         let reads = self.policy.data_reads(&mut self.seen).unwrap_or_default();
-        let mut wrong = Vec::new();
+        let (mut wrong, mut told) = (Vec::new(), Vec::new());
         for read in &reads {
-            wrong.extend(
-                self.compare(read)?.map(|rule| format!("{:?} is not the data that the run read: {rule}", read.name)),
-            );
+            if let Some(rule) = self.compare(read, notice)? {
+                wrong.push(format!("{:?} is not the data that the run read: {rule}", read.name));
+                told.push(read.name.clone());
+            }
         }
         let mut warnings = Vec::new();
         if self.compare == Compare::Accept {
@@ -183,14 +209,18 @@ impl DataRecord {
         if let Some(first) = wrong.first() {
             let more = if wrong.len() > 1 { format!("; and {} more", wrong.len() - 1) } else { String::new() };
             let cure = match self.compare {
-                Compare::Replay => "restore it: a replay needs the data of the run",
+                Compare::Replay => RESTORE,
                 _ => "restore it; --resume --changed-data continues with the data as they are",
             };
             return Err(Error::Refused(format!("{first}{more}\n  hint: {cure}")));
         }
         warnings.extend(self.others(&reads));
         for read in reads {
+            let (accepted, path) = (told.contains(&read.name), read.name.clone());
             self.add(read, step);
+            if let Some(at) = self.index.get(&path) {
+                self.entries[*at].told |= accepted;
+            }
         }
         Ok(warnings)
     }
@@ -221,12 +251,12 @@ impl DataRecord {
         }
     }
 
-    fn compare(&self, read: &DataRead) -> Result<Option<String>> {
+    fn compare(&self, read: &DataRead, notice: Notice<'_>) -> Result<Option<String>> {
         match self.recorded(&read.name) {
             Some(entry) if entry.changed && self.compare == Compare::Replay => {
                 Ok(Some("it was changed during the run, which read both".into()))
             }
-            Some(entry) if self.compare != Compare::New => entry.difference(read, &self.policy, self.whole),
+            Some(entry) if self.compare != Compare::New => entry.difference(read, &self.policy, self.whole, notice),
             _ => Ok(None),
         }
     }
@@ -257,49 +287,58 @@ impl DataRecord {
     }
 
     /// Adds what was read since the last call, and hashes that are complete. Returns warnings, and whether `run.json` should be
-    /// updated.
+    /// updated. In a replay a file that has changed is an error.
     pub fn poll(&mut self, step: u64) -> Result<(Vec<String>, bool)> {
-        let mut warnings = Vec::new();
         for read in self.policy.data_reads(&mut self.seen).unwrap_or_default() {
-            if let Some(rule) = self.compare_later(&read)? {
-                warnings.push(format!("{:?} is not the data that the run read before: {rule}", read.name));
+            if self.compare == Compare::Replay
+                && let Some(rule) = self.compare(&read, &|_, _| ())?
+            {
+                return Err(Error::Refused(format!(
+                    "{:?} is not the data that the run read: {rule}\n  hint: {RESTORE}",
+                    read.name
+                )));
             }
             self.add(read, step);
         }
-        self.take();
-        Ok((warnings, self.stale && self.hasher.is_idle()))
+        let changed = self.take();
+        let warnings = changed.into_iter().map(|name| {
+            format!(
+                "{name:?} has changed since the run read it; the new content was read now, and a replay would need both"
+            )
+        });
+        Ok((warnings.collect(), self.stale && self.hasher.is_idle()))
     }
 
-    /// Compares a file that is read during training.
-    fn compare_later(&self, read: &DataRead) -> Result<Option<String>> {
-        let rule = self.compare(read)?;
-        match (self.compare, rule) {
-            (Compare::Replay, Some(rule)) => Err(Error::Refused(format!(
-                "{:?} is not the data that the run read: {rule}\n  hint: restore it: a replay needs the data of the run",
-                read.name
-            ))),
-            (_, rule) => Ok(rule),
-        }
-    }
-
-    /// Takes the hashes that are complete.
-    fn take(&mut self) {
+    /// Takes the hashes that are complete. Returns the files that have changed.
+    fn take(&mut self) -> Vec<String> {
+        let mut out = Vec::new();
         while let Some((path, digest)) = self.hasher.take() {
             let Some(entry) = self.index.get(&path).map(|at| &mut self.entries[*at]) else { continue };
             // Otherwise the content that was read is gone.
             if let Ok(Digest { hash, bytes }) = digest {
                 if let Some((old, changed)) = entry.before.take() {
                     entry.changed = changed || old != hash;
+                    if old != hash && !std::mem::replace(&mut entry.told, true) {
+                        out.push(path);
+                    }
                 }
                 (entry.hash, entry.bytes) = (Some(hash), Some(bytes));
+                self.stale = true;
             }
         }
+        out
     }
 
-    /// Waits for the hashes, until `stopped` says that there is no time for them.
-    pub fn finish(&mut self, stopped: impl Fn() -> bool) {
+    /// Waits for the hashes, until `stopped` says that there is no time for them. `notice` is called if that takes long.
+    pub fn finish(&mut self, stopped: impl Fn() -> bool, notice: impl FnOnce()) {
+        let (begun, mut notice) = (Instant::now(), Some(notice));
         self.take();
         while !self.hasher.is_idle() && !stopped() {
+            if begun.elapsed() > PATIENCE
+                && let Some(notice) = notice.take()
+            {
+                notice();
+            }
             self.hasher.wait(LOOK);
             self.take();
         }

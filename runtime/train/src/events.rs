@@ -71,6 +71,10 @@ pub enum Event<'a> {
     LoopEnded,
     /// The recipe's last evaluations, by split.
     Finished { steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
+    /// A large data file, whose time has changed, is compared with that of the run.
+    ComparesData { path: &'a str, bytes: u64 },
+    /// The run has finished, and waits until its data files are hashed. A stop request ends the wait.
+    HashesData,
     /// A stop request ended the run; the checkpoint is the one to continue from.
     Stopped { code: usize, step: u64, steps: u64, run_dir: &'a Path, checkpoint: Option<&'a Path> },
     /// The run failed; `run_dir` has its record, if it was created.

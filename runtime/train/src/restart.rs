@@ -6,6 +6,7 @@
 
 use crate::claim::{Claim, Contents, contents};
 use crate::error::{Error, Result};
+use crate::hot_reload::StartOptions;
 use crate::params;
 use crate::resume::{Resume, newest, record_of};
 use crate::run_lock::RunLock;
@@ -77,6 +78,16 @@ impl Beginning {
     }
 }
 
+impl Beginning {
+    /// Returns what the run continues from, or what it starts anew after.
+    pub fn parts(self) -> (Option<Resume>, Option<Restart>) {
+        match self {
+            Beginning::Checkpoint(resume) => (Some(*resume), None),
+            Beginning::Anew(restart) => (None, Some(restart)),
+        }
+    }
+}
+
 /// Says how a run without a checkpoint ended. A run that has written one is refused.
 fn ended(record: &Map<String, Value>, dir: &Directory) -> Result<String> {
     let log = run_log::text(dir, METRICS)?;
@@ -126,9 +137,20 @@ impl Restart {
         self.recorded("set").and_then(Value::as_object).map(params::as_given).unwrap_or_default()
     }
 
-    /// Returns the precision that the run was given explicitly.
-    pub fn precision(&self) -> Option<String> {
-        self.recorded(SET_PRECISION).and_then(Value::as_str).map(String::from)
+    /// Returns what overrides the recipe: the options of this start, or else what the run was given. `offered` has the latter
+    /// among the params.
+    pub fn start_options(&self, now: &StartOptions, offered: &[(String, String)]) -> StartOptions {
+        let number = |name: &str| {
+            let value = offered.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+            value.and_then(|value| value.parse::<i64>().ok())
+        };
+        let precision = self.recorded(SET_PRECISION).and_then(Value::as_str).map(String::from);
+        StartOptions {
+            seed: now.seed.or(number("seed")),
+            steps: now.steps.or(number("steps").and_then(|n| u32::try_from(n).ok())),
+            precision: now.precision.clone().or(precision),
+            memory_budget: now.memory_budget,
+        }
     }
 }
 

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
 use crate::history::{self, Change, Files, HistoryEntry};
+use crate::hot_reload::StartOptions;
 use crate::params::{self, Params};
 use crate::run_files::{MAX_RECORD, text_in};
 use crate::run_lock::RunLock;
@@ -129,19 +130,16 @@ impl Resume {
         params::as_given(&self.object("defaults")).into_iter().collect()
     }
 
-    /// Returns the number of steps of the run.
-    pub fn steps(&self) -> Option<u32> {
-        self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
-    }
-
-    /// Returns the seed of the run.
-    pub fn seed(&self) -> Option<i64> {
-        self.record.get("seed").and_then(Value::as_i64)
-    }
-
-    /// Returns the precision of the run.
-    pub fn precision(&self) -> Option<String> {
-        self.record.get("precision").and_then(Value::as_str).map(String::from)
+    /// Returns what overrides the recipe: the options of this start, or else what the run has.
+    pub(crate) fn start_options(&self, now: &StartOptions) -> StartOptions {
+        let steps = self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        let precision = self.record.get("precision").and_then(Value::as_str).map(String::from);
+        StartOptions {
+            seed: now.seed.or_else(|| self.record.get("seed").and_then(Value::as_i64)),
+            steps: now.steps.or(steps),
+            precision: now.precision.clone().or(precision),
+            memory_budget: now.memory_budget,
+        }
     }
 
     /// Loads the checkpoint into a freshly built run. Its States must match those of the checkpoint; with `edited` the ones

@@ -97,33 +97,16 @@ impl Trainer {
             None => Source::read(&spec.recipe)?,
         };
         let (resume, restart) = match spec.resume {
-            true => match Beginning::find(spec.run_dir.as_deref(), &source.path)? {
-                Beginning::Checkpoint(resume) => (Some(*resume), None),
-                Beginning::Anew(restart) => (None, Some(restart)),
-            },
+            true => Beginning::find(spec.run_dir.as_deref(), &source.path)?.parts(),
             false => (None, None),
         };
         // A run that starts anew keeps what it was given; its defaults are those of the present recipe.
         let given = restart.as_ref().map(Restart::given).or_else(|| resume.as_ref().map(Resume::given));
         let offered = spec.offered(given.unwrap_or_default())?;
-        let anew = |name: &str| {
-            let given = offered.iter().find(|(key, _)| key == name && restart.is_some());
-            given.and_then(|(_, value)| value.parse::<i64>().ok())
-        };
-        let start = StartOptions {
-            seed: spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed)).or(anew("seed")),
-            steps: spec
-                .start
-                .steps
-                .or_else(|| resume.as_ref().and_then(Resume::steps))
-                .or_else(|| anew("steps").and_then(|n| u32::try_from(n).ok())),
-            precision: spec
-                .start
-                .precision
-                .clone()
-                .or_else(|| resume.as_ref().and_then(Resume::precision))
-                .or_else(|| restart.as_ref().and_then(Restart::precision)),
-            memory_budget: spec.start.memory_budget,
+        let start = match (&resume, &restart) {
+            (Some(resume), _) => resume.start_options(&spec.start),
+            (_, Some(restart)) => restart.start_options(&spec.start, &offered),
+            _ => spec.start.clone(),
         };
         let runtime = open(spec)?;
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
@@ -258,7 +241,7 @@ impl Session<'_> {
 
         let mut data = self.data();
         // Nothing has been written, and no step taken.
-        for text in data.begin(run.count())? {
+        for text in data.begin(run.count(), &|path, bytes| reporter.tell(&Event::ComparesData { path, bytes }))? {
             reporter.warning(&text);
         }
         reporter.tell(&Event::Training);
@@ -324,10 +307,7 @@ impl Session<'_> {
         let run = training.run.clone();
         drop(training);
         checkpoints.finish(reporter)?;
-        if end == End::Finished {
-            data.finish(|| self.control.stop_requested().is_some());
-        }
-        self.close(&run, end, data.json(), reporter)
+        self.close(&run, end, &mut data, reporter)
     }
 
     /// Creates the record of the data that the run reads, with what it is compared with.
@@ -419,8 +399,8 @@ impl Session<'_> {
         Ok(self.control.stop_requested().map_or(End::Finished, |code| End::Stopped { code }))
     }
 
-    /// Hashes the weights, completes `run.json`, and compares a replay with its original.
-    fn close(&self, run: &Run, end: End, data: Value, reporter: &mut Reporter) -> Result<Outcome> {
+    /// Hashes the weights, waits for the hashes of the data, completes `run.json`, and compares a replay with its original.
+    fn close(&self, run: &Run, end: End, data: &mut DataRecord, reporter: &mut Reporter) -> Result<Outcome> {
         let seconds = self.begun.elapsed().as_secs_f64();
         let weights = weights_hash(run)?;
         let (step, steps) = (run.count(), run.steps());
@@ -430,6 +410,9 @@ impl Session<'_> {
             let checkpoint = reporter.checkpointed.as_deref();
             reporter.tell(&Event::Stopped { code, step, steps, run_dir: &run_dir, checkpoint });
         }
+        if end == End::Finished {
+            data.finish(|| self.control.stop_requested().is_some(), || reporter.tell(&Event::HashesData));
+        }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
             dir.finish([
@@ -438,7 +421,7 @@ impl Session<'_> {
                 ("seconds", numbers::json(seconds)),
                 ("metrics", metrics),
                 ("weights", weights.as_str().into()),
-                (DATA, data),
+                (DATA, data.json()),
             ])?;
         }
         let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));
