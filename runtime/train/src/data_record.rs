@@ -217,7 +217,11 @@ impl DataRecord {
         warnings.extend(self.others(&reads));
         for read in reads {
             let (accepted, path) = (told.contains(&read.name), read.name.clone());
-            self.add(read, step);
+            match self.index.get(&path).map(|at| &mut self.entries[*at]) {
+                // It has been compared, so its hash stands.
+                Some(entry) if entry.hash.is_some() && !accepted => entry.modified = Entry::of(&read, 0).modified,
+                _ => self.add(read, step),
+            }
             if let Some(at) = self.index.get(&path) {
                 self.entries[*at].told |= accepted;
             }
