@@ -7,8 +7,9 @@
 use crate::terminal::{json, rendered, styled};
 use indicatif::ProgressBar;
 use serde_json::Value;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::io::{ErrorKind, IsTerminal, Write};
+use std::sync::{Arc, Mutex, PoisonError};
 
 /// Selects what goes to stdout.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -24,11 +25,45 @@ pub struct ConsoleOut {
     /// A progress line is rewritten in place.
     pub live: bool,
     pub color: bool,
-    bar: RefCell<Option<ProgressBar>>,
+    bar: SharedBar,
     /// The pipe of stdout is closed.
     lost: Cell<bool>,
     /// Whether training has begun, which a closed pipe does not end.
     pub training: Cell<bool>,
+}
+
+/// The progress bar that other output has to avoid.
+type SharedBar = Arc<Mutex<Option<ProgressBar>>>;
+
+/// Runs `f` while the progress line is hidden.
+fn beside(bar: &SharedBar, f: impl FnOnce()) {
+    let bar = bar.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    match bar {
+        Some(bar) => bar.suspend(f),
+        None => f(),
+    }
+}
+
+/// Prints from other threads than that of the run.
+#[derive(Clone)]
+pub struct Notifier {
+    mode: Mode,
+    bar: SharedBar,
+}
+
+impl Notifier {
+    /// Prints a text on stderr, and with `--json` an event on stdout.
+    pub fn note(&self, text: &str, event: &Value) {
+        beside(&self.bar, || {
+            complain("", text);
+            if self.mode == Mode::Json {
+                // One call of write, so that no other line comes between; a closed pipe is reported elsewhere.
+                let line = format!("{}\n", json(&event.to_string()));
+                let mut out = std::io::stdout().lock();
+                let _ = out.write_all(line.as_bytes()).and_then(|()| out.flush());
+            }
+        });
+    }
 }
 
 fn set(name: &str) -> bool {
@@ -81,29 +116,30 @@ impl ConsoleOut {
             mode,
             live: mode == Mode::Human && terminal && !dumb(),
             color: color(terminal),
-            bar: RefCell::new(None),
+            bar: SharedBar::default(),
             lost: Cell::new(false),
             training: Cell::new(false),
         }
     }
 
+    /// Returns what prints from other threads.
+    pub fn notifier(&self) -> Notifier {
+        Notifier { mode: self.mode, bar: self.bar.clone() }
+    }
+
     /// Sets the progress bar that other output has to avoid.
     pub fn set_bar(&self, bar: Option<ProgressBar>) {
-        *self.bar.borrow_mut() = bar;
+        *self.bar.lock().unwrap_or_else(PoisonError::into_inner) = bar;
     }
 
     /// Runs `f` while the progress line is hidden.
     fn aside(&self, f: impl FnOnce()) {
-        let bar = self.bar.borrow().clone();
-        match bar {
-            Some(bar) => bar.suspend(f),
-            None => f(),
-        }
+        beside(&self.bar, f);
     }
 
     /// Runs `f`, which prints directly, while there is no progress line.
     pub fn without_bar<T>(&self, f: impl FnOnce() -> T) -> T {
-        let bar = self.bar.borrow_mut().take();
+        let bar = self.bar.lock().unwrap_or_else(PoisonError::into_inner).take();
         let out = match &bar {
             Some(bar) => bar.suspend(f),
             None => f(),

@@ -15,14 +15,33 @@ use std::rc::Rc;
 pub struct RunPrinter {
     out: Rc<ConsoleOut>,
     signals: Signals,
+    /// The command line of a run that can be continued.
+    command: Option<Vec<String>>,
     /// Created by the first version that trains.
     progress: RefCell<Option<Progress>>,
 }
 
 impl RunPrinter {
-    /// Creates a printer, which switches `signals` to training when training begins.
-    pub fn new(out: Rc<ConsoleOut>, signals: Signals) -> RunPrinter {
-        RunPrinter { out, signals, progress: RefCell::new(None) }
+    /// Creates a printer, which switches `signals` to training when training begins. `command` is the command line of a run
+    /// that can be continued.
+    pub fn new(out: Rc<ConsoleOut>, signals: Signals, command: Option<Vec<String>>) -> RunPrinter {
+        RunPrinter { out, signals, command, progress: RefCell::new(None) }
+    }
+
+    /// Reports where a run has stopped, its checkpoint, and the command that continues it.
+    fn stopped(&self, message: String, run_dir: &Path, checkpoint: Option<&Path>) {
+        let (mut message, mut details) = (message, Map::new());
+        if let Some(path) = checkpoint {
+            message += &format!("; its checkpoint is {}", path.display());
+            details.insert("checkpoint".into(), path.display().to_string().into());
+            if let Some(words) = &self.command {
+                let command = continuing(words, run_dir);
+                message += &format!("\n  hint: to continue: {command}");
+                details.insert("continue".into(), command.into());
+            }
+        }
+        tracing::warn!("{message}");
+        self.event(&Event::Warning { step: None, message: &message, details: &details });
     }
 
     /// Reports a warning that belongs to no step.
@@ -52,6 +71,9 @@ impl RunPrinter {
                 if let Some(text) = states {
                     out.line(text);
                 }
+            }
+            Event::Restarted { dir, reason } => {
+                out.line(&format!("starting from the beginning in {}: {}", dir.display(), one_line(reason)));
             }
             Event::PeriodicEvaluation { step, split, metrics: values } => {
                 out.line(&format!("step {step:>5} · {split} {}", metrics(values)));
@@ -101,6 +123,10 @@ impl RunPrinter {
             Event::Failed { run_dir: Some(dir), .. } => {
                 out.line(&out.dim(&format!("the record of the failed run is in {}", dir.display())));
             }
+            Event::ComparesData { path, bytes } => {
+                out.line(&format!("comparing {path:?} with the data of the run ({})", format::bytes(*bytes as usize)));
+            }
+            Event::HashesData => out.line("hashing the data files for run.json; Ctrl-C leaves their hashes out"),
             Event::Reproduced => out.line("the weights equal those of the run"),
             _ => {}
         }
@@ -130,13 +156,15 @@ impl Listener for RunPrinter {
         match event {
             Event::Training => {
                 self.out.training.set(true);
-                if let Err(failure) = self.signals.begin_training() {
+                if let Err(failure) = self.signals.begin_training(self.out.notifier()) {
                     self.warning(&failure.message());
                 }
             }
-            Event::Stopped { code, step, steps } => {
+            Event::HashesData => self.signals.stopped(),
+            Event::Stopped { code, step, steps, run_dir, checkpoint } => {
+                self.signals.stopped();
                 let name = signals::name(*code);
-                self.warning(&format!("{name}: stopped after step {step} of {steps}"));
+                self.stopped(format!("{name}: stopped after step {step} of {steps}"), run_dir, *checkpoint);
             }
             _ => {}
         }
@@ -147,6 +175,29 @@ impl Listener for RunPrinter {
         }
         self.lines(event);
         self.progress(event);
+    }
+}
+
+/// Returns the command that continues a run: its own with `--resume` and the run directory.
+fn continuing(words: &[String], run_dir: &Path) -> String {
+    let once = ["--resume", "--edited", "--overwrite", "--changed-data"];
+    let mut words: Vec<String> = words.iter().filter(|w| !once.contains(&w.as_str())).cloned().collect();
+    let end = words.iter().position(|w| w == "--").unwrap_or(words.len());
+    let named = words[..end].iter().any(|w| w == "--run-dir" || w.starts_with("--run-dir="));
+    let mut more = vec!["--resume".to_string()];
+    if !named {
+        more.splice(0..0, ["--run-dir".to_string(), run_dir.display().to_string()]);
+    }
+    words.splice(end..end, more);
+    words.iter().map(|w| quoted(w)).collect::<Vec<_>>().join(" ")
+}
+
+/// Quotes a word for a shell, where it needs that.
+fn quoted(word: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
+    match !word.is_empty() && word.chars().all(plain) {
+        true => word.to_string(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
     }
 }
 
@@ -165,4 +216,23 @@ fn header(name: &str, device: &str, size: String, samples: &[(String, u64)], see
 fn beside(text: &str, dir: &Path, out: &ConsoleOut) -> String {
     let pad = 79usize.saturating_sub(text.chars().count()).max(4);
     format!("{text}{}{}", " ".repeat(pad), out.dim(&dir.display().to_string()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_that_continues_a_run() {
+        let of = |line: &str| {
+            let words: Vec<String> = line.split('|').map(String::from).collect();
+            continuing(&words, Path::new("runs/it's"))
+        };
+        assert_eq!(of("perilune|run|a.lua|--overwrite|--run-dir|r"), "perilune run a.lua --run-dir r --resume");
+        assert_eq!(of("perilune|a.lua|--resume|--edited|--run-dir=r"), "perilune a.lua --run-dir=r --resume");
+        assert_eq!(
+            of("perilune|run|--set|text=two words|--|a.lua"),
+            r"perilune run --set 'text=two words' --run-dir 'runs/it'\''s' --resume -- a.lua"
+        );
+    }
 }

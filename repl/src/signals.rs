@@ -1,11 +1,14 @@
 //! Connects the signals of the process to a run.
 //!
 //! SIGINT, SIGTERM and SIGUSR1 (which requests a checkpoint and a restart) stop the run; the handlers only set flags. The first
-//! signal of a training run ends it after the step; the second one ends the process immediately. Before training, and in plain
-//! scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal has been closed.
+//! signal of a training run ends it after the step, which a note says at once; the second one ends the process immediately.
+//! Before training, and in plain scripts, the first one does. SIGHUP makes a training run reload its recipe, unless the terminal
+//! has been closed.
 
+use crate::console_out::Notifier;
 use crate::failure::Failure;
 use perilune_train::{Control, plain};
+use serde_json::json;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
 use signal_hook::flag;
 use std::sync::Arc;
@@ -17,6 +20,8 @@ pub struct Signals {
     control: Control,
     /// Whether the next signal ends the process.
     at_once: Arc<AtomicBool>,
+    /// Whether a signal is a stop request that has not been answered yet, and is announced.
+    announced: Arc<AtomicBool>,
     /// Whether there was a terminal at the start; closing it ends the run.
     on_terminal: bool,
 }
@@ -56,12 +61,21 @@ pub fn exit_status(code: usize) -> u8 {
     }
 }
 
+/// Says what the first signal of a training run does.
+fn announce(signal: i32, notifier: &Notifier) {
+    let again = if signal == SIGINT { "Ctrl-C again stops at once" } else { "a second signal stops at once" };
+    let name = name(signal as usize);
+    let text = format!("{name}: stopping after this step; a checkpoint will be written; {again}");
+    notifier.note(&text, &json!({ "event": "stopping", "signal": name, "message": text }));
+}
+
 impl Signals {
     /// Installs handlers that end the process at the first signal.
     pub fn install(control: &Control) -> Result<Signals, Failure> {
         let out = Signals {
             control: control.clone(),
             at_once: Arc::new(AtomicBool::new(true)),
+            announced: Arc::default(),
             on_terminal: terminal() && !nohup(),
         };
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
@@ -74,19 +88,25 @@ impl Signals {
         Ok(out)
     }
 
-    /// Makes the first signal from now on a stop request, and SIGHUP a reload request. A thread passes signals on to work
-    /// that has no step boundary.
-    pub fn begin_training(&self) -> Result<(), Failure> {
+    /// Makes the first signal from now on a stop request, and SIGHUP a reload request. A thread says what the signal does, and
+    /// passes it on to work that has no step boundary.
+    pub fn begin_training(&self, notifier: Notifier) -> Result<(), Failure> {
         self.at_once.store(false, Ordering::SeqCst);
+        self.announced.store(true, Ordering::SeqCst);
         let all = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP]);
         let mut all = all.map_err(cannot_listen)?;
-        let (control, on_terminal) = (self.control.clone(), self.on_terminal);
+        let (control, on_terminal, announced) = (self.control.clone(), self.on_terminal, self.announced.clone());
         let pass_on = move || {
             for signal in all.forever() {
                 match signal {
                     SIGHUP if on_terminal && !terminal() => control.stop(SIGHUP as usize),
                     SIGHUP => control.reload(),
-                    _ => control.cancel(),
+                    _ => {
+                        if announced.swap(false, Ordering::SeqCst) {
+                            announce(signal, &notifier);
+                        }
+                        control.cancel();
+                    }
                 }
             }
         };
@@ -94,11 +114,18 @@ impl Signals {
         Ok(())
     }
 
+    /// Ends the announcements: the run has stopped.
+    pub fn stopped(&self) {
+        self.announced.store(false, Ordering::SeqCst);
+    }
+
     /// Runs a line typed at a breakpoint. Its first Ctrl-C does not stop the run; a second one ends the process.
     pub fn set_aside<T>(&self, f: impl FnOnce() -> T) -> T {
         let stop = self.control.stop_flag();
         let (at_once, seen) = (self.at_once.swap(false, Ordering::SeqCst), stop.load(Ordering::SeqCst));
+        let announced = self.announced.swap(false, Ordering::SeqCst);
         let out = f();
+        self.announced.store(announced, Ordering::SeqCst);
         stop.store(seen, Ordering::SeqCst);
         self.at_once.store(at_once, Ordering::SeqCst);
         out

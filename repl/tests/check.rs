@@ -28,6 +28,36 @@ fn check_reports_and_leaves_nothing_behind() {
     assert!(p.runs().is_empty());
 }
 
+/// A name that the writer of checkpoints refuses is found before the first step, not at the first checkpoint.
+#[test]
+fn a_state_that_no_checkpoint_can_hold_is_named() {
+    let p = tiny();
+    let layers = |text: &str| TINY.replace("pl.nn.Sequential { pl.nn.Linear(p.width, 1) }", text);
+    let long = "x".repeat(513);
+    let named = "pl.nn.module { [NAME] = pl.state(pl.zeros { 4, 1 }), forward = function(self, x) return x:matmul(self[NAME]) end }";
+    for (name, rule) in [
+        ("my weight", "name 'my weight' has the character ' '; allowed are A-Z a-z 0-9 _ . : / -"),
+        ("poids_été", "has the character 'é'"),
+        ("..", "must not contain '..'"),
+        ("__metadata__", "name '__metadata__' is that of the metadata"),
+        (long.as_str(), "must have 1 to 512 bytes, not 513"),
+    ] {
+        p.file("tiny.lua", layers(&named.replace("NAME", &format!("{name:?}"))));
+        for args in [&["check", "tiny.lua"][..], &["run", "tiny.lua", "--run-dir", "r"]] {
+            let r = p.run(args);
+            assert_eq!(r.status, Some(3), "{name}: {}{}", r.out, r.err);
+            assert!(r.err.starts_with("tiny.lua:9: a checkpoint cannot hold the State \"model."), "{}", r.err);
+            assert!(r.err.contains(rule), "{rule}: {}", r.err);
+            assert!(r.err.contains("hint: rename it: "), "{}", r.err);
+        }
+        assert!(!p.path("r").exists(), "no directory for a run that cannot be saved");
+    }
+    p.file("tiny.lua", layers(&named.replace("NAME", "\"my_weight\"")));
+    for args in [&["check", "tiny.lua"][..], &["run", "tiny.lua", "--run-dir", "r"]] {
+        assert_eq!(p.run(args).status, Some(0));
+    }
+}
+
 #[test]
 fn check_against_a_run_says_what_an_edit_would_do() {
     let p = tiny();

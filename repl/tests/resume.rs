@@ -422,7 +422,10 @@ fn a_replay_goes_through_stops_and_resumes() {
     ok(&["--resume", "--steps", "7", "--set", "lr=0.02"]);
     // Only --edited applies an edited param default of the recipe.
     p.file("all.lua", RECIPE.replace("accumulate = 2", "accumulate = 1"));
-    ok(&["--resume", "--steps", "8"]);
+    let r = run(&p, "r", &["--resume", "--steps", "8"]);
+    let stays = "warning: the run keeps its params: accumulate stays 2 (the edited default 1 is not applied)\n  \
+                 hint: --resume --edited applies edited defaults, --set KEY=VALUE sets a param\n";
+    assert_eq!((r.status, r.err.as_str()), (Some(0), stays));
     assert_eq!(p.run_json("r")["params"]["accumulate"], 2);
     ok(&["--resume", "--edited", "--steps", "10"]);
     assert_eq!((&p.run_json("r")["params"]["accumulate"], &p.run_json("r")["params"]["lr"]), (&1.into(), &0.02.into()));
@@ -448,6 +451,30 @@ fn a_replay_goes_through_stops_and_resumes() {
     let ledger = p.read("r/ledger.jsonl");
     assert_eq!(ledger.lines().filter(|l| l.contains("\"resumed\":true")).count(), 4, "{ledger}");
     assert!(p.run(&["run", "all.lua", "--edited"]).err.contains("--resume"));
+}
+
+/// A param that was given, or whose value is that of the edited default, is not mentioned; the warning is an event too.
+#[test]
+fn a_resume_names_the_edited_defaults_that_are_not_applied() {
+    let p = all();
+    assert_eq!(run(&p, "r", &["--steps", "4", "--set", "width=4"]).status, Some(0));
+    let edited = RECIPE.replace("lr = 0.05", "lr = 0.02").replace("width = 8", "width = 16");
+    p.file("all.lua", edited.replace("recipe.early_stop", "recipe.name = \"all\"\nrecipe.early_stop"));
+    let warnings = |more: &[&str]| -> Vec<String> {
+        let args = [&["run", "all.lua", "--json", "--run-dir", "r", "--resume"], more].concat();
+        let r = p.run(&args);
+        assert_eq!(r.status, Some(0), "{}", r.err);
+        let warned = |e: &Value| e["event"] == "warning";
+        r.events().into_iter().filter(warned).map(|e| e["message"].as_str().unwrap().to_string()).collect()
+    };
+    let hint = "\n  hint: --resume --edited applies edited defaults, --set KEY=VALUE sets a param";
+    let stays = format!("the run keeps its params: lr stays 0.05 (the edited default 0.02 is not applied){hint}");
+    // As long as it is not applied.
+    assert_eq!(warnings(&["--steps", "5"]), [stays.as_str()]);
+    assert_eq!(warnings(&["--steps", "6"]), [stays.as_str()]);
+    assert!(warnings(&["--steps", "7", "--edited"]).is_empty());
+    assert_eq!((&p.run_json("r")["params"]["lr"], &p.run_json("r")["params"]["width"]), (&0.02.into(), &4.into()));
+    assert!(warnings(&["--steps", "8"]).is_empty());
 }
 
 #[test]

@@ -109,7 +109,11 @@ fn two_runs_in_one_second_do_not_share_a_directory() {
     assert_eq!(p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]).status, Some(0));
     let again = p.run(&["run", "tiny.lua", "--steps", "1", "--run-dir", "here"]);
     assert_eq!(again.status, Some(2));
-    assert_eq!(again.err, "error: --run-dir here: it already contains a run; choose another directory\n");
+    let hint = "  hint: --resume continues that run, --overwrite deletes it and starts anew\n";
+    assert_eq!(
+        again.err,
+        format!("error: --run-dir here: it already contains a run; choose another directory\n{hint}")
+    );
 }
 
 #[test]

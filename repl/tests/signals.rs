@@ -81,12 +81,66 @@ fn the_second_ctrl_c_ends_it_at_once() {
         assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
     }
     signal(&child, "-INT");
-    std::thread::sleep(Duration::from_millis(200));
+    // It is said at once, while the step goes on.
+    let mut err = BufReader::new(child.stderr.take().unwrap());
+    line.clear();
+    err.read_line(&mut line).unwrap();
+    let said = "SIGINT: stopping after this step; a checkpoint will be written; Ctrl-C again stops at once\n";
+    assert_eq!(line, said);
     assert!(child.try_wait().unwrap().is_none(), "the first one waits for the step");
     signal(&child, "-INT");
     let (status, time) = wait(child);
     assert_eq!(status, 130);
     assert!(time < Duration::from_secs(5));
+}
+
+/// The note is an event too, and the end names the checkpoint and a command that works as it stands.
+#[test]
+fn the_end_of_a_stopped_run_names_the_command_that_continues_it() {
+    let p = place();
+    // A step takes long enough to be stopped within.
+    p.file("tiny.lua", TINY.replace("local error", "local n = 0 for i = 1, 1e7 do n = n + i end\n  local error"));
+    for (name, dir) in [("-INT", None), ("-TERM", Some("my run"))] {
+        let mut args = vec!["run", "tiny.lua", "--json", "--set", "lr=0.05", "--steps", "40"];
+        args.extend(dir.iter().flat_map(|dir| ["--run-dir", dir]));
+        let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut out = BufReader::new(child.stdout.take().unwrap());
+        let mut line = String::new();
+        while !line.contains("\"step\":2,") {
+            line.clear();
+            assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
+        }
+        signal(&child, name);
+        let events: Vec<serde_json::Value> =
+            out.lines().map(|line| serde_json::from_str(&line.unwrap()).unwrap()).collect();
+        let all: support::Ran = child.wait_with_output().unwrap().into();
+        let of =
+            |kind: &str| events.iter().find(|e| e["event"] == kind).unwrap_or_else(|| panic!("{kind}: {events:?}"));
+        let signal = format!("SIG{}", &name[1..]);
+        assert_eq!(of("stopping")["signal"], signal.as_str());
+        assert!(
+            all.err.starts_with(&format!("{signal}: stopping after this step; a checkpoint will be")),
+            "{}",
+            all.err
+        );
+        let stopped = of("warning");
+        let dir = dir.map_or_else(|| format!("runs/{}", p.runs()[0]), String::from);
+        let checkpoint = format!("{dir}/checkpoints/step-{}", of("done")["steps"]);
+        assert_eq!(stopped["checkpoint"], checkpoint.as_str());
+        assert!(p.path(&checkpoint).exists());
+        let command = stopped["continue"].as_str().unwrap();
+        assert!(
+            all.err.contains(&format!("its checkpoint is {checkpoint}\n  hint: to continue: {command}\n")),
+            "{}",
+            all.err
+        );
+        let r = Command::new("sh").args(["-c", command]).current_dir(p.dir.path()).output().unwrap();
+        let r = support::Ran::from(r);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{command}");
+        let record = p.run_json(&dir);
+        assert_eq!((&record["status"], &record["steps_done"]), (&"done".into(), &40.into()));
+        assert_eq!(record["params"]["lr"], 0.05);
+    }
 }
 
 /// Without `--watch` too.

@@ -95,11 +95,6 @@ fn what_is_not_built_yet_is_refused() {
         "error: --resume: there is no run of tiny.lua below runs/; name its directory with --run-dir",
     );
     says(
-        &["run", "tiny.lua", "--resume", "--run-dir", "none"],
-        2,
-        "error: --resume: there is no checkpoint in none/checkpoints; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
-    );
-    says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],
         2,
         "error: --device cuda:0,1: this version supports one GPU; several are planned for a later one",

@@ -14,7 +14,7 @@ use crate::policy_args::PolicyArgs;
 use crate::target::{OVERHEAD, Target};
 use perilune_core::byte_size::show;
 use perilune_lua::{Cause, Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
-use perilune_train::{Error, Source, mentions, params};
+use perilune_train::{Error, Source, check_state_names, mentions, params};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -110,6 +110,8 @@ impl Report<'_> {
         let run = recipe.start(None, args.precision.as_deref(), args.memory_budget)?;
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
+        // After the step, which creates the moments.
+        check_state_names(&run)?;
         self.dry_evaluation(&run)?;
         self.fit(runtime)?;
         let mut warnings = self.params(&params, &reads);

@@ -100,10 +100,12 @@ pub fn against(
             n => format!("{} kernels, {n} of them new", kernels.kernels.len()),
         },
     );
+    let begun = !perilune_checkpoint::list(&dir.join(perilune_checkpoint::CHECKPOINTS))?.is_empty();
     let step = Resume::of(dir.to_path_buf(), "--against").map(|r| r.step());
     row(
         "resume",
         &match (step, handover.exact()) {
+            _ if !begun => "from the beginning: the run has no checkpoint".to_string(),
             (Ok(step), true) => format!("from step {}: the States are those of the checkpoint", grouped(step)),
             (Ok(step), false) => {
                 format!("from step {}, with `--resume --edited`; without --edited it is refused", grouped(step))

@@ -1,13 +1,14 @@
 //! `perilune replay`: repeats a recorded run with the edits it had, and compares the weights.
 //!
-//! It parses the command line of `run.json` again and adds the versions of the recorded history.
+//! It parses the command line of `run.json` again and adds the versions of the recorded history. Relative paths start where the
+//! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::{recorded_run, run};
 use crate::console_out;
 use crate::failure::Failure;
 use crate::policy_args::PolicyArgs;
 use perilune_train::{Replay, record_of};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use std::path::PathBuf;
 
 #[derive(clap::Args, Debug)]
@@ -23,6 +24,9 @@ pub struct ReplayArgs {
     /// Print only results and the output of the recipe
     #[arg(long, short, conflicts_with = "json")]
     quiet: bool,
+    /// Compare the whole content of data files with what the run read, also where size and time are equal
+    #[arg(long)]
+    verify_data: bool,
     #[command(flatten)]
     files: PolicyArgs,
 }
@@ -36,14 +40,25 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
     let mut again = recorded_run(command).ok_or_else(|| {
         Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
     })?;
-    let here = std::env::current_dir().map(|d| d.display().to_string()).unwrap_or_default();
-    if let Some(was) = record.get("directory").and_then(Value::as_str)
-        && was != here
-    {
-        let text = format!("the run was started in {was}; relative paths now start at {here}");
-        console_out::complain("warning", &text);
-    }
-    again.again(args.run_dir, args.json, args.quiet, args.files);
+    let start = start(&record);
+    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data };
+    again.again(recorded, args.run_dir, args.json, args.quiet);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)
+}
+
+/// Returns the directory where the run was started, unless it is the current one.
+fn start(record: &Map<String, Value>) -> Option<PathBuf> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let was = PathBuf::from(record.get("directory").and_then(Value::as_str)?);
+    if was.canonicalize().ok() == here.canonicalize().ok() && was.exists() {
+        return None;
+    }
+    if was.is_dir() {
+        return Some(was);
+    }
+    let (was, here) = (was.display(), here.display());
+    let text = format!("the run was started in {was}, which is not there; relative paths now start at {here}");
+    console_out::complain("warning", &text);
+    None
 }

@@ -46,12 +46,22 @@ pub struct RunArgs {
     files: PolicyArgs,
     #[command(flatten)]
     retention: RetentionArgs,
-    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run
+    /// Delete a run that is in --run-dir, and start anew there; other files in it stay
+    #[arg(long, requires = "run_dir", conflicts_with = "resume")]
+    overwrite: bool,
+    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run. A run without a checkpoint
+    /// starts from its beginning, and so does one whose directory is not there yet
     #[arg(long)]
     resume: bool,
     /// With --resume: apply edits made since the checkpoint as --watch would, with the new params and all States that fit
     #[arg(long, requires = "resume")]
     edited: bool,
+    /// With --resume: continue although data files have changed since the run read them
+    #[arg(long, requires = "resume")]
+    changed_data: bool,
+    /// With --resume: compare the whole content of data files with what the run read, also where size and time are equal
+    #[arg(long, requires = "resume")]
+    verify_data: bool,
     /// Apply edits of the recipe, and of files that it requires, during training
     #[arg(long)]
     watch: bool,
@@ -63,10 +73,20 @@ pub struct RunArgs {
     on_spike: Option<String>,
     /// The arguments come from a record.
     #[arg(skip)]
-    recorded: bool,
+    recorded: Option<Recorded>,
     /// The run that `perilune replay` repeats.
     #[arg(skip)]
     pub replay: Option<Replay>,
+}
+
+/// How a replay runs the arguments of a record.
+#[derive(Clone, Debug, Default)]
+pub struct Recorded {
+    /// The directory where the run was started, from which its relative paths start; none for the current one.
+    pub start: Option<PathBuf>,
+    /// The options of the replay itself.
+    pub files: PolicyArgs,
+    pub verify_data: bool,
 }
 
 impl RunArgs {
@@ -77,17 +97,21 @@ impl RunArgs {
 
     /// Changes the arguments to those of the same run from its start, in another directory. What they say of files is replaced:
     /// they come from a record, which must not open any.
-    pub fn again(&mut self, run_dir: Option<PathBuf>, json: bool, quiet: bool, files: PolicyArgs) {
-        (self.files, self.recorded) = (files, true);
+    pub fn again(&mut self, recorded: Recorded, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
+        (self.files, self.verify_data) = (recorded.files.clone(), recorded.verify_data);
+        self.recorded = Some(recorded);
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
-        (self.resume, self.edited, self.watch) = (false, false, false);
+        (self.overwrite, self.resume, self.edited, self.watch) = (false, false, false, false);
+        self.changed_data = false;
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
-        match self.recorded {
-            true => self.files.add_to(Policy::builder().recorded_recipe(&self.recipe), &[]),
-            false => self.files.recipe(&self.recipe, &self.set),
+        let Some(recorded) = &self.recorded else { return self.files.recipe(&self.recipe, &self.set) };
+        let mut policy = Policy::builder();
+        if let Some(start) = &recorded.start {
+            policy = policy.relative_to(start);
         }
+        self.files.add_to(policy.recorded_recipe(&self.recipe), &[])
     }
 
     fn mode(&self) -> Mode {
@@ -111,16 +135,24 @@ impl RunArgs {
             run_dir: self.run_dir.clone(),
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
+            overwrite: self.overwrite,
             resume: self.resume,
             edited: self.edited,
+            changed_data: self.changed_data,
+            verify_data: self.verify_data,
             watch: self.watch,
             on_nan: self.on_nan.clone(),
             on_spike: self.on_spike.clone(),
             replay: self.replay.clone(),
-            command: std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect(),
+            command: command_line(),
             threads: self.device.threads(),
         }
     }
+}
+
+/// Returns the words of the command line.
+fn command_line() -> Vec<String> {
+    std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect()
 }
 
 /// Runs a recipe or script. If a signal stopped the run, the exit status is that of the signal.
@@ -128,7 +160,8 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
     let out = Rc::new(ConsoleOut::new(args.mode()));
     let control = Control::default();
     let signals = Signals::install(&control)?;
-    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone()));
+    let command = args.recorded.is_none().then(command_line);
+    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone(), command));
     let policy = args.policy()?;
     let trainer = Trainer::new(args.spec(), control, printer.clone());
     let outcome = trainer.run(|spec| {

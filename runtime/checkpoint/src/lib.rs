@@ -20,8 +20,9 @@ mod saver;
 pub mod seal;
 mod write;
 
+pub use perilune_data::safetensors::check_name;
 pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
-pub use read::{Found, about, list, read};
+pub use read::{Found, about, is_checkpoint_name, list, read};
 pub use saver::{Keep, Saver};
 pub use write::write;
 

@@ -53,6 +53,12 @@ fn step_of(name: &str) -> Option<u64> {
     name.strip_prefix("step-")?.parse().ok()
 }
 
+/// Whether a directory of checkpoints has an entry of this name because one was written, replaced or removed.
+pub fn is_checkpoint_name(name: &str) -> bool {
+    let hidden = |name: &str| name.strip_prefix('.').and_then(|n| n.rsplit_once('.')).map(|n| n.0.to_string());
+    step_of(name).is_some() || hidden(name).is_some_and(|n| step_of(&n).is_some())
+}
+
 fn broken(path: &Path, field: impl Into<String>, rule: impl Into<String>) -> Error {
     Error::Broken { path: path.to_path_buf(), field: field.into(), rule: rule.into() }
 }

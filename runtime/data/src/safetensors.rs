@@ -19,6 +19,8 @@ use std::io::{Read, Write};
 use std::path::Path;
 
 const MAX_HEADER: u64 = 100_000_000;
+/// The key of the metadata in a header.
+const METADATA: &str = "__metadata__";
 const MAX_TENSORS: usize = 100_000;
 /// A longer `shape` array is refused while it is being read.
 const MAX_DIMS_READ: usize = 64;
@@ -103,7 +105,7 @@ pub fn save_with(
 
     let mut json = serde_json::Map::new();
     if !metadata.is_empty() {
-        json.insert("__metadata__".into(), serde_json::json!(metadata));
+        json.insert(METADATA.into(), serde_json::json!(metadata));
     }
     for ((name, tensor), span) in tensors.iter().zip(&spans) {
         let entry = serde_json::json!({
@@ -127,6 +129,14 @@ pub fn save_with(
         put(&header)?;
         on_disk.iter().try_for_each(|&i| put(&tensors[i].1.bytes))
     })
+}
+
+/// Returns the rule that a tensor's name breaks, so that no file can hold it.
+pub fn check_name(name: &str) -> std::result::Result<(), String> {
+    if name == METADATA {
+        return Err(format!("name {} is that of the metadata", quote(name)));
+    }
+    file::check_path_name(name)
 }
 
 /// Refuses bytes other than 0 and 1 in a bool tensor.
@@ -268,7 +278,7 @@ impl<'de> Deserialize<'de> for RawHeader {
                     if !seen.insert(name.clone()) {
                         return Err(de::Error::custom(format!("the name {} appears twice", quote(&name))));
                     }
-                    if name == "__metadata__" {
+                    if name == METADATA {
                         out.metadata = map.next_value::<RawMetadata>()?.0;
                     } else if out.tensors.len() == MAX_TENSORS {
                         return Err(de::Error::custom(format!("more than {MAX_TENSORS} tensors")));

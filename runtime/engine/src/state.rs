@@ -402,6 +402,11 @@ impl Engine {
         self.states.get(id).is_ok_and(|s| s.assigned.is_some() && s.assigned != s.initial)
     }
 
+    /// Returns the line that made a State.
+    pub fn state_loc(&self, id: StateId) -> SourceLoc {
+        self.states.loc(id)
+    }
+
     /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
         let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));

@@ -73,6 +73,9 @@ impl UserData for ReaderData {
 pub fn images(lua: &Lua, (path, classes): (Value, Option<Vec<String>>)) -> mlua::Result<mlua::AnyUserData> {
     let host = host(lua)?;
     let path = text_arg(&host, lua, OP, "the path", &path)?;
-    let found = Folder::open(host.policy.clone(), &folder(&host, lua, OP, &path)?, classes.as_deref());
-    lua.create_userdata(FolderData(Arc::new(found.map_err(|e| fail(&host, lua, OP, e))?)))
+    let at = folder(&host, lua, OP, &path)?;
+    let found = Folder::open(host.policy.clone(), &at, classes.as_deref());
+    let found = Arc::new(found.map_err(|e| fail(&host, lua, OP, e))?);
+    host.policy.record_folder(&path, &at, found.clone());
+    lua.create_userdata(FolderData(found))
 }

@@ -10,7 +10,7 @@ use crate::runtime::Place;
 use crate::tensor::Tensor;
 use mlua::{Lua, Value};
 use perilune_core::HostTensor;
-use perilune_policy::{Opened, Opener, Policy, Staged, near};
+use perilune_policy::{Entry, Opened, Opener, Policy, Staged, near};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -37,7 +37,25 @@ pub(crate) enum First {
 
 /// Opens a file to read: beside the recipe or in the current directory, whichever has it first.
 pub(crate) fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<Opened> {
-    found(host, lua, op, "file", path, first, |policy, path| policy.open(path))
+    let file = found(host, lua, op, "file", path, first, |policy, path| policy.open(path))?;
+    host.policy.record_file(path, &file);
+    Ok(file)
+}
+
+/// Opens files of an index and records them as data.
+#[derive(Debug)]
+pub(crate) struct Recorded<'a>(pub &'a Policy);
+
+impl Opener for Recorded<'_> {
+    fn open(&self, path: &Path) -> perilune_policy::Result<Opened> {
+        let file = self.0.open(path)?;
+        self.0.record_file(&path.to_string_lossy(), &file);
+        Ok(file)
+    }
+
+    fn list(&self, dir: &Path) -> perilune_policy::Result<Vec<Entry>> {
+        self.0.list(dir)
+    }
 }
 
 /// The path of a folder of data.
@@ -66,6 +84,17 @@ fn found<T>(
             Err(e) => return Err(fail(host, lua, op, e.into())),
         }
     }
+    // A replay that was started elsewhere.
+    if let (Some(base), Some(_)) = (host.policy.elsewhere(), &denied)
+        && here.is_relative()
+        && host.policy.kind(base).is_err()
+    {
+        let (start, message) = (base.display(), format!("{what} \"{path}\" is not in a directory that may be read"));
+        let hint = format!(
+            "relative paths start where the run was started; allow it on the command line: --allow-read={start}"
+        );
+        return Err(errors::argument(host, lua, op, message, Some(hint)));
+    }
     let named = here.is_absolute() || beside == here;
     let near = order.into_iter().find_map(|p| {
         let near = near(&*host.policy, p)?;
@@ -77,8 +106,11 @@ fn found<T>(
             return Err(fail(host, lua, op, e.into()));
         }
         let message = format!("there is no {what} \"{path}\" beside the recipe");
-        let rule = "the current directory is read if it contains the recipe's folder; allow it with --allow-read=.";
-        return Err(errors::argument(host, lua, op, message, near.or_else(|| Some(rule.into()))));
+        let directory = host.policy.elsewhere().unwrap_or(Path::new(".")).display();
+        let rule = format!(
+            "the current directory is read if it contains the recipe's folder; allow it with --allow-read={directory}"
+        );
+        return Err(errors::argument(host, lua, op, message, near.or(Some(rule))));
     }
     let looked = if named { "" } else { ", neither beside the recipe nor in the current directory" };
     let rule = match first {

@@ -247,6 +247,17 @@ impl Run {
         Ok(list.into_iter().map(|(path, s)| described(&self.host, path, &s)).collect::<mlua::Result<_>>()?)
     }
 
+    /// Returns path and line of every State, in path order; a State that the library made may have none.
+    pub fn state_places(&self) -> Result<Vec<(String, Option<(String, u32)>)>, Failed> {
+        let list = self.list_states()?;
+        let engine = self.host.engine.borrow();
+        let place = |state: &AnyUserData| {
+            let loc = engine.state_loc(id_of(state)?);
+            mlua::Result::Ok(engine.recorder.source_map.get(loc).map(|(file, line)| (file.to_string(), line)))
+        };
+        Ok(list.into_iter().map(|(path, s)| Ok((path, place(&s)?))).collect::<mlua::Result<_>>()?)
+    }
+
     /// Moves this newly built run to the position of `source`: matching States get their values, `recipe.migrate(old, new)` may
     /// fill others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The
     /// source is not changed.

@@ -3,7 +3,7 @@
 use crate::args::show;
 use crate::errors;
 use crate::functions::host;
-use crate::recipe_files::{First, fail, input, readable, text_arg, writable};
+use crate::recipe_files::{First, Recorded, fail, input, readable, text_arg, writable};
 use crate::table;
 use crate::tensor::Tensor;
 use mlua::{Lua, Table, Value};
@@ -34,7 +34,9 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         Ok(Value::Table(t))
     };
     match Path::new(&name).extension().and_then(|e| e.to_str()) {
-        _ if index => many(shards::load(&*host.policy, file.path()).map_err(|e| fail(&host, lua, "load", e))?.tensors),
+        _ if index => {
+            many(shards::load(&Recorded(&host.policy), file.path()).map_err(|e| fail(&host, lua, "load", e))?.tensors)
+        }
         Some("safetensors") => many(safetensors::load(file).map_err(|e| fail(&host, lua, "load", e))?.tensors),
         Some("npz") => many(npz::load(file).map_err(|e| fail(&host, lua, "load", e))?),
         _ => {

@@ -3,6 +3,7 @@
 use crate::directory::Directory;
 use crate::error::Result;
 use crate::policy::{Policy, Root, Roots, Which};
+use crate::reads::Reads;
 use crate::resolve::Resolution;
 use std::path::{Component, Path, PathBuf};
 use std::sync::atomic::AtomicUsize;
@@ -14,7 +15,10 @@ const INDEX: &str = ".safetensors.index.json";
 /// Builds a [`Policy`]. Without calls it grants no access.
 #[derive(Debug)]
 pub struct PolicyBuilder {
+    /// The current directory, from which arguments start.
     here: PathBuf,
+    /// The directory from which relative paths of the recipe start.
+    base: PathBuf,
     /// The folder of the recipe; relative paths of params are resolved against it too.
     folder: Option<PathBuf>,
     roots: Roots,
@@ -25,9 +29,11 @@ pub struct PolicyBuilder {
 
 impl Default for PolicyBuilder {
     fn default() -> PolicyBuilder {
+        // Without a current directory, relative paths are resolved against the root directory.
+        let here = std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/"));
         PolicyBuilder {
-            // Without a current directory, relative paths are resolved against the root directory.
-            here: std::env::current_dir().unwrap_or_else(|_| PathBuf::from("/")),
+            base: here.clone(),
+            here,
             folder: None,
             roots: Roots::default(),
             absent: Vec::new(),
@@ -38,6 +44,14 @@ impl Default for PolicyBuilder {
 }
 
 impl PolicyBuilder {
+    /// Makes relative paths of the recipe start from `dir`, where a recorded run was started. It opens nothing: arguments still
+    /// start from the current directory.
+    #[must_use]
+    pub fn relative_to(mut self, dir: &Path) -> PolicyBuilder {
+        self.base = self.here.join(dir).components().collect();
+        self
+    }
+
     /// Reads: the folder of a recipe that the command names, and the current directory if the recipe is beneath it.
     #[must_use]
     pub fn recipe(mut self, recipe: &Path) -> PolicyBuilder {
@@ -50,8 +64,8 @@ impl PolicyBuilder {
     /// Reads: the current directory if a recipe that a record names is beneath it. The record itself opens nothing.
     #[must_use]
     pub fn recorded_recipe(mut self, recipe: &Path) -> PolicyBuilder {
-        let real = |path: &Path| self.here.join(path).canonicalize().ok();
-        if let (Some(folder), Some(here)) = (real(&folder_of(recipe)), real(Path::new("")))
+        let folder = self.base.join(folder_of(recipe)).canonicalize();
+        if let (Ok(folder), Ok(here)) = (folder, self.here.canonicalize())
             && folder.starts_with(here)
         {
             self.read_if_there(Path::new("."));
@@ -129,11 +143,13 @@ impl PolicyBuilder {
 
     pub fn build(self) -> Arc<Policy> {
         Arc::new(Policy {
-            here: self.here,
+            here: self.base,
+            current: self.here,
             roots: RwLock::new(Arc::new(self.roots)),
             absent: self.absent,
             read_only: self.read_only,
             holds: AtomicUsize::new(0),
+            reads: Reads::default(),
         })
     }
 

@@ -113,6 +113,14 @@ impl Directory {
         Ok(plain_kind(kind_of(&stat)))
     }
 
+    /// The size of the file `rest` beneath this directory, which is not opened.
+    pub(crate) fn size(&self, rest: &Path) -> Result<u64> {
+        let failed = |e| Error::io(&self.shown(rest), "open", e);
+        let fd = open_beneath(self.fd.as_fd(), rest, NAME_ONLY, Links::Follow, self.how).map_err(failed)?;
+        let stat = rustix::fs::fstat(&fd).map_err(failed)?;
+        Ok(u64::try_from(stat.st_size).unwrap_or(0))
+    }
+
     /// Begins a file `name` in this directory; see [`Staged`].
     ///
     /// # Errors

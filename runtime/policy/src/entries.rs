@@ -116,6 +116,17 @@ impl Directory {
         remove_tree(self.fd(), OsStr::new(name), 0).map_err(|e| Error::io(&shown, "remove", e))
     }
 
+    /// Deletes the directory `name` if it is empty; returns whether it was. Anything else of that name is left alone.
+    pub fn remove_empty(&self, name: &str) -> Result<bool> {
+        let shown = self.path().join(name);
+        plain(name, &shown)?;
+        match rustix::fs::unlinkat(self.fd(), name, AtFlags::REMOVEDIR) {
+            Ok(()) => Ok(true),
+            Err(Errno::NOENT | Errno::NOTEMPTY | Errno::EXIST | Errno::NOTDIR) => Ok(false),
+            Err(e) => Err(Error::io(&shown, "remove", e)),
+        }
+    }
+
     /// Whether there is an entry of this name, whatever it is.
     pub fn has(&self, name: &str) -> Result<bool> {
         Ok(self.kind(name)?.is_some())

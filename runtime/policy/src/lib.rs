@@ -37,6 +37,7 @@ mod error;
 mod opened;
 mod opener;
 mod policy;
+mod reads;
 mod resolve;
 mod staged;
 
@@ -46,5 +47,6 @@ pub use error::{Access, Error, Result};
 pub use opened::{Opened, open_named};
 pub use opener::{Entry, Kind, Opener, near};
 pub use policy::{Policy, WriteHold};
+pub use reads::{DataRead, FileList, ReadKind};
 pub use resolve::Resolution;
 pub use staged::Staged;

@@ -9,6 +9,7 @@ use crate::directory::{Directory, plain_kind};
 use crate::error::{Access, Error, Result};
 use crate::opened::Opened;
 use crate::opener::{Entry, Kind, Opener};
+use crate::reads::{DataRead, FileList, ReadKind, Reads};
 use crate::staged::Staged;
 use rustix::fs::FileType;
 use std::ffi::{OsStr, OsString};
@@ -63,11 +64,14 @@ pub(crate) struct Roots {
 pub struct Policy {
     /// The directory that relative paths start from, absolute.
     pub(crate) here: PathBuf,
+    /// The current directory, from which the relative paths of [`Policy::grant_directory`] start.
+    pub(crate) current: PathBuf,
     pub(crate) roots: RwLock<Arc<Roots>>,
     /// Files that were named to be written, in directories that do not exist: absolute.
     pub(crate) absent: Vec<PathBuf>,
     pub(crate) read_only: bool,
     pub(crate) holds: AtomicUsize,
+    pub(crate) reads: Reads,
 }
 
 /// While it lives, nothing is written; see [`Policy::hold_writes`].
@@ -93,7 +97,7 @@ impl Policy {
 
     /// Lets the directory `dir` be written, and read, from now on: a run directory that has just been made.
     pub fn grant_directory(&self, dir: &Path) -> Result<()> {
-        let root = crate::builder::root(&self.here, dir, Which::All, Default::default())?;
+        let root = crate::builder::root(&self.current, dir, Which::All, Default::default())?;
         let mut roots = self.roots.write().unwrap_or_else(PoisonError::into_inner);
         let mut now = Roots::clone(&roots);
         now.reads.push(root.clone());
@@ -107,6 +111,44 @@ impl Policy {
     pub fn hold_writes(self: &Arc<Policy>) -> WriteHold {
         self.holds.fetch_add(1, Ordering::AcqRel);
         WriteHold(self.clone())
+    }
+
+    /// The directory that relative paths start from, if it is not the current one.
+    pub fn elsewhere(&self) -> Option<&Path> {
+        Some(self.here.as_path()).filter(|here| *here != self.current)
+    }
+
+    /// Records that a reader of data opened a file under the name that the recipe wrote. A file that the recipe itself has
+    /// written is left out.
+    pub fn record_file(&self, name: &str, file: &Opened) {
+        self.reads.file(name, file, &self.absolute(file.path()));
+    }
+
+    /// Records that a reader of data listed a folder.
+    pub fn record_folder(&self, name: &str, path: &Path, files: Arc<dyn FileList>) {
+        self.reads.add(DataRead { name: name.to_string(), path: path.to_path_buf(), kind: ReadKind::Folder(files) });
+    }
+
+    /// The files and folders that readers of data have opened since the last call with the same counter, if there are any.
+    pub fn data_reads(&self, seen: &mut u64) -> Option<Vec<DataRead>> {
+        self.reads.since(seen)
+    }
+
+    /// How many opened files are not in the record, which holds 4,096.
+    pub fn unrecorded_reads(&self) -> u64 {
+        self.reads.omitted()
+    }
+
+    /// The size of a file in bytes. It is not opened.
+    ///
+    /// # Errors
+    /// The path is denied or names nothing.
+    pub fn size(&self, path: &Path) -> Result<u64> {
+        self.beneath(Access::Read, path, |dir, rest| dir.size(rest))
+    }
+
+    fn absolute(&self, path: &Path) -> PathBuf {
+        self.here.join(path).components().collect()
     }
 
     /// Begins a file at `path`, whose name must end in one of `endings` (as in `"png"`). Where writes are held (`check`, a
@@ -130,7 +172,11 @@ impl Policy {
             let dir = dir.directory(above, parent).map_err(|e| absent(e, path, parent))?;
             match nothing {
                 true => Staged::nothing(dir.fd(), name, path),
-                false => dir.create_as(name, path),
+                false => {
+                    let file = dir.create_as(name, path)?;
+                    self.reads.written(self.absolute(path));
+                    Ok(file)
+                }
             }
         })
     }
@@ -142,7 +188,7 @@ impl Policy {
             Access::Read => &roots.reads,
             Access::Write => &roots.writes,
         };
-        let absolute: PathBuf = self.here.join(path).components().collect();
+        let absolute = self.absolute(path);
         let attempt = |path: &Path| {
             let mut found = Attempt::Nowhere;
             for (root, rest) in roots.iter().filter_map(|root| Some((root, root.rest(path)?))) {
@@ -181,7 +227,9 @@ impl Policy {
         let left = left && roots.iter().any(|root| root.rest(&without_parents(&absolute)).is_some());
         // The cure names the place that a link of a root leads to. Of other paths it repeats what was asked.
         let place = Some(&absolute).filter(|_| left).and_then(|path| place_of(path));
-        let place = place.unwrap_or_else(|| path.to_path_buf());
+        // A flag is read in the current directory.
+        let asked = || if self.elsewhere().is_some() { absolute.clone() } else { path.to_path_buf() };
+        let place = place.unwrap_or_else(asked);
         let directory = match place.parent() {
             Some(p) if p.as_os_str().is_empty() => PathBuf::from("."),
             Some(p) => p.to_path_buf(),
@@ -195,7 +243,18 @@ impl Policy {
     /// # Errors
     /// The path is denied or names nothing.
     pub fn kind(&self, path: &Path) -> Result<Kind> {
-        self.beneath(Access::Read, path, |dir, rest| dir.target(rest)).map_err(|e| itself(e, path))
+        self.beneath(Access::Read, path, |dir, rest| dir.target(rest)).map_err(|e| self.itself(e, path))
+    }
+
+    /// The cure for a directory names the directory.
+    fn itself(&self, error: Error, dir: &Path) -> Error {
+        match error {
+            Error::Denied { path, access, left: false, .. } => {
+                let directory = if self.elsewhere().is_some() { self.absolute(dir) } else { dir.to_path_buf() };
+                Error::Denied { path, access, left: false, directory }
+            }
+            e => e,
+        }
     }
 
     fn kind_of_link(&self, path: &Path) -> Kind {
@@ -241,16 +300,6 @@ fn without_parents(path: &Path) -> PathBuf {
     out
 }
 
-/// The cure for a directory names the directory.
-fn itself(error: Error, dir: &Path) -> Error {
-    match error {
-        Error::Denied { path, access, left: false, .. } => {
-            Error::Denied { path, access, left: false, directory: dir.to_path_buf() }
-        }
-        e => e,
-    }
-}
-
 /// That the directory of a target does not exist is an error of the target.
 fn absent(error: Error, path: &Path, parent: &Path) -> Error {
     if error.is_not_found() { no_folder(path, parent) } else { error }
@@ -269,7 +318,7 @@ impl Opener for Policy {
 
     fn list(&self, dir: &Path) -> Result<Vec<Entry>> {
         let entries = self.beneath(Access::Read, dir, |root, rest| root.entries(rest, dir));
-        let entries = entries.map_err(|e| itself(e, dir))?;
+        let entries = entries.map_err(|e| self.itself(e, dir))?;
         let entry = |(name, kind)| {
             let kind = match kind {
                 FileType::Symlink => self.kind_of_link(&dir.join(&name)),

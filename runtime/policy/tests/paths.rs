@@ -372,6 +372,34 @@ fn a_recipe_reads_its_folder_and_the_current_directory_around_it() {
     assert!(Policy::closed().open(Path::new("Cargo.toml")).is_err());
 }
 
+/// Only the names of relative paths depend on it; flags start from the current directory.
+#[test]
+fn a_start_elsewhere_grants_nothing() {
+    let t = Tree::new();
+    let start = || Policy::builder().relative_to(&t.path("inside"));
+    let policy = start().recorded_recipe(Path::new("r.lua")).build();
+    assert_eq!(policy.elsewhere(), Some(t.path("inside").as_path()));
+    for path in ["a.csv", "sub/b.csv", "../outside/secret", "Cargo.toml"] {
+        let error = policy.open(Path::new(path)).unwrap_err();
+        assert!(matches!(error, Error::Denied { .. }), "{path}: {error}");
+    }
+    // The flag of the cure is one for the current directory.
+    let cure = policy.open(Path::new("sub/b.csv")).unwrap_err().cure().unwrap();
+    assert_eq!(cure, format!("allow it on the command line: --allow-read={}", t.path("inside/sub").display()));
+    let policy = start().allow_read(Path::new("src")).unwrap().allow_read(&t.path("inside")).unwrap().build();
+    assert_eq!(read(&*policy, Path::new("sub/b.csv")).unwrap(), "b");
+    let src = std::env::current_dir().unwrap().join("src");
+    assert!(policy.open(&src.join("lib.rs")).is_ok() && policy.open(Path::new("src/lib.rs")).is_err());
+    // The recipe of the record beneath the current directory.
+    let policy = Policy::builder().relative_to(&src).recorded_recipe(Path::new("lib.rs")).build();
+    assert!(policy.open(Path::new("lib.rs")).is_ok() && policy.open(Path::new("../Cargo.toml")).is_ok());
+    assert!(policy.open(Path::new("../../data/Cargo.toml")).is_err());
+    // A run directory is granted by the path of this command.
+    let policy = start().build();
+    policy.grant_directory(Path::new("src")).unwrap();
+    assert!(policy.open(&src.join("lib.rs")).is_ok());
+}
+
 #[test]
 fn directories_list_what_may_be_read_and_suggest_only_that() {
     let t = Tree::new();

@@ -18,6 +18,11 @@ use std::time::Instant;
 const MODEL: &str = "model.";
 const SCALER: &str = "scaler.";
 
+/// Returns the name of a State in the files of a checkpoint; weights have a file of their own.
+pub(crate) fn stored_name(path: &str) -> &str {
+    path.strip_prefix(MODEL).unwrap_or(path)
+}
+
 /// How long the loop waited for a checkpoint: for its snapshot and for the end of the one before. The note explains why the
 /// snapshot took longer than expected.
 #[derive(Clone, Default)]

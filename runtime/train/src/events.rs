@@ -11,7 +11,7 @@ use crate::rundir::RunDir;
 use perilune_lua::StepNumbers;
 use perilune_plan::Readings;
 use serde_json::{Map, Value, json};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
 
@@ -41,6 +41,8 @@ pub enum Event<'a> {
     Recipe { name: &'a str, device: &'a str, parameters: u64, frozen: u64, samples: &'a [(String, u64)], seed: i64 },
     /// The run continues from a checkpoint; `changed` lists params and lines that differ from the version that wrote it.
     Resumed { step: u64, dir: &'a Path, changed: &'a [String], states: Option<&'a str> },
+    /// A run that was to be resumed has no checkpoint and starts from its beginning, for this reason.
+    Restarted { dir: &'a Path, reason: &'a str },
     /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.
     Version { steps: u64, tokens_per_sample: Option<u64>, peak: Option<f64> },
     /// A step has been issued: its seconds, those of them spent on batches, and the FLOP of its matrix products.
@@ -69,8 +71,12 @@ pub enum Event<'a> {
     LoopEnded,
     /// The recipe's last evaluations, by split.
     Finished { steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
-    /// A stop request ended the run.
-    Stopped { code: usize, step: u64, steps: u64 },
+    /// A large data file, whose time has changed, is compared with that of the run.
+    ComparesData { path: &'a str, bytes: u64 },
+    /// The run has finished, and waits until its data files are hashed. A stop request ends the wait.
+    HashesData,
+    /// A stop request ended the run; the checkpoint is the one to continue from.
+    Stopped { code: usize, step: u64, steps: u64, run_dir: &'a Path, checkpoint: Option<&'a Path> },
     /// The run failed; `run_dir` has its record, if it was created.
     Failed { error: &'a Error, run_dir: Option<&'a Path> },
     /// The last event of a run that has not failed.
@@ -84,6 +90,9 @@ impl Event<'_> {
     pub fn json(&self) -> Option<Value> {
         Some(match self {
             Event::Start { fields } => with(json!({ "event": "start" }), fields),
+            Event::Restarted { dir, reason } => {
+                json!({ "event": "restart", "run_dir": dir.display().to_string(), "reason": reason })
+            }
             Event::Step { step, seconds, loss, metrics, .. } => json!({
                 "event": "step", "step": step, "seconds": plain(*seconds), "loss": numbers::json(*loss),
                 "metrics": object(metrics),
@@ -154,6 +163,8 @@ fn with(mut event: Value, more: &Map<String, Value>) -> Value {
 pub(crate) struct Reporter {
     listener: Rc<dyn Listener>,
     pub dir: Option<RunDir>,
+    /// The last checkpoint that was written.
+    pub checkpointed: Option<PathBuf>,
     /// The last value of every metric, for the last event.
     pub latest: Vec<(String, f64)>,
     /// The time at which training began in this process, and the seconds of training in earlier processes of the run.
@@ -163,7 +174,8 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     pub fn new(listener: Rc<dyn Listener>) -> Reporter {
-        Reporter { listener, dir: None, latest: Vec::new(), begun: Instant::now(), before: 0.0 }
+        let (begun, before) = (Instant::now(), 0.0);
+        Reporter { listener, dir: None, checkpointed: None, latest: Vec::new(), begun, before }
     }
 
     /// Starts the clock of the events' `seconds` at the time that earlier processes of the run have taken.
@@ -227,6 +239,7 @@ impl Reporter {
     pub fn checkpoint(&mut self, step: u64, path: &Path, stall: &Stall) -> Result<()> {
         let ms = (stall.seconds * 1e5).round() / 1e2;
         tracing::info!(step, path = %path.display(), stalled_ms = ms, note = stall.note, "checkpoint");
+        self.checkpointed = Some(path.to_path_buf());
         self.log(&Event::Checkpoint { step, path, stalled: stall.seconds, note: stall.note.as_deref() }, step, &[])
     }
 

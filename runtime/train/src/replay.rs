@@ -3,6 +3,7 @@
 //! A replay starts from the files of the run's first version and applies each later one after the step that it was applied
 //! after; a stop and a resume count as a version. On the same device kind and release it reproduces the weights bit by bit.
 
+use crate::data_record::Entry;
 use crate::error::{Error, Result};
 use crate::history::{self, Files, Version};
 use serde_json::{Map, Value};
@@ -19,6 +20,8 @@ pub struct Replay {
     pub steps: u64,
     /// The hash of its States at the end.
     pub weights: Option<String>,
+    /// The data that it read.
+    pub(crate) data: Vec<Entry>,
 }
 
 impl Replay {
@@ -44,6 +47,6 @@ impl Replay {
             )));
         }
         let weights = record.get("weights").and_then(Value::as_str).map(String::from);
-        Ok(Replay { files, versions, steps, weights })
+        Ok(Replay { files, versions, steps, weights, data: Entry::all(record) })
     }
 }

@@ -3,6 +3,7 @@
 use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
 use crate::history::{self, Change, Files, HistoryEntry};
+use crate::hot_reload::StartOptions;
 use crate::params::{self, Params};
 use crate::run_files::{MAX_RECORD, text_in};
 use crate::run_lock::RunLock;
@@ -10,7 +11,7 @@ use crate::run_log;
 use crate::rundir::{LogTail, RECORD, RunDir};
 use perilune_checkpoint::seal::{self, RECORD_SEAL};
 use perilune_checkpoint::{Snapshot, list, read};
-use perilune_lua::{DroppedStates, ParamValue, Run, Source, StateMigration, Taking};
+use perilune_lua::{DroppedStates, ParamValue, Params as LoadedParams, Run, Source, StateMigration, Taking};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -48,7 +49,7 @@ pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
 }
 
 /// Finds the run below `runs/` of this recipe file that was started last.
-fn newest(recipe: &Path) -> Option<PathBuf> {
+pub(crate) fn newest(recipe: &Path) -> Option<PathBuf> {
     let dirs = std::fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
     let wanted = recipe.display().to_string();
     let runs = dirs.filter_map(|dir| {
@@ -61,24 +62,9 @@ fn newest(recipe: &Path) -> Option<PathBuf> {
 }
 
 impl Resume {
-    /// Reads the last checkpoint of the run in `given`, or else of the newest run of this recipe below `runs/`.
-    pub fn find(given: Option<&Path>, recipe: &Path) -> Result<Resume> {
-        let dir = match given {
-            Some(dir) => dir.to_path_buf(),
-            None => newest(recipe).ok_or_else(|| {
-                let name = recipe.display();
-                Error::Usage(format!(
-                    "--resume: there is no run of {name} below runs/; name its directory with --run-dir"
-                ))
-            })?,
-        };
-        // Lock before the checkpoint is read, because another process may be replacing it.
-        let handle = Directory::open(&dir).ok();
-        let lock = match &handle {
-            Some(handle) if handle.has(RECORD)? => Some(RunLock::take(handle)?),
-            _ => None,
-        };
-        Ok(Resume { _lock: lock, handle, ..Resume::of(dir, "--resume")? })
+    /// Reads the last checkpoint of a run that this process has locked.
+    pub(crate) fn locked(dir: PathBuf, handle: Directory, lock: RunLock) -> Result<Resume> {
+        Ok(Resume { _lock: Some(lock), handle: Some(handle), ..Resume::of(dir, "--resume")? })
     }
 
     /// Reads the last checkpoint of the run in `dir`; messages begin with `op`.
@@ -144,19 +130,16 @@ impl Resume {
         params::as_given(&self.object("defaults")).into_iter().collect()
     }
 
-    /// Returns the number of steps of the run.
-    pub fn steps(&self) -> Option<u32> {
-        self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok())
-    }
-
-    /// Returns the seed of the run.
-    pub fn seed(&self) -> Option<i64> {
-        self.record.get("seed").and_then(Value::as_i64)
-    }
-
-    /// Returns the precision of the run.
-    pub fn precision(&self) -> Option<String> {
-        self.record.get("precision").and_then(Value::as_str).map(String::from)
+    /// Returns what overrides the recipe: the options of this start, or else what the run has.
+    pub(crate) fn start_options(&self, now: &StartOptions) -> StartOptions {
+        let steps = self.record.get("steps").and_then(Value::as_u64).and_then(|n| u32::try_from(n).ok());
+        let precision = self.record.get("precision").and_then(Value::as_str).map(String::from);
+        StartOptions {
+            seed: now.seed.or_else(|| self.record.get("seed").and_then(Value::as_i64)),
+            steps: now.steps.or(steps),
+            precision: now.precision.clone().or(precision),
+            memory_budget: now.memory_budget,
+        }
     }
 
     /// Loads the checkpoint into a freshly built run. Its States must match those of the checkpoint; with `edited` the ones
@@ -200,6 +183,19 @@ impl Resume {
         Ok(handover)
     }
 
+    /// Names the params that stay as recorded although the recipe's defaults were edited.
+    fn unapplied(&self, loaded: &LoadedParams) -> Option<String> {
+        let recorded = self.defaults();
+        let edited = loaded.kept.iter().filter_map(|(key, value)| {
+            let (was, now) = (recorded.get(key)?, loaded.defaults.get(key)?);
+            let differs = was != now && now.trim_matches('"') != value;
+            differs.then(|| format!("{key} stays {value} (the edited default {now} is not applied)"))
+        });
+        let edited: Vec<String> = edited.collect();
+        let hint = "--resume --edited applies edited defaults, --set KEY=VALUE sets a param";
+        (!edited.is_empty()).then(|| format!("the run keeps its params: {}\n  hint: {hint}", edited.join(", ")))
+    }
+
     /// Reports the resume and records it in the history, which a replay follows.
     pub(crate) fn enter(
         &self,
@@ -207,7 +203,7 @@ impl Resume {
         (run, values): (&Run, &Params),
         handover: &StateMigration,
         about: &Map<String, Value>,
-        edited: bool,
+        (edited, loaded): (bool, &LoadedParams),
         reporter: &mut Reporter,
     ) -> Result<()> {
         let name = files.first().map(|f| f.0.clone()).unwrap_or_default();
@@ -227,6 +223,9 @@ impl Resume {
         let step = self.step();
         let states = handover.show();
         reporter.tell(&Event::Resumed { step, dir: &self.dir, changed: &changed, states: states.as_deref() });
+        if let Some(text) = self.unapplied(loaded) {
+            reporter.warning(&text);
+        }
         let entry = HistoryEntry {
             step,
             kind: Change::Resumed,

@@ -8,18 +8,22 @@ use crate::run_files::hostname;
 use perilune_policy::Directory;
 use std::fs::{File, TryLockError};
 use std::io::{Read, Write};
+use std::sync::Arc;
 
-/// The lock of a run directory, released when it is dropped.
-#[derive(Debug)]
+/// The file that is locked.
+pub(crate) const LOCK: &str = ".lock";
+
+/// The lock of a run directory, released when its last clone is dropped.
+#[derive(Clone, Debug)]
 pub(crate) struct RunLock {
-    _file: File,
+    _file: Arc<File>,
 }
 
 impl RunLock {
     /// Locks the run in `dir`; fails if another process writes it.
     pub fn take(dir: &Directory) -> Result<RunLock> {
-        let at = dir.path().join(".lock");
-        let mut file = dir.open_or_create(".lock")?;
+        let at = dir.path().join(LOCK);
+        let mut file = dir.open_or_create(LOCK)?;
         match file.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
@@ -38,7 +42,7 @@ impl RunLock {
         }
         let holder = format!("process {} on {}\n", std::process::id(), hostname());
         file.set_len(0).and_then(|()| file.write_all(holder.as_bytes())).map_err(disk("write", &at))?;
-        Ok(RunLock { _file: file })
+        Ok(RunLock { _file: Arc::new(file) })
     }
 }
 

@@ -9,13 +9,14 @@
 //! checkpoints/step-N/      see `perilune_checkpoint`
 //! ```
 //!
-//! It is created when training starts; creating it claims its name, so two runs never share one. One process at a time writes
-//! it (`run_lock.rs`). Every file is created, renamed and deleted by the handle of the directory, and no link in it is followed, so
+//! It is created when training starts (`claim.rs`), so two runs never share one. One process at a time writes it
+//! (`run_lock.rs`). Every file is created, renamed and deleted by the handle of the directory, and no link in it is followed, so
 //! one that takes a name while the run goes on redirects nothing. `run.json` is replaced by a rename, so a reader never sees a partial file. Seals reveal later changes
 //! (`run_log.rs`); a resume and a replay check them.
 
+use crate::claim::Claim;
 use crate::error::{Error, Result, disk};
-use crate::run_files::{file_name, hostname, now};
+use crate::run_files::{hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::tensorboard::EventFile;
@@ -31,6 +32,9 @@ use std::time::{Duration, Instant};
 
 /// The record of the run.
 pub(crate) const RECORD: &str = "run.json";
+/// The directories of the recipe's files and of TensorBoard's.
+pub(crate) const RECIPE: &str = "recipe";
+pub(crate) const BOARD: &str = "tb";
 
 /// Buffers are flushed at least this often, for readers that follow the run.
 const FLUSH: Duration = Duration::from_secs(1);
@@ -68,34 +72,6 @@ fn replace(dir: &Directory, text: &str) -> Result<()> {
     Ok(dir.replace(RECORD, text.as_bytes())?)
 }
 
-/// Creates the directory: `given`, which must not have a run yet, or a new one below `runs/`.
-fn claim(given: Option<&Path>, name: &str) -> Result<Directory> {
-    if let Some(path) = given {
-        std::fs::create_dir_all(path).map_err(disk("create the run directory", path))?;
-        let dir = Directory::open(path)?;
-        return match dir.create_new(RECORD) {
-            Ok(_) => Ok(dir),
-            Err(e) if e.is_already_there() => Err(Error::Usage(format!(
-                "--run-dir {}: it already contains a run; choose another directory",
-                path.display()
-            ))),
-            Err(perilune_policy::Error::Io { source, .. }) => Err(disk("write to the run directory", path)(source)),
-            Err(e) => Err(e.into()),
-        };
-    }
-    let runs = Path::new("runs");
-    std::fs::create_dir_all(runs).map_err(disk("create the directory", runs))?;
-    let runs = Directory::open(runs)?;
-    let stem = format!("{}-{}", file_name(name), jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
-    for k in 1.. {
-        match runs.create_directory(&if k == 1 { stem.clone() } else { format!("{stem}-{k}") }) {
-            Err(e) if e.is_already_there() && k < 10_000 => {}
-            made => return Ok(made?),
-        }
-    }
-    Err(Error::System("cannot find a free name for the run directory".into()))
-}
-
 /// Returns the lines of a metrics log up to a step, and what the rest of the run needs of them.
 fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
     let (mut lines, mut kept) = (Vec::new(), LogTail::default());
@@ -131,7 +107,7 @@ fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
 
 /// Opens a new TensorBoard file in `tb/`.
 fn board(dir: &Directory) -> Result<EventFile> {
-    EventFile::create(&dir.make_directory("tb")?, now(), &hostname())
+    EventFile::create(&dir.make_directory(BOARD)?, now(), &hostname())
 }
 
 /// Writes the text files of a version beneath `dir`, in place of older ones.
@@ -147,16 +123,13 @@ pub(crate) fn write_version(dir: &Directory, folder: &str, files: &[(PathBuf, St
 }
 
 impl RunDir {
-    /// Creates the directory with `run.json` and a copy of the recipe. `files`: (path below `recipe/`, text).
+    /// Writes `run.json` and a copy of the recipe into a claimed directory. `files`: (path below `recipe/`, text).
     pub fn create(
-        given: Option<&Path>,
-        name: &str,
+        Claim { dir, lock }: Claim,
         mut record: Map<String, Value>,
         files: &[(PathBuf, String)],
     ) -> Result<RunDir> {
-        let dir = claim(given, name)?;
-        let lock = RunLock::take(&dir)?;
-        write_version(&dir, "recipe", files)?;
+        write_version(&dir, RECIPE, files)?;
         record.insert("id".into(), id(&record).into());
         let metrics = RunLog::replace(&dir, METRICS, &record, std::iter::empty())?;
         let board = board(&dir)?;

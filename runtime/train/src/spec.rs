@@ -3,7 +3,6 @@
 use crate::error::{Error, Result};
 use crate::hot_reload::StartOptions;
 use crate::replay::Replay;
-use crate::resume::Resume;
 use crate::retention::Retention;
 use std::path::PathBuf;
 
@@ -20,10 +19,17 @@ pub struct RunSpec {
     /// Write a checkpoint whenever the step is a multiple of this, besides the one at the end.
     pub checkpoint_every: Option<u64>,
     pub retention: Retention,
-    /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run.
+    /// Delete a run that is in `run_dir`, and start anew there.
+    pub overwrite: bool,
+    /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run; start from the beginning where
+    /// it has none.
     pub resume: bool,
     /// With `resume`: apply an edited recipe as a hot reload would.
     pub edited: bool,
+    /// With `resume`: continue although data files have changed since the run read them.
+    pub changed_data: bool,
+    /// With `resume` or `replay`: hash the data files that are compared, also where size and time are equal.
+    pub verify_data: bool,
     /// Apply edits of the recipe, and of the files it requires, when they are saved.
     pub watch: bool,
     /// The policy for a non-finite loss or gradient norm: `stop`, `skip` or `warn`.
@@ -38,9 +44,9 @@ pub struct RunSpec {
 }
 
 impl RunSpec {
-    /// Returns values that a recipe may have params for: `steps` and `seed`, then what a resumed run was given. Unlike
+    /// Returns values that a recipe may have params for: `steps` and `seed`, then what a resumed run was `given`. Unlike
     /// `params`, a value for which there is no param is not an error.
-    pub(crate) fn offered(&self, resume: Option<&Resume>) -> Result<Vec<(String, String)>> {
+    pub(crate) fn offered(&self, given: Vec<(String, String)>) -> Result<Vec<(String, String)>> {
         let mut out = Vec::new();
         for (name, value) in [("steps", self.start.steps.map(i64::from)), ("seed", self.start.seed)] {
             let Some(value) = value else { continue };
@@ -49,7 +55,7 @@ impl RunSpec {
             }
             out.push((name.to_string(), value.to_string()));
         }
-        for (name, value) in resume.map(Resume::given).unwrap_or_default() {
+        for (name, value) in given {
             if !out.iter().chain(&self.params).any(|(key, _)| *key == name) {
                 out.push((name, value));
             }
@@ -62,6 +68,7 @@ impl RunSpec {
         let given = [
             ("--steps", self.start.steps.is_some() && !params.iter().any(|n| n == "steps")),
             ("--run-dir", self.run_dir.is_some()),
+            ("--overwrite", self.overwrite),
             ("--precision", self.start.precision.is_some()),
             ("--memory-budget", self.start.memory_budget.is_some()),
             ("--checkpoint-every", self.checkpoint_every.is_some()),

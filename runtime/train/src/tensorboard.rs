@@ -8,6 +8,14 @@ use perilune_policy::Directory;
 use std::fs::File;
 use std::io::{BufWriter, Result, Write};
 
+/// The first part of the names of event files, by which TensorBoard finds them.
+const PREFIX: &str = "events.out.tfevents.";
+
+/// Whether a file has the name of an event file.
+pub fn is_file_name(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
 /// An open event file.
 pub struct EventFile {
     out: BufWriter<File>,
@@ -16,7 +24,7 @@ pub struct EventFile {
 impl EventFile {
     /// Creates `DIR/events.out.tfevents.TIME.HOST.PID.NUMBER`, with the first free number.
     pub fn create(dir: &Directory, wall_time: f64, host: &str) -> crate::Result<EventFile> {
-        let stem = format!("events.out.tfevents.{:.0}.{host}.{}", wall_time.floor(), std::process::id());
+        let stem = format!("{PREFIX}{:.0}.{host}.{}", wall_time.floor(), std::process::id());
         // A process that resumes its own run within a second needs a different name for each file.
         let mut number = 0;
         let file = loop {

@@ -2,6 +2,8 @@
 
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
+use crate::claim::Claim;
+use crate::data_record::{Compare, DATA, DataRecord, Entry};
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
@@ -9,11 +11,13 @@ use crate::hot_reload::{Reloader, StartOptions};
 use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
+use crate::restart::{Beginning, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
 use crate::source::Source;
 use crate::spec::RunSpec;
+use crate::state_names::check_state_names;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
@@ -92,12 +96,18 @@ impl Trainer {
             Some(replay) => Source { path: spec.recipe.clone(), text: replay.text()?.to_string() },
             None => Source::read(&spec.recipe)?,
         };
-        let resume = match spec.resume {
-            true => Some(Resume::find(spec.run_dir.as_deref(), &source.path)?),
-            false => None,
+        let (resume, restart) = match spec.resume {
+            true => Beginning::find(spec.run_dir.as_deref(), &source.path)?.parts(),
+            false => (None, None),
         };
-        let offered = spec.offered(resume.as_ref())?;
-        let seed = spec.start.seed.or_else(|| resume.as_ref().and_then(Resume::seed));
+        // A run that starts anew keeps what it was given; its defaults are those of the present recipe.
+        let given = restart.as_ref().map(Restart::given).or_else(|| resume.as_ref().map(Resume::given));
+        let offered = spec.offered(given.unwrap_or_default())?;
+        let start = match (&resume, &restart) {
+            (Some(resume), _) => resume.start_options(&spec.start),
+            (_, Some(restart)) => restart.start_options(&spec.start, &offered),
+            _ => spec.start.clone(),
+        };
         let runtime = open(spec)?;
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         runtime.offer_params(offered);
@@ -109,7 +119,7 @@ impl Trainer {
         if let Some(replay) = &spec.replay {
             runtime.set_texts(&replay.files);
         }
-        if let Some(seed) = seed {
+        if let Some(seed) = start.seed {
             runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
         }
         let mut about = about(spec, &source, &runtime);
@@ -129,8 +139,9 @@ impl Trainer {
             }
             Loaded::Recipe(recipe) => {
                 let (runtime, recipe, source) = (&runtime, &recipe, &source);
-                let session = Session { spec, control: &self.control, source, runtime, recipe, begun, seed, resume };
-                session.train(about, reporter)
+                let control = &self.control;
+                let session = Session { spec, control, source, runtime, recipe, begun, start, resume };
+                session.train(about, restart, reporter)
             }
         }
     }
@@ -181,26 +192,22 @@ struct Session<'a> {
     runtime: &'a Runtime,
     recipe: &'a Recipe,
     begun: Instant,
-    seed: Option<i64>,
+    /// What overrides the recipe: options, and what a resumed run keeps.
+    start: StartOptions,
     resume: Option<Resume>,
 }
 
 impl Session<'_> {
-    /// The number of steps that overrides the recipe's.
-    fn steps(&self) -> Option<u32> {
-        self.spec.start.steps.or_else(|| self.resume.as_ref().and_then(Resume::steps))
-    }
-
     /// Builds the run, and restores the checkpoint of a resumed one.
     fn build(&self) -> Result<(Run, StateMigration)> {
-        if let Some(steps) = self.steps()
+        if let Some(steps) = self.start.steps
             && !self.runtime.params().names.iter().any(|n| n == "steps")
         {
             self.recipe.set_steps(i64::from(steps))?;
         }
-        let recorded = self.resume.as_ref().and_then(Resume::precision);
-        let precision = self.spec.start.precision.clone().or(recorded);
-        let run = self.recipe.start(self.seed, precision.as_deref(), self.spec.start.memory_budget)?;
+        let (start, precision) = (&self.start, self.start.precision.as_deref());
+        let run = self.recipe.start(start.seed, precision, start.memory_budget)?;
+        check_state_names(&run)?;
         let mut handover = StateMigration::default();
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
@@ -211,7 +218,12 @@ impl Session<'_> {
         Ok((run, handover))
     }
 
-    fn train(&self, mut about: Map<String, Value>, reporter: &mut Reporter) -> Result<Outcome> {
+    fn train(
+        &self,
+        mut about: Map<String, Value>,
+        restart: Option<Restart>,
+        reporter: &mut Reporter,
+    ) -> Result<Outcome> {
         let values = self.recipe.params()?;
         let (run, handover) = self.build()?;
         let samples: Vec<(String, u64)> =
@@ -227,11 +239,18 @@ impl Session<'_> {
         let sizes = samples.iter().map(|(s, n)| (s.clone(), Value::from(*n))).collect();
         about.insert("samples".into(), Value::Object(sizes));
 
+        let mut data = self.data();
+        // Nothing has been written, and no step taken.
+        for text in data.begin(run.count(), &|path, bytes| reporter.tell(&Event::ComparesData { path, bytes }))? {
+            reporter.warning(&text);
+        }
         reporter.tell(&Event::Training);
-        let mut checkpoints = self.checkpoints(&about, &run, reporter)?;
+        let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
+        let mut checkpoints = self.checkpoints((&about, data.json()), restart, &run, reporter)?;
         let mut tail = LogTail::default();
         if let Some(resume) = &self.resume {
-            let (dir, found) = resume.open_dir()?;
+            let (mut dir, found) = resume.open_dir()?;
+            dir.update_soon([(DATA, data.json())])?;
             (reporter.dir, tail) = (Some(dir), found);
             about.insert("resumed".into(), resume.step().into());
         }
@@ -242,26 +261,31 @@ impl Session<'_> {
         let (name, parameters, frozen) = (self.recipe.name(), run.num_parameters(), run.num_frozen());
         let seed = run.seed();
         reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, frozen, samples: &samples, seed });
+        if let Some((dir, reason)) = &anew {
+            reporter.tell(&Event::Restarted { dir, reason });
+        }
         if let Some(resume) = &self.resume {
             let files = own_files(self.source, self.runtime.required());
-            resume.enter(&files, (&run, &values), &handover, &about, self.spec.edited, reporter)?;
+            let loaded = self.runtime.params();
+            resume.enter(&files, (&run, &values), &handover, &about, (self.spec.edited, &loaded), reporter)?;
         }
 
         reporter.begin(tail.seconds);
-        let start = StartOptions {
-            seed: self.seed,
-            precision: Some(run.precision()),
-            steps: self.steps(),
-            memory_budget: self.spec.start.memory_budget,
-        };
+        let start = StartOptions { precision: Some(run.precision()), ..self.start.clone() };
         let replay = self.spec.replay.as_ref();
         let mut reloader = Reloader::new(self.runtime, self.source, start, self.control.clone(), replay);
         if self.spec.watch {
             reloader.watch_files()?;
         }
         let run = Rc::new(run);
-        let mut training =
-            TrainingLoop::new(run.clone(), values, reporter, self.control, &mut checkpoints, Some(reloader));
+        let mut training = TrainingLoop::new(
+            run.clone(),
+            values,
+            reporter,
+            self.control,
+            (&mut checkpoints, &mut data),
+            Some(reloader),
+        );
         training.run.time_data(training.data_time.clone())?;
         training.announce_version();
         training.monitor = self.runtime.host().engine.borrow().backend().probe().and_then(Monitor::start);
@@ -283,11 +307,30 @@ impl Session<'_> {
         let run = training.run.clone();
         drop(training);
         checkpoints.finish(reporter)?;
-        self.close(&run, end, reporter)
+        self.close(&run, end, &mut data, reporter)
+    }
+
+    /// Creates the record of the data that the run reads, with what it is compared with.
+    fn data(&self) -> DataRecord {
+        let spec = self.spec;
+        let (known, compare) = match (&spec.replay, &self.resume) {
+            (Some(replay), _) => (replay.data.clone(), Compare::Replay),
+            (_, Some(resume)) => {
+                (Entry::all(&resume.record), if spec.changed_data { Compare::Accept } else { Compare::Resume })
+            }
+            _ => (Vec::new(), Compare::New),
+        };
+        DataRecord::new(self.runtime.policy().clone(), known, compare, spec.verify_data)
     }
 
     /// Creates the schedule of checkpoints, and the run directory unless the run is resumed.
-    fn checkpoints(&self, about: &Map<String, Value>, run: &Run, reporter: &mut Reporter) -> Result<Checkpoints> {
+    fn checkpoints(
+        &self,
+        (about, data): (&Map<String, Value>, Value),
+        restart: Option<Restart>,
+        run: &Run,
+        reporter: &mut Reporter,
+    ) -> Result<Checkpoints> {
         let fields: Map<String, Value> = ["recipe", "params", "seed", "precision", "versions"]
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
@@ -302,7 +345,7 @@ impl Session<'_> {
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
-        let dir = self.create_dir(about)?;
+        let dir = self.create_dir((about, data), restart)?;
         self.grant(&dir.path)?;
         let out = create(dir.handle(), None)?;
         reporter.dir = Some(dir);
@@ -314,17 +357,25 @@ impl Session<'_> {
         self.runtime.policy().grant_directory(dir).map_err(|e| Error::System(e.to_string()))
     }
 
-    fn create_dir(&self, about: &Map<String, Value>) -> Result<RunDir> {
+    fn create_dir(&self, (about, data): (&Map<String, Value>, Value), restart: Option<Restart>) -> Result<RunDir> {
         let files = own_files(self.source, self.runtime.required());
         let mut record = about.clone();
         record.insert("files".into(), history::hashes(&files, Path::new("")));
+        record.insert(DATA.into(), data);
         record.insert("command".into(), self.spec.command.clone().into());
         let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
         record.insert("directory".into(), here.into());
         record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
         record.insert("host".into(), hostname().into());
         record.insert("pid".into(), std::process::id().into());
-        RunDir::create(self.spec.run_dir.as_deref(), &self.recipe.name(), record, &files)
+        if let Some(precision) = &self.start.precision {
+            record.insert(SET_PRECISION.into(), precision.as_str().into());
+        }
+        let claim = match restart {
+            Some(restart) => restart.claim()?,
+            None => Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), self.spec.overwrite)?,
+        };
+        RunDir::create(claim, record, &files)
     }
 
     /// Runs the last evaluations and `recipe.finish`.
@@ -348,14 +399,19 @@ impl Session<'_> {
         Ok(self.control.stop_requested().map_or(End::Finished, |code| End::Stopped { code }))
     }
 
-    /// Hashes the weights, completes `run.json`, and compares a replay with its original.
-    fn close(&self, run: &Run, end: End, reporter: &mut Reporter) -> Result<Outcome> {
+    /// Hashes the weights, waits for the hashes of the data, completes `run.json`, and compares a replay with its original.
+    fn close(&self, run: &Run, end: End, data: &mut DataRecord, reporter: &mut Reporter) -> Result<Outcome> {
         let seconds = self.begun.elapsed().as_secs_f64();
         let weights = weights_hash(run)?;
         let (step, steps) = (run.count(), run.steps());
         let status = if end == End::Finished { "done" } else { "interrupted" };
         if let End::Stopped { code } = end {
-            reporter.tell(&Event::Stopped { code, step, steps });
+            let run_dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+            let checkpoint = reporter.checkpointed.as_deref();
+            reporter.tell(&Event::Stopped { code, step, steps, run_dir: &run_dir, checkpoint });
+        }
+        if end == End::Finished {
+            data.finish(|| self.control.stop_requested().is_some(), || reporter.tell(&Event::HashesData));
         }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
@@ -365,6 +421,7 @@ impl Session<'_> {
                 ("seconds", numbers::json(seconds)),
                 ("metrics", metrics),
                 ("weights", weights.as_str().into()),
+                (DATA, data.json()),
             ])?;
         }
         let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));

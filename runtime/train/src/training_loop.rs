@@ -6,11 +6,13 @@
 use crate::anomaly::{Detector, Finding, Limit, Policy};
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
+use crate::data_record::{DATA, DataRecord};
 use crate::error::Result;
 use crate::events::{Event, Reporter};
 use crate::hot_reload::{Reloader, Trial};
 use crate::monitor::Monitor;
 use perilune_lua::{Failed, ParamValue, Run, StepResult};
+use serde_json::Map;
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -23,6 +25,7 @@ pub(crate) struct TrainingLoop<'a> {
     pub reporter: &'a mut Reporter,
     pub control: &'a Control,
     pub checkpoints: &'a mut Checkpoints,
+    pub data: &'a mut DataRecord,
     /// Finds edits, and holds the version on trial.
     pub reloader: Option<Reloader<'a>>,
     pub trial: Option<Trial>,
@@ -91,7 +94,7 @@ impl<'a> TrainingLoop<'a> {
         params: Vec<(String, ParamValue)>,
         reporter: &'a mut Reporter,
         control: &'a Control,
-        checkpoints: &'a mut Checkpoints,
+        (checkpoints, data): (&'a mut Checkpoints, &'a mut DataRecord),
         reloader: Option<Reloader<'a>>,
     ) -> Self {
         let rng = run.rng();
@@ -101,6 +104,7 @@ impl<'a> TrainingLoop<'a> {
             reporter,
             control,
             checkpoints,
+            data,
             reloader,
             trial: None,
             owed: None,
@@ -156,11 +160,25 @@ impl<'a> TrainingLoop<'a> {
 
     fn steps(&mut self) -> Result<End> {
         loop {
+            self.record_data()?;
             match self.turn() {
                 Ok(Some(end)) => return Ok(end),
                 Ok(None) => {}
                 Err(failure) => self.recover(failure)?,
             }
+        }
+    }
+
+    /// Adds data files that have been opened or hashed to the record of the run.
+    fn record_data(&mut self) -> Result<()> {
+        let step = self.run.count();
+        let (warnings, update) = self.data.poll(step)?;
+        for text in warnings {
+            self.reporter.warning_at(step, &text, &Map::new())?;
+        }
+        match &mut self.reporter.dir {
+            Some(dir) if update => dir.update_soon([(DATA, self.data.json())]),
+            _ => Ok(()),
         }
     }
 

@@ -7,7 +7,7 @@
 
 use crate::error::{Error, Result, quote};
 use perilune_core::error::did_you_mean;
-use perilune_policy::{Kind, Opened, Opener};
+use perilune_policy::{FileList, Kind, Opened, Opener};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -111,6 +111,19 @@ impl Folder {
     /// Opens the file of image `i`.
     pub fn open_image(&self, i: usize) -> Result<Opened> {
         Ok(self.opener.open(&self.path(i))?)
+    }
+}
+
+impl FileList for Folder {
+    fn count(&self) -> usize {
+        self.len()
+    }
+
+    fn file(&self, i: usize) -> (PathBuf, PathBuf) {
+        let (class, path) = &self.files[i];
+        let name = Path::new(&self.classes[*class as usize]).join(path);
+        let at = self.root.join(&name);
+        (name, at)
     }
 }
 

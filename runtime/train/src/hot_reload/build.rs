@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::history::{self, Files, Version};
 use crate::params::{self, Params};
 use crate::source::Source;
+use crate::state_names::check_state_names;
 use perilune_lua::{Memory, Recipe, Run, StateMigration, Taking};
 use std::collections::BTreeMap;
 use std::thread::JoinHandle;
@@ -138,6 +139,7 @@ impl Reloader<'_> {
         }
         let precision = how.precision.as_deref().or(self.start.precision.as_deref());
         let run = recipe.start(how.seed.or(self.start.seed), precision, self.start.memory_budget)?;
+        check_state_names(&run)?;
         let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
         let work = if may_wait { run.prepare()? } else { run.dry_run().map(|()| None)? };
         Ok((recipe, run, handover, work))
