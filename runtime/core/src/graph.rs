@@ -32,20 +32,24 @@ pub type Inputs = SmallVec<[NodeId; 4]>;
 pub type Attrs = SmallVec<[i64; 6]>;
 
 /// One application of an op.
+///
+/// The order of the fields is that in memory: passes over a recording read what is above the attributes of every node, and
+/// the shape of few.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Node {
     pub op: &'static Op,
+    pub inputs: Inputs,
+    /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
+    pub payload: u64,
     pub dtype: DType,
     /// Recorded under `no_grad`, so autograd treats it as a constant.
     pub detached: bool,
     /// Whether its products may round f32 operands to TF32 on a device where that is faster (see `Graph::tf32`). Part
     /// of the plan key.
     pub tf32: bool,
-    pub shape: Shape,
-    pub inputs: Inputs,
     pub attrs: Attrs,
-    /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
-    pub payload: u64,
+    pub shape: Shape,
 }
 
 /// A Lua number before it becomes a node.
@@ -160,6 +164,16 @@ impl Graph {
         Graph::default()
     }
 
+    /// A graph with room for `nodes` of them, which grows beyond it if necessary.
+    pub fn with_capacity(nodes: usize) -> Graph {
+        Graph {
+            nodes: Vec::with_capacity(nodes),
+            source_map: Vec::with_capacity(nodes),
+            remat: Remat { backs: Vec::with_capacity(nodes), ..Remat::default() },
+            ..Graph::default()
+        }
+    }
+
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
@@ -224,7 +238,8 @@ impl Graph {
     }
 
     fn append(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
-        let mut metas: SmallVec<[Meta; 4]> = SmallVec::new();
+        // A weight update has ten inputs.
+        let mut metas: SmallVec<[Meta; 10]> = SmallVec::new();
         for &i in inputs {
             let n = &self.nodes[i.index()];
             metas.push(Meta { shape: n.shape, dtype: n.dtype });

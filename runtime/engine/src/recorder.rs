@@ -10,6 +10,7 @@ use crate::memory::Role;
 use crate::stored_value::{Residence, StoredValue, Value};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, create};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_core::{DType, Shape};
@@ -59,7 +60,7 @@ pub struct Recorder {
     refs: Vec<u32>,
     carried: FxHashMap<Handle, Carried>,
     /// Buffers that leaves of the current generation read, by uid.
-    live: FxHashMap<u64, Value>,
+    live: IdMap<u64, Value>,
     next_uid: u64,
     old_locs: VecDeque<(u32, Vec<SourceLoc>)>,
     /// Bytes of values made since the caller last collected garbage; explicitly freed bytes do not count.
@@ -77,7 +78,7 @@ impl Default for Recorder {
             evaluated: Vec::new(),
             refs: Vec::new(),
             carried: FxHashMap::default(),
-            live: FxHashMap::default(),
+            live: IdMap::default(),
             next_uid: 1,
             old_locs: VecDeque::new(),
             fresh_bytes: 0,
