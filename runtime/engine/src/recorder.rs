@@ -346,11 +346,8 @@ impl Recorder {
             c.leaf = None;
         }
         let oldest = if self.old_locs.len() == REMEMBERED { self.old_locs.pop_front() } else { None };
-        let (_, mut source_map) = oldest.unwrap_or_default();
-        source_map.clear();
-        source_map.extend(self.graph.ids().map(|id| self.graph.loc_of(id)));
-        self.old_locs.push_back((generation, source_map));
-        self.graph.clear();
+        let (_, spare) = oldest.unwrap_or_default();
+        self.old_locs.push_back((generation, self.graph.clear_for(spare)));
         self.evaluated.clear();
         self.refs.clear();
         self.live.clear();
