@@ -58,7 +58,7 @@ mod tests {
         assert!((0..1000).all(|k| map[&k] == k * 2) && !map.contains_key(&1000));
         let hash = |k: u32| map.hasher().hash_one(k);
         for k in 0..999 {
-            assert_eq!((hash(k + 1) - hash(k)) << 7, 1 << 7, "the lower bits are the number");
+            assert_eq!(hash(k + 1).wrapping_sub(hash(k)) << 7, 1 << 7, "the lower bits are the number");
             assert_ne!(hash(k + 1) >> 57, hash(k) >> 57, "the tags of neighbours differ");
         }
     }
