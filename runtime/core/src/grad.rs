@@ -7,13 +7,13 @@
 
 use crate::error::{Error, Result};
 use crate::graph::{Arrival, Graph, NodeId};
+use crate::id_map::{IdMap, IdSet};
 use crate::ops::{Class, Expand, Grad, GradCtx, Grads, join, slicing};
-use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::hash_map::Entry;
 
 /// Gradients that have reached a node and have not been added up yet.
-type Pending = FxHashMap<NodeId, SmallVec<[NodeId; 2]>>;
+type Pending = IdMap<NodeId, SmallVec<[NodeId; 2]>>;
 
 /// Returns the gradients of `output`, seeded with `seed` (same shape; ones for a loss), with respect to `wrt`.
 ///
@@ -59,7 +59,7 @@ impl Backward {
         let mut pending = Pending::default();
         pending.entry(output).or_default().push(seed);
         let next = if reached { output.index() + 1 } else { 0 };
-        let (parts, stop) = (FxHashMap::default(), wrt.iter().copied().collect());
+        let (parts, stop) = (IdMap::default(), wrt.iter().copied().collect());
         let sweep = Sweep { pass: Some(g.remat.begin_pass()), pending, parts, needs, next, floor: 0, stop };
         Backward { sweep, wrt: wrt.to_vec(), create_graph, reached }
     }
@@ -117,7 +117,7 @@ impl Backward {
         if !self.reached {
             return Ok(vec![None; self.wrt.len()]);
         }
-        let mut found: FxHashMap<NodeId, Option<NodeId>> = FxHashMap::default();
+        let mut found: IdMap<NodeId, Option<NodeId>> = IdMap::default();
         for &w in &self.wrt {
             if let Entry::Vacant(e) = found.entry(w) {
                 let arrived = self.sweep.pending.remove(&w);
@@ -171,12 +171,12 @@ struct Sweep {
     pass: Option<u32>,
     pending: Pending,
     /// Gradients of the outputs of multi-output ops, until the op itself is reached.
-    parts: FxHashMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
+    parts: IdMap<NodeId, SmallVec<[Option<NodeId>; 4]>>,
     needs: Vec<bool>,
     next: usize,
     floor: usize,
     /// Nodes that keep the gradients that reached them.
-    stop: FxHashSet<NodeId>,
+    stop: IdSet<NodeId>,
 }
 
 impl Sweep {
@@ -301,7 +301,7 @@ fn back(
     g: &mut Graph,
     pending: &mut Pending,
     needs: &[bool],
-    stop: &FxHashSet<NodeId>,
+    stop: &IdSet<NodeId>,
     id: NodeId,
     grads: &[Option<NodeId>],
 ) -> Result<()> {
@@ -367,7 +367,7 @@ pub(crate) fn through(
         let flows = !n.detached && n.dtype.is_float() && (is_part(n.op.class) || !matches!(n.op.grad, Grad::Zero));
         inside[i] = flows && n.inputs.iter().any(|x| inside[x.index()]);
     }
-    let (parts, none) = (FxHashMap::default(), FxHashSet::default());
+    let (parts, none) = (IdMap::default(), IdSet::default());
     let mut within = Sweep { pass: None, pending: inner, parts, needs: inside, next: top, floor, stop: none };
     if within.run(g)?.is_some() {
         return Err(Error::gradient("custom", "this is a bug: a host function inside a decomposition"));
@@ -378,7 +378,7 @@ pub(crate) fn through(
 fn file(
     g: &mut Graph,
     pending: &mut Pending,
-    stop: &FxHashSet<NodeId>,
+    stop: &IdSet<NodeId>,
     inputs: &[NodeId],
     wants: &[bool],
     out: Grads,
@@ -397,7 +397,7 @@ fn file(
 /// Files `d` for `x`. Requested gradients (`stop`: weights) are added up at once, so that a product that computes one
 /// part, with everything it reads, need not stay alive until the end of the pass. Slices wait for each other (see
 /// [`total`]).
-fn arrive(g: &mut Graph, pending: &mut Pending, stop: &FxHashSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
+fn arrive(g: &mut Graph, pending: &mut Pending, stop: &IdSet<NodeId>, x: NodeId, d: NodeId) -> Result<()> {
     let list = pending.entry(x).or_default();
     let slice = |g: &Graph, id: NodeId| g.node(id).op == &slicing::STRIDED_PAD;
     match list[..] {

@@ -32,20 +32,24 @@ pub type Inputs = SmallVec<[NodeId; 4]>;
 pub type Attrs = SmallVec<[i64; 6]>;
 
 /// One application of an op.
+///
+/// The order of the fields is that in memory: passes over a recording read what is above the attributes of every node, and
+/// the shape of few.
 #[derive(Clone, Debug)]
+#[repr(C)]
 pub struct Node {
     pub op: &'static Op,
+    pub inputs: Inputs,
+    /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
+    pub payload: u64,
     pub dtype: DType,
     /// Recorded under `no_grad`, so autograd treats it as a constant.
     pub detached: bool,
     /// Whether its products may round f32 operands to TF32 on a device where that is faster (see `Graph::tf32`). Part
     /// of the plan key.
     pub tf32: bool,
-    pub shape: Shape,
-    pub inputs: Inputs,
     pub attrs: Attrs,
-    /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
-    pub payload: u64,
+    pub shape: Shape,
 }
 
 /// A Lua number before it becomes a node.
@@ -94,7 +98,12 @@ pub struct RngState {
 /// The arena.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
+    /// The nodes, and behind them some of the recording before, each of which stays until a new node takes its place: dropping
+    /// them at once would read all of them from memory once more.
     nodes: Vec<Node>,
+    len: usize,
+    /// Whether a node has a 16-bit dtype.
+    has_half: bool,
     source_map: Vec<SourceLoc>,
     /// Modes recorded on the next nodes.
     pub modes: Modes,
@@ -140,6 +149,14 @@ impl Remat {
         self.passes.len() as u32
     }
 
+    fn clear(&mut self) {
+        let Remat { spans, backs, passes, arrivals } = self;
+        spans.clear();
+        backs.clear();
+        passes.clear();
+        arrivals.clear();
+    }
+
     fn truncate(&mut self, len: usize) {
         let inside = |id: &NodeId| id.index() < len;
         self.backs.truncate(len);
@@ -160,44 +177,67 @@ impl Graph {
         Graph::default()
     }
 
+    /// A graph with room for `nodes` of them, which grows beyond it if necessary.
+    pub fn with_capacity(nodes: usize) -> Graph {
+        Graph {
+            nodes: Vec::with_capacity(nodes),
+            source_map: Vec::with_capacity(nodes),
+            remat: Remat { backs: Vec::with_capacity(nodes), ..Remat::default() },
+            ..Graph::default()
+        }
+    }
+
     pub fn len(&self) -> usize {
-        self.nodes.len()
+        self.len
     }
 
     pub fn is_empty(&self) -> bool {
-        self.nodes.is_empty()
+        self.len == 0
     }
 
     /// Removes all nodes; ids start again at 0. Counters and modes are kept.
     pub fn clear(&mut self) {
-        self.nodes.clear();
+        (self.len, self.has_half) = (0, false);
         self.source_map.clear();
-        self.remat = Remat::default();
+        self.remat.clear();
+    }
+
+    /// As [`Graph::clear`], and returns the recipe lines of the nodes. `spare` is memory for those of the next.
+    pub fn clear_for(&mut self, mut spare: Vec<SourceLoc>) -> Vec<SourceLoc> {
+        spare.clear();
+        std::mem::swap(&mut self.source_map, &mut spare);
+        self.clear();
+        spare
     }
 
     /// Removes the nodes from `len` on (a failed recording).
     pub fn truncate(&mut self, len: usize) {
-        self.nodes.truncate(len);
+        self.len = self.len.min(len);
         self.source_map.truncate(len);
         self.remat.truncate(len);
     }
 
     pub fn node(&self, id: NodeId) -> &Node {
-        &self.nodes[id.index()]
+        &self.nodes()[id.index()]
+    }
+
+    /// Whether a node has a 16-bit dtype. It may have been removed.
+    pub fn has_half(&self) -> bool {
+        self.has_half
     }
 
     /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
     pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
-        debug_assert!(input < id, "this is a bug: input after its use");
+        debug_assert!(input < id && id.index() < self.len, "this is a bug: input after its use");
         self.nodes[id.index()].inputs[k] = input;
     }
 
     pub fn nodes(&self) -> &[Node] {
-        &self.nodes
+        &self.nodes[..self.len]
     }
 
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
-        (0..self.nodes.len() as u32).map(NodeId)
+        (0..self.len as u32).map(NodeId)
     }
 
     pub fn loc_of(&self, id: NodeId) -> SourceLoc {
@@ -205,11 +245,11 @@ impl Graph {
     }
 
     pub fn shape(&self, id: NodeId) -> Shape {
-        self.nodes[id.index()].shape
+        self.node(id).shape
     }
 
     pub fn dtype(&self, id: NodeId) -> DType {
-        self.nodes[id.index()].dtype
+        self.node(id).dtype
     }
 
     /// Appends `op(inputs)`: runs the op's shape and dtype rule and, under autocast, its cast policy.
@@ -224,14 +264,15 @@ impl Graph {
     }
 
     fn append(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
-        let mut metas: SmallVec<[Meta; 4]> = SmallVec::new();
+        // A weight update has ten inputs.
+        let mut metas: SmallVec<[Meta; 10]> = SmallVec::new();
         for &i in inputs {
-            let n = &self.nodes[i.index()];
+            let n = self.node(i);
             metas.push(Meta { shape: n.shape, dtype: n.dtype });
         }
         let out = (op.infer)(&Infer { op: op.name, inputs: &metas, attrs })?;
         out.shape.check(op.name)?;
-        if self.nodes.len() >= MAX_NODES {
+        if self.len >= MAX_NODES {
             let message = format!("{MAX_NODES} ops are recorded in one step, the most that there may be");
             return Err(Error::memory(op.name, message)
                 .hint("read a value or end the step within the loop, so that what was recorded runs"));
@@ -257,9 +298,14 @@ impl Graph {
 
     /// Appends a finished node without checks: leaves, and copies by the planner.
     pub fn add(&mut self, node: Node) -> NodeId {
-        debug_assert!(node.inputs.iter().all(|i| i.index() < self.nodes.len()), "this is a bug: input after its use");
-        let id = NodeId(self.nodes.len() as u32);
-        self.nodes.push(node);
+        debug_assert!(node.inputs.iter().all(|i| i.index() < self.len), "this is a bug: input after its use");
+        let id = NodeId(self.len as u32);
+        self.has_half |= node.dtype.is_half();
+        match self.nodes.get_mut(self.len) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
+        }
+        self.len += 1;
         self.source_map.push(self.modes.loc);
         self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
         id
@@ -364,5 +410,26 @@ mod tests {
         let e = g.push(&NEG, &[x], &[]).unwrap_err();
         assert_eq!((e.kind, g.len()), (crate::Kind::Memory, MAX_NODES));
         assert!(e.message.contains("ops are recorded in one step"), "{e}");
+    }
+
+    #[test]
+    fn a_cleared_graph_shows_no_node_of_the_recording_before() {
+        let mut g = Graph::new();
+        g.modes.loc = SourceLoc(7);
+        let x = g.constant(1.0, DType::BF16);
+        g.neg(x).unwrap();
+        assert!(g.has_half());
+        assert_eq!(g.clear_for(Vec::new()), [SourceLoc(7); 2]);
+        assert!(g.is_empty() && g.nodes().is_empty() && g.ids().next().is_none() && !g.has_half());
+        // A longer recording overwrites the nodes of the shorter one before, and grows.
+        g.modes.loc = SourceLoc(8);
+        let x = g.constant(2.0, DType::F32);
+        let y = g.neg(x).unwrap();
+        let z = g.neg(y).unwrap();
+        assert_eq!((g.len(), g.nodes().len(), z), (3, 3, NodeId(2)));
+        assert_eq!(g.node(y).inputs[..], [x]);
+        assert_eq!((g.dtype(x), g.loc_of(z), g.has_half()), (DType::F32, SourceLoc(8), false));
+        g.truncate(1);
+        assert_eq!((g.len(), g.nodes().len()), (1, 1));
     }
 }

@@ -14,6 +14,7 @@ pub mod grad;
 pub mod graph;
 pub mod host_memory;
 pub mod host_tensor;
+pub mod id_map;
 pub mod interrupt;
 pub mod mesh;
 pub mod modes;

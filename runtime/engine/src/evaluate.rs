@@ -16,7 +16,6 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::{Backend, Buffer, BufferDesc, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
-use smallvec::SmallVec;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -90,7 +89,7 @@ impl Engine {
     }
 
     /// Records a call of `op`; functions of the host evaluate their tensors first.
-    pub fn call(&mut self, op: &'static Op, args: &Args) -> std::result::Result<SmallVec<[NodeId; 2]>, Fault> {
+    pub fn call(&mut self, op: &'static Op, args: &Args) -> std::result::Result<ops::Out, Fault> {
         let Class::Host(f) = op.class else {
             let before = self.recorder.graph.len();
             return ops::call(&mut self.recorder.graph, op, args).map_err(|e| {
@@ -159,8 +158,7 @@ impl Engine {
         self.trace_run(request);
         let options = self.options();
         let steady = self.step.warm() && !request.state_writes.is_empty();
-        let difference =
-            steady.then(|| self.executor.cache.first_difference(&self.recorder.graph, &self.executor.tracer)).flatten();
+        let before = if steady { self.executor.cache.last() } else { None };
         let found = self.executor.cache.get(
             &self.recorder.graph,
             &self.executor.tracer,
@@ -187,7 +185,10 @@ impl Engine {
         if hit {
             self.stats.lookup_ms += begun.elapsed().as_secs_f64() * 1e3;
         } else {
-            if let Some((loc, what)) = difference.filter(|_| self.switches.report_misses) {
+            let (graph, tracer) = (&self.recorder.graph, &self.executor.tracer);
+            if let Some(before) = before.filter(|_| self.switches.report_misses)
+                && let Some((loc, what)) = before.first_difference(graph, tracer)
+            {
                 self.diagnostics
                     .notices
                     .say(format!("new plan: first difference is {what} at {}", self.recorder.source_map.show(loc)));

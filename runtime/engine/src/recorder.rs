@@ -10,6 +10,7 @@ use crate::memory::Role;
 use crate::stored_value::{Residence, StoredValue, Value};
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::{Graph, NodeId, RngState};
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, create};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_core::{DType, Shape};
@@ -59,7 +60,7 @@ pub struct Recorder {
     refs: Vec<u32>,
     carried: FxHashMap<Handle, Carried>,
     /// Buffers that leaves of the current generation read, by uid.
-    live: FxHashMap<u64, Value>,
+    live: IdMap<u64, Value>,
     next_uid: u64,
     old_locs: VecDeque<(u32, Vec<SourceLoc>)>,
     /// Bytes of values made since the caller last collected garbage; explicitly freed bytes do not count.
@@ -77,7 +78,7 @@ impl Default for Recorder {
             evaluated: Vec::new(),
             refs: Vec::new(),
             carried: FxHashMap::default(),
-            live: FxHashMap::default(),
+            live: IdMap::default(),
             next_uid: 1,
             old_locs: VecDeque::new(),
             fresh_bytes: 0,
@@ -345,11 +346,8 @@ impl Recorder {
             c.leaf = None;
         }
         let oldest = if self.old_locs.len() == REMEMBERED { self.old_locs.pop_front() } else { None };
-        let (_, mut source_map) = oldest.unwrap_or_default();
-        source_map.clear();
-        source_map.extend(self.graph.ids().map(|id| self.graph.loc_of(id)));
-        self.old_locs.push_back((generation, source_map));
-        self.graph.clear();
+        let (_, spare) = oldest.unwrap_or_default();
+        self.old_locs.push_back((generation, self.graph.clear_for(spare)));
         self.evaluated.clear();
         self.refs.clear();
         self.live.clear();

@@ -50,7 +50,7 @@ impl Engine {
             }
         }
         if plain && !history {
-            self.states.written();
+            self.states.written(true);
             self.recorder.end_generation();
             return;
         }

@@ -49,7 +49,7 @@ impl Engine {
     /// come first, to make copies valid.
     fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
-        if request.state_writes.is_empty() {
+        if request.state_writes.is_empty() || !self.recorder.graph.has_half() {
             return Ok(first);
         }
         // The casts of States as they are when the step begins, in order.

@@ -10,6 +10,7 @@ use crate::recorder::Deferred;
 use crate::shadow_weights::ShadowWeight;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::{create, movement};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
@@ -20,13 +21,10 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
 
+/// The order of the fields is that in memory: each step reads and writes those at the head.
 #[derive(Debug)]
+#[repr(C)]
 pub(crate) struct State {
-    /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
-    path: Option<Arc<str>>,
-    pub desc: BufferDesc,
-    pub trainable: bool,
-    buffer: Option<Buffer>,
     /// The node of the current value, after the first read: the leaf of the current generation, or the value assigned in it.
     current: Option<NodeId>,
     /// The value to be written at the end of the generation.
@@ -34,8 +32,13 @@ pub(crate) struct State {
     /// For a State made in this generation: its initial value, which is kept if the step fails.
     initial: Option<NodeId>,
     pub grad: Option<Deferred>,
-    refs: u32,
+    buffer: Option<Buffer>,
+    pub trainable: bool,
     role: Role,
+    refs: u32,
+    pub desc: BufferDesc,
+    /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
+    path: Option<Arc<str>>,
     /// The recipe line that made it.
     loc: SourceLoc,
 }
@@ -61,7 +64,7 @@ pub struct StateInfo {
 
 #[derive(Debug, Default)]
 pub(crate) struct StateTable {
-    all: FxHashMap<u64, State>,
+    all: IdMap<u64, State>,
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
     reads: Vec<(NodeId, StateId)>,
@@ -188,10 +191,19 @@ impl StateTable {
         }
     }
 
-    /// Commits the assignments after all writes: the next generation reads the buffers.
-    pub fn written(&mut self) {
+    /// Whether an assignment is pending.
+    pub fn is_dirty(&self) -> bool {
+        self.order.iter().any(|id| self.all.get(&id.0).is_some_and(|s| s.assigned.is_some()))
+    }
+
+    /// Commits the assignments after all writes: the next generation reads the buffers. Without `keep_grads` gradients are
+    /// dropped.
+    pub fn written(&mut self, keep_grads: bool) {
         self.guard = None;
         for s in self.all.values_mut() {
+            if !keep_grads {
+                s.grad = None;
+            }
             s.current = None;
             s.assigned = None;
             s.initial = None;

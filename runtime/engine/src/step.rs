@@ -77,7 +77,7 @@ impl Engine {
 
     /// Returns whether something was recorded or assigned since the generation began.
     pub fn is_dirty(&self) -> bool {
-        !self.recorder.graph.is_empty() || !self.states.pending().is_empty()
+        !self.recorder.graph.is_empty() || self.states.is_dirty()
     }
 
     /// Returns whether a recording outside a step is long enough to be flushed.
@@ -209,7 +209,7 @@ impl Engine {
                 self.keep_initial();
                 return Err(fault);
             }
-            self.states.written();
+            self.states.written(true);
             self.recorder.end_generation();
             return Err(fault);
         }
@@ -228,10 +228,8 @@ impl Engine {
                     }
                 }
             }
-        } else {
-            self.states.clear_grads();
         }
-        self.states.written();
+        self.states.written(keep_grads);
         self.recorder.end_generation();
         Ok(())
     }

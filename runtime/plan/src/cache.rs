@@ -41,6 +41,18 @@ pub struct Plan {
     last_use: std::cell::Cell<u64>,
 }
 
+impl Plan {
+    /// The first node that differs between the trace and this plan: its recipe line and description.
+    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
+        let k = tracer.trace.first_difference(g, &self.key)?;
+        let id = tracer.trace.order[k];
+        let node = g.node(id);
+        let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
+        let before = self.step.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
+        Some((if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) }, what))
+    }
+}
+
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Counts {
     pub hits: u64,
@@ -56,7 +68,7 @@ pub struct Cache {
     limit: usize,
     clock: u64,
     pub counts: Counts,
-    /// The last plan looked up; a miss is compared with it.
+    /// The last plan looked up.
     last: Option<Rc<Plan>>,
 }
 
@@ -164,15 +176,9 @@ impl Cache {
         }
     }
 
-    /// The first node that differs between the trace and the plan used before: its recipe line and description.
-    pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
-        let last = self.last.as_ref()?;
-        let k = tracer.trace.first_difference(&last.key)?;
-        let id = tracer.trace.order[k];
-        let node = g.node(id);
-        let what = format!("{} {} {}", node.op.name, node.dtype, node.shape);
-        let before = last.step.source_map.get(k).copied().unwrap_or(SourceLoc::NONE);
-        Some((if g.loc_of(id) == SourceLoc::NONE { before } else { g.loc_of(id) }, what))
+    /// The plan that was used last.
+    pub fn last(&self) -> Option<Rc<Plan>> {
+        self.last.clone()
     }
 }
 

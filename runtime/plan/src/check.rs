@@ -5,16 +5,17 @@
 use crate::ir::*;
 use crate::reading::{Reading, reading};
 use perilune_core::Layout;
+use perilune_core::id_map::IdSet;
 use perilune_core::ops::elementwise::MapFn;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The first broken rule, if any.
 pub fn check(p: &Program) -> Result<(), String> {
-    let mut written: FxHashSet<ValueId> = FxHashSet::default();
+    let mut written: IdSet<ValueId> = IdSet::default();
     for (k, v) in p.values.iter().enumerate() {
         match v.storage {
             Storage::Input(i) => {
-                let (shape, dtype) = *p.inputs.get(i as usize).ok_or(format!("value {k}: no input {i}"))?;
+                let (shape, dtype) = *p.inputs.get(i as usize).ok_or_else(|| format!("value {k}: no input {i}"))?;
                 if shape.numel() != v.shape.numel() || dtype != v.dtype {
                     return Err(format!("value {k} disagrees with input {i}"));
                 }
@@ -30,7 +31,7 @@ pub fn check(p: &Program) -> Result<(), String> {
     }
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads() {
-            let value = p.values.get(v.0 as usize).ok_or(format!("kernel {k} reads no value {}", v.0))?;
+            let value = p.values.get(v.0 as usize).ok_or_else(|| format!("kernel {k} reads no value {}", v.0))?;
             if !matches!(value.storage, Storage::Input(_)) && !written.contains(&v) {
                 return Err(format!("kernel {k} reads value {} before it is written", v.0));
             }

@@ -5,7 +5,8 @@
 use crate::ir::*;
 use crate::kernel_order::ControlDeps;
 use crate::reading::{Reading, reading};
-use rustc_hash::{FxHashMap, FxHashSet};
+use perilune_core::id_map::IdMap;
+use rustc_hash::FxHashSet;
 
 /// Makes each pure map the epilogue of the product it reads, if nothing else reads that product and it is not a result
 /// itself. Maps that update a State are left to horizontal fusion, which merges the optimizer updates of all
@@ -20,8 +21,8 @@ pub fn fuse(
     roots: &FxHashSet<ValueId>,
     state_writes: &FxHashSet<ValueId>,
 ) {
-    let mut readers: FxHashMap<ValueId, usize> = FxHashMap::default();
-    let mut products: FxHashMap<ValueId, usize> = FxHashMap::default();
+    let mut readers: IdMap<ValueId, usize> = IdMap::default();
+    let mut products: IdMap<ValueId, usize> = IdMap::default();
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         let mut reads = kernel.reads();
         reads.sort_unstable();

@@ -21,6 +21,7 @@ use crate::reading::{Reading, reading};
 use crate::recompute::decide;
 use perilune_core::Layout;
 use perilune_core::graph::NodeId;
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::Class;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -47,7 +48,7 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
             level: vec![Level::Full; count],
             stored: vec![false; count],
         },
-        loaders: FxHashMap::default(),
+        loaders: IdMap::default(),
         users: FxHashMap::default(),
     };
     for id in low.graph.ids() {
@@ -62,7 +63,7 @@ struct Fuser<'a> {
     low: &'a Lowered,
     out: Fusion,
     /// For each base, the latest cluster that reads all of it in order.
-    loaders: FxHashMap<NodeId, usize>,
+    loaders: IdMap<NodeId, usize>,
     /// The kernels that read a kernel's values through memory. Clusters are numbered as they were at that time.
     users: FxHashMap<Maker, SmallVec<[Maker; 4]>>,
 }

@@ -7,7 +7,8 @@
 use crate::ir::*;
 use crate::reading::{Reading, reading};
 use perilune_core::Layout;
-use rustc_hash::{FxHashSet, FxHasher};
+use perilune_core::id_map::IdSet;
+use rustc_hash::FxHasher;
 use std::hash::{Hash, Hasher};
 
 /// Maximum bytes that a kernel may store and still run early: keeping small results alive longer is nearly free.
@@ -96,7 +97,7 @@ pub fn grouped(regions: Vec<Region>) -> Vec<Kernel> {
 /// kernel, and those that read only the program's inputs (casts of all weights). Similar branches of a network stay
 /// separate: in one launch, the activations of both would be alive at once.
 pub fn movable(kernels: &[(u32, Kernel)], values: &[Value]) -> Vec<bool> {
-    let mut read: FxHashSet<ValueId> = FxHashSet::default();
+    let mut read: IdSet<ValueId> = IdSet::default();
     for (_, kernel) in kernels {
         read.extend(kernel.reads());
     }

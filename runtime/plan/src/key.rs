@@ -9,11 +9,11 @@
 use crate::passes::remat::{self, Spans};
 use crate::reachability::{self, NEEDED, RECOMPUTED};
 use crate::request::{InputBuffer, Request};
-use perilune_core::graph::{Graph, NodeId};
+use perilune_core::DType;
+use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
-use perilune_core::ops::{Class, Generator, create};
-use perilune_core::{DType, Shape};
-use rustc_hash::FxHashMap;
+use perilune_core::ops::{Class, Generator, Op, create};
 
 /// The needed part of a graph in canonical order.
 #[derive(Clone, Debug, Default)]
@@ -22,12 +22,10 @@ pub struct Trace {
     pub order: Vec<NodeId>,
     /// For each node of `order`: its input number, if its value is read from a buffer.
     pub leaves: Vec<Option<u32>>,
-    /// For each node of `order`: the end of its words in `key`. They start where those of the node before it end.
-    pub ends: Vec<usize>,
     /// Buffers in order of first use.
     pub inputs: Vec<InputBuffer>,
-    /// Shape and dtype of each input.
-    pub metas: Vec<(Shape, DType)>,
+    /// For each input, a node of its shape and dtype: the first that reads or overwrites it.
+    pub input_nodes: Vec<NodeId>,
     /// Bits of the run-time numbers, in order of the nodes that hold them.
     pub slots: Vec<u64>,
     pub slot_dtypes: Vec<DType>,
@@ -68,9 +66,8 @@ impl Trace {
     fn clear(&mut self) {
         self.order.clear();
         self.leaves.clear();
-        self.ends.clear();
         self.inputs.clear();
-        self.metas.clear();
+        self.input_nodes.clear();
         self.slots.clear();
         self.slot_dtypes.clear();
         self.starts.clear();
@@ -80,9 +77,43 @@ impl Trace {
     }
 
     /// The node whose words hold the first difference from `key`, as a position in `order`.
-    pub fn first_difference(&self, key: &[u64]) -> Option<usize> {
+    pub fn first_difference(&self, g: &Graph, key: &[u64]) -> Option<usize> {
         let at = self.key.iter().zip(key).position(|(a, b)| a != b)?;
-        Some(self.ends.partition_point(|end| *end <= at)).filter(|k| *k < self.order.len())
+        let mut end = 0;
+        self.order.iter().zip(&self.leaves).position(|(id, leaf)| {
+            end += words(g.node(*id), leaf.is_some());
+            at < end
+        })
+    }
+}
+
+/// The number of words of a node in the key.
+fn words(node: &Node, is_leaf: bool) -> usize {
+    match (is_leaf, node.op.class) {
+        (true, _) => 2 + node.shape.rank(),
+        (false, Class::Generator(_)) => 3 + node.shape.rank() + node.attrs.len() + node.inputs.len().div_ceil(2),
+        (false, _) => 2 + node.attrs.len() + node.inputs.len().div_ceil(2),
+    }
+}
+
+/// The codes of the ops met last. A code is a hash of the op's name, and a step repeats few ops.
+#[derive(Debug)]
+struct Codes([(Option<&'static Op>, u32); 64]);
+
+impl Default for Codes {
+    fn default() -> Codes {
+        Codes([(None, 0); 64])
+    }
+}
+
+impl Codes {
+    fn of(&mut self, op: &'static Op) -> u32 {
+        // Ops are statics of several hundred bytes, of which the lower bits of the address tell nothing.
+        let place = &mut self.0[(std::ptr::from_ref(op).addr() >> 5) % 64];
+        if !place.0.is_some_and(|known| std::ptr::eq(known, op)) {
+            *place = (Some(op), op.code());
+        }
+        place.1
     }
 }
 
@@ -95,7 +126,8 @@ pub struct Tracer {
     /// Whether the planner may recompute values by itself, because there is a memory budget. The key then includes what
     /// that choice depends on.
     pub budgeted: bool,
-    by_buffer: FxHashMap<InputBuffer, u32>,
+    by_buffer: IdMap<InputBuffer, u32>,
+    codes: Codes,
 }
 
 impl Tracer {
@@ -126,7 +158,7 @@ impl Tracer {
                 None => copy(i).map(InputBuffer::State),
             };
             if let Some(buffer) = buffer {
-                let k = input(t, &mut self.by_buffer, buffer, node.shape, node.dtype);
+                let k = input(t, &mut self.by_buffer, buffer, id);
                 // A State's buffer will change, so it is copied if it is returned; the buffer of any other leaf is
                 // returned itself.
                 let state = u64::from(matches!(buffer, InputBuffer::State(_)));
@@ -134,11 +166,10 @@ impl Tracer {
                 t.key.extend([LEAF | u64::from(k), dtype | state << 8 | (node.shape.rank() as u64) << 16]);
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u64));
                 t.leaves.push(Some(k));
-                t.ends.push(t.key.len());
                 continue;
             }
             let counts = (node.attrs.len() as u64) << 16 | (node.inputs.len() as u64) << 32;
-            t.key.extend([u64::from(node.op.code()), node.dtype as u64 | u64::from(node.tf32) << 8 | counts]);
+            t.key.extend([u64::from(self.codes.of(node.op)), node.dtype as u64 | u64::from(node.tf32) << 8 | counts]);
             if let Class::Generator(kind) = node.op.class {
                 match kind {
                     Generator::Scalar => {
@@ -152,9 +183,13 @@ impl Tracer {
                 t.key.extend(node.shape.dims().iter().map(|&d| d as u64));
             }
             t.key.extend(node.attrs.iter().map(|&a| a as u64));
-            t.key.extend(node.inputs.iter().map(|x| u64::from(self.position[x.index()])));
+            let position = |x: &NodeId| u64::from(self.position[x.index()]);
+            // Two positions a word.
+            t.key.extend(node.inputs.chunks(2).map(|pair| match pair {
+                [a, b] => position(a) | position(b) << 32,
+                rest => rest.iter().map(position).sum(),
+            }));
             t.leaves.push(None);
-            t.ends.push(t.key.len());
         }
         for r in &request.roots {
             t.key.push(ROOT | u64::from(self.position[r.index()]));
@@ -162,8 +197,7 @@ impl Tracer {
         t.key.extend(request.guard.iter().map(|guard| GUARD | u64::from(self.position[guard.ok.index()])));
         for (i, (state, v)) in request.state_writes.iter().enumerate() {
             let guarded = request.guard.as_ref().is_some_and(|guard| guard.state_writes[i]);
-            let node = &g.nodes()[v.index()];
-            let k = input(t, &mut self.by_buffer, InputBuffer::State(*state), node.shape, node.dtype);
+            let k = input(t, &mut self.by_buffer, InputBuffer::State(*state), *v);
             t.state_write_inputs.push(k);
             let mark = if guarded { GUARDED_STATE_WRITE } else { STATE_WRITE };
             t.key.extend([mark | u64::from(self.position[v.index()]), u64::from(k)]);
@@ -181,16 +215,10 @@ impl Tracer {
     }
 }
 
-fn input(
-    t: &mut Trace,
-    seen: &mut FxHashMap<InputBuffer, u32>,
-    buffer: InputBuffer,
-    shape: Shape,
-    dtype: DType,
-) -> u32 {
+fn input(t: &mut Trace, seen: &mut IdMap<InputBuffer, u32>, buffer: InputBuffer, node: NodeId) -> u32 {
     *seen.entry(buffer).or_insert_with(|| {
         t.inputs.push(buffer);
-        t.metas.push((shape, dtype));
+        t.input_nodes.push(node);
         t.inputs.len() as u32 - 1
     })
 }

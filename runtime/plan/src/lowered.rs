@@ -5,6 +5,7 @@
 //! their comments name both passes.
 
 use perilune_core::graph::{Graph, NodeId};
+use perilune_core::id_map::IdMap;
 use perilune_core::{Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -21,9 +22,9 @@ pub struct Lowered {
     /// The bool that guards State writes, until `passes::guard` turns it into selects.
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` and `shard` node.
-    pub slots: FxHashMap<NodeId, u32>,
+    pub slots: IdMap<NodeId, u32>,
     /// Input number of each leaf node.
-    pub inputs: FxHashMap<NodeId, u32>,
+    pub inputs: IdMap<NodeId, u32>,
     /// Which inputs are States: their buffers will change, so they cannot be returned as results.
     pub states: Vec<bool>,
     /// For each node, the nodes that must run before it although it does not read them. Empty if the step has no such
@@ -60,15 +61,16 @@ pub struct Join {
 }
 
 impl Lowered {
-    pub(crate) fn empty(states: Vec<bool>) -> Lowered {
+    /// A step without nodes, with room for `nodes` of them.
+    pub(crate) fn empty(states: Vec<bool>, nodes: usize) -> Lowered {
         Lowered {
-            graph: Graph::new(),
+            graph: Graph::with_capacity(nodes),
             views: Vec::new(),
             roots: Vec::new(),
             state_writes: Vec::new(),
             ok: None,
-            slots: FxHashMap::default(),
-            inputs: FxHashMap::default(),
+            slots: IdMap::default(),
+            inputs: IdMap::default(),
             states,
             control_deps: Vec::new(),
             channels_last: FxHashSet::default(),

@@ -6,6 +6,7 @@
 //! program is not too large, blocks are packed again with all lifetimes known, and the smallest arena is kept.
 
 use crate::ir::*;
+use perilune_core::id_map::IdMap;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -43,7 +44,7 @@ pub fn assign(p: &mut Program) {
     let mut arena = Offsets::default();
     let mut live = 0usize;
     let mut blocks: Vec<Block> = Vec::new();
-    let mut block_of: FxHashMap<ValueId, usize> = FxHashMap::default();
+    let mut block_of: IdMap<ValueId, usize> = IdMap::default();
     for k in 0..p.kernels.len() {
         dying[k].sort_unstable();
         let mut taken: Vec<ValueId> = Vec::new();

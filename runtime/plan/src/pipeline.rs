@@ -48,7 +48,7 @@ pub(crate) fn try_plan(
         let spans = if more.is_empty() { &tracer.trace.spans } else { &Spans::new(g, more) };
         let low = lower(g, tracer, request, spans, backend)?;
         let clusters = fuse::fuse(&low, options.fusion);
-        Ok(program_builder::build(&low, &clusters, &tracer.trace, options.fusion))
+        Ok(program_builder::build(&low, &clusters, g, &tracer.trace, options.fusion))
     };
     let program = with(&[])?;
     match options.budget {

@@ -11,25 +11,27 @@ use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::memory;
 use crate::reading::{Reading, reading};
-use perilune_core::graph::NodeId;
+use perilune_core::graph::{Graph, NodeId};
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, Generator, create};
 use perilune_core::{DType, Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
 
-/// Builds the program of a clustered step. Without `fusion`, every region is a separate launch.
-pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
+/// Builds the program of a clustered step; `recorded` has the shapes of its inputs. Without `fusion`, every region is a separate
+/// launch.
+pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
         low,
         f,
         values: Vec::new(),
-        value_of: FxHashMap::default(),
+        value_of: IdMap::default(),
         control_deps: ControlDeps::default(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
-            inputs: trace.metas.clone(),
+            inputs: trace.input_nodes.iter().map(|x| (recorded.shape(*x), recorded.dtype(*x))).collect(),
             outputs: Vec::new(),
             slots: trace.slot_dtypes.iter().copied().chain(trace.starts.iter().map(|_| DType::I64)).collect(),
             starts: trace.starts.clone(),
@@ -38,7 +40,7 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
             live_bytes: 0,
         },
     };
-    b.name_values(trace);
+    b.name_values();
     let mut kernels = b.kernels();
     if fusion {
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
@@ -57,7 +59,7 @@ struct Builder<'a> {
     low: &'a Lowered,
     f: &'a Fusion,
     values: Vec<Value>,
-    value_of: FxHashMap<NodeId, ValueId>,
+    value_of: IdMap<NodeId, ValueId>,
     control_deps: ControlDeps,
     program: Program,
 }
@@ -76,8 +78,8 @@ impl Builder<'_> {
         v
     }
 
-    fn name_values(&mut self, trace: &Trace) {
-        for (k, (shape, dtype)) in trace.metas.iter().enumerate() {
+    fn name_values(&mut self) {
+        for (k, (shape, dtype)) in self.program.inputs.iter().enumerate() {
             let origin = Origin::NONE;
             self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), origin });
         }
@@ -282,8 +284,8 @@ impl Builder<'_> {
     /// Computes each State's new value in the State's own memory if no later kernel reads the old one; otherwise copies
     /// it there at the end.
     fn state_writes(&mut self, trace: &Trace) {
-        let mut writer: FxHashMap<ValueId, Part> = FxHashMap::default();
-        let mut readers: FxHashMap<ValueId, SmallVec<[Part; 2]>> = FxHashMap::default();
+        let mut writer: IdMap<ValueId, Part> = IdMap::default();
+        let mut readers: IdMap<ValueId, SmallVec<[Part; 2]>> = IdMap::default();
         for (kernel, k) in self.program.kernels.iter().enumerate() {
             if let Kernel::Library(l) = k {
                 let call = Part { kernel, region: None };

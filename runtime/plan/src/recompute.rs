@@ -9,6 +9,7 @@ use crate::lowered::Lowered;
 use crate::reading::{Reading, reading};
 use perilune_core::DType;
 use perilune_core::graph::NodeId;
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, Generator};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -35,7 +36,7 @@ struct Expr {
 /// Sets `stored` for every node. With `enabled` off nothing is recomputed.
 pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let g = &low.graph;
-    let mut crossing: FxHashMap<NodeId, SmallVec<[(usize, bool); 4]>> = FxHashMap::default();
+    let mut crossing: IdMap<NodeId, SmallVec<[(usize, bool); 4]>> = IdMap::default();
     let mut loads: FxHashMap<usize, Vec<NodeId>> = FxHashMap::default();
     // A control dependency needs a kernel that stores the value.
     for id in low.roots.iter().chain(&low.state_writes).chain(low.control_deps.iter().flatten()) {

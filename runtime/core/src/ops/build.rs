@@ -8,7 +8,7 @@ use crate::{DType, Shape};
 use smallvec::{SmallVec, smallvec};
 
 /// What a call returns: nearly always one tensor.
-pub type Out = SmallVec<[NodeId; 2]>;
+pub type Out = SmallVec<[NodeId; 4]>;
 
 pub fn one(id: NodeId) -> Out {
     smallvec![id]

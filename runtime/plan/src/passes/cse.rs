@@ -8,28 +8,40 @@ use crate::passes::rewriter::Rewriter;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Class, create, movement};
-use perilune_core::{DType, Shape};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 use smallvec::SmallVec;
+use std::hash::BuildHasher;
 
-/// What makes two nodes equal.
-#[derive(PartialEq, Eq, Hash)]
-struct Identity {
-    op: usize,
-    inputs: SmallVec<[NodeId; 4]>,
-    attrs: SmallVec<[i64; 6]>,
-    /// Leaves and run-time numbers differ only in this number.
-    number: Option<u64>,
-    shape: Shape,
-    dtype: DType,
-    tf32: bool,
+/// A node with its new inputs, and the number in which leaves and run-time numbers differ.
+struct Candidate<'a> {
+    node: &'a Node,
+    inputs: &'a [NodeId],
+    number: Option<u32>,
+}
+
+impl Candidate<'_> {
+    fn hash(&self) -> u64 {
+        let Candidate { node, inputs, number } = self;
+        let key = (std::ptr::from_ref(node.op), inputs, &node.attrs, number, node.shape.dims(), node.dtype, node.tf32);
+        FxBuildHasher.hash_one(key)
+    }
+
+    fn equals(&self, to: &Lowered, id: NodeId) -> bool {
+        let (a, b) = (self.node, to.graph.node(id));
+        std::ptr::eq(a.op, b.op)
+            && self.inputs == &b.inputs[..]
+            && a.attrs == b.attrs
+            && self.number == to.slots.get(&id).or(to.inputs.get(&id)).copied()
+            && (a.shape, a.dtype, a.tf32) == (b.shape, b.dtype, b.tf32)
+    }
 }
 
 /// Keeps the first of equal nodes and its storage layout.
 pub fn apply(from: &Lowered) -> Lowered {
     let reached = from.reachable();
     let mut to = Rewriter::new(from);
-    let mut seen: FxHashMap<Identity, NodeId> = FxHashMap::default();
+    // By the hash of the old node. The nodes themselves are compared in the new graph, so an entry is small.
+    let mut seen: FxHashMap<u64, SmallVec<[NodeId; 4]>> = FxHashMap::default();
     for id in from.graph.ids() {
         if !reached[id.index()] {
             // Never looked up, so any id works.
@@ -43,20 +55,15 @@ pub fn apply(from: &Lowered) -> Lowered {
             to.map.push(same);
             continue;
         }
-        let identity = Identity {
-            op: node.op as *const _ as usize,
-            inputs: inputs.clone(),
-            attrs: node.attrs.clone(),
-            number: from.slots.get(&id).or(from.inputs.get(&id)).map(|k| u64::from(*k)),
-            shape: node.shape,
-            dtype: node.dtype,
-            tf32: node.tf32,
-        };
-        if let Some(&same) = seen.get(&identity) {
+        let number = from.slots.get(&id).or(from.inputs.get(&id)).copied();
+        let candidate = Candidate { node, inputs: &inputs, number };
+        let equal_hash = seen.entry(candidate.hash()).or_default();
+        if let Some(&same) = equal_hash.iter().find(|id| candidate.equals(&to.out, **id)) {
             to.map.push(same);
             continue;
         }
         let new = to.copy_over(from, id, inputs);
+        equal_hash.push(new);
         if let Some(layout) = from.stores.layouts.get(&id) {
             to.out.stores.layouts.insert(new, *layout);
         }
@@ -64,7 +71,6 @@ pub fn apply(from: &Lowered) -> Lowered {
             let slices = join.slices.iter().map(|(x, layout)| (to.map[x.index()], *layout)).collect();
             to.out.stores.joins.insert(new, Join { op: to.map[join.op.index()], slices, ..join.clone() });
         }
-        seen.insert(identity, new);
         to.map.push(new);
     }
     to.finish(from)

@@ -5,9 +5,8 @@ use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use perilune_core::error::Result;
 use perilune_core::graph::{Node, NodeId};
-use perilune_core::ops::Class;
+use perilune_core::ops::{Class, Out};
 use rustc_hash::FxHashMap;
-use smallvec::SmallVec;
 
 /// Maximum nesting of decompositions, in case an op decomposes into itself.
 const MAX_DEPTH: usize = 8;
@@ -27,7 +26,7 @@ pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
 /// Replaces each such op by its decomposition, one level deep.
 fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
     let mut to = Rewriter::new(from);
-    let mut parts: FxHashMap<NodeId, SmallVec<[NodeId; 2]>> = FxHashMap::default();
+    let mut parts: FxHashMap<NodeId, Out> = FxHashMap::default();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
         to.out.graph.modes.loc = from.graph.loc_of(id);

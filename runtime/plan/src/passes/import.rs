@@ -11,7 +11,8 @@ use perilune_core::source_loc::SourceLoc;
 pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     let trace = &tracer.trace;
     let position = |id: NodeId| NodeId(tracer.position(id) as u32);
-    let mut out = Lowered::empty(trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect());
+    let states = trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect();
+    let mut out = Lowered::empty(states, trace.order.len());
     // The slots for start offsets of parts follow those of the recorded scalars.
     let (mut slot, mut start) = (0, trace.slots.len() as u32);
     for (k, &id) in trace.order.iter().enumerate() {

@@ -13,7 +13,10 @@ pub(crate) struct Rewriter {
 
 impl Rewriter {
     pub fn new(from: &Lowered) -> Rewriter {
-        Rewriter { out: Lowered::empty(from.states.clone()), map: Vec::with_capacity(from.graph.len()) }
+        Rewriter {
+            out: Lowered::empty(from.states.clone(), from.graph.len()),
+            map: Vec::with_capacity(from.graph.len()),
+        }
     }
 
     /// The inputs of an old node, by their new ids.

@@ -13,6 +13,7 @@ use smallvec::{SmallVec, smallvec};
 /// Runs the pass. Later passes do not change the graph.
 pub fn apply(from: &Lowered) -> Lowered {
     let mut to = Rewriter::new(from);
+    to.out.views.reserve(from.graph.len());
     // Whether another node is a view of each node, so far.
     let mut viewed: Vec<bool> = Vec::new();
     for id in from.graph.ids() {
