@@ -52,7 +52,8 @@ fn several_optimizers_resume_and_replay_to_the_bits_of_an_uninterrupted_run() {
     for precision in ["f32", "fp16"] {
         let (straight, halves, again) = (format!("s-{precision}"), format!("h-{precision}"), format!("r-{precision}"));
         let run = |dir: &str, more: &[&str]| {
-            let r = p.run(&[&["run", "pair.lua", "--quiet", "--precision", precision, "--run-dir", dir], more].concat());
+            let r =
+                p.run(&[&["run", "pair.lua", "--quiet", "--precision", precision, "--run-dir", dir], more].concat());
             assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{dir} {more:?}");
         };
         run(&straight, &[]);
@@ -61,7 +62,12 @@ fn several_optimizers_resume_and_replay_to_the_bits_of_an_uninterrupted_run() {
         assert_eq!(weights(&p, &straight), weights(&p, &halves));
         // Every third step has a plan of its own, which a replay reports once.
         let r = p.run(&["replay", &halves, "--run-dir", &again]);
-        assert!(r.status == Some(0) && r.err.lines().all(|l| l.starts_with("warning: new plan")), "{} {}", r.out, r.err);
+        assert!(
+            r.status == Some(0) && r.err.lines().all(|l| l.starts_with("warning: new plan")),
+            "{} {}",
+            r.out,
+            r.err
+        );
         assert_eq!(weights(&p, &again), weights(&p, &straight));
     }
 }
@@ -85,6 +91,9 @@ fn an_optimizer_that_a_run_would_not_save_is_found_by_check_and_run() {
         assert_eq!(r.status, Some(3), "{command}: {} {}", r.out, r.err);
         let text = format!("{}{}", r.out, r.err);
         assert!(text.contains(&format!("hidden.lua:{line}: optim.AdamW: step() of an optimizer")), "{text}");
-        assert!(text.contains(&format!("made at hidden.lua:{made}")) && text.contains("return { G = ..., D = ... }"), "{text}");
+        assert!(
+            text.contains(&format!("made at hidden.lua:{made}")) && text.contains("return { G = ..., D = ... }"),
+            "{text}"
+        );
     }
 }

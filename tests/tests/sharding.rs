@@ -131,7 +131,8 @@ fn check(e: &mut Engine, call: &Call, factor: &Factor, n: usize) -> Result<(), S
         let scale = (0..whole.numel()).map(|i| whole.get_f64(i).abs()).filter(|v| v.is_finite()).fold(1.0, f64::max);
         for i in 0..whole.numel() {
             let (a, b) = (got.get_f64(i), whole.get_f64(i));
-            let near = a == b || a.is_nan() && b.is_nan() || whole.dtype.is_float() && (a - b).abs() <= precision * scale;
+            let near =
+                a == b || a.is_nan() && b.is_nan() || whole.dtype.is_float() && (a - b).abs() <= precision * scale;
             if !near {
                 return Err(format!("element {i} is {a} instead of {b}"));
             }
@@ -158,8 +159,8 @@ fn divide(e: &mut Engine, case: &Case, checked: &mut BTreeMap<&'static str, [usi
         let all = results(e, node);
         let g = &e.recorder.graph;
         let signature: Vec<(Shape, DType)> = n.inputs.iter().map(|i| (g.shape(*i), g.dtype(*i))).collect();
-        let shapes: Vec<Shape> = all.iter().map(|id| g.shape(*id)).collect();
-        let factors = sharding::factors(n.op, &Signature { operands: &signature, results: &shapes, attrs: &n.attrs });
+        let whole: Vec<(Shape, DType)> = all.iter().map(|id| (g.shape(*id), g.dtype(*id))).collect();
+        let factors = sharding::factors(n.op, &Signature { operands: &signature, results: &whole, attrs: &n.attrs });
         if factors.is_empty() {
             continue;
         }
@@ -170,7 +171,11 @@ fn divide(e: &mut Engine, case: &Case, checked: &mut BTreeMap<&'static str, [usi
         for factor in &factors {
             assert_eq!(factor.operands.len(), call.operands.len(), "{}: {factor:?}", n.op.name);
             assert_eq!(factor.results.len(), call.results.len(), "{}: {factor:?}", n.op.name);
-            let terms = factor.operands.iter().zip(&call.operands).any(|(p, x)| matches!(p, Piece::Term(_)) && x.dtype == DType::Bool);
+            let terms = factor
+                .operands
+                .iter()
+                .zip(&call.operands)
+                .any(|(p, x)| matches!(p, Piece::Term(_)) && x.dtype == DType::Bool);
             let blocks = factor.operands.iter().chain(&factor.results).any(|p| matches!(p, Piece::Block(_)));
             for parts in 2..=4 {
                 if terms || blocks && (factor.units == 0 || factor.units % parts != 0) {

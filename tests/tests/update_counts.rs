@@ -156,8 +156,9 @@ fn an_older_checkpoint_in_fp16_loads_with_one_count_for_all() {
     states.retain(|s| !s.0.starts_with("optim.adamw.step."));
     let (_b, new) = run_of(2, "fp16", "");
     new.add_counts(&mut states).unwrap();
-    let moved =
-        new.take_over(Source::Values { states: &states, cursor: &at }, &DroppedStates::default(), Taking::Exact).unwrap();
+    let moved = new
+        .take_over(Source::Values { states: &states, cursor: &at }, &DroppedStates::default(), Taking::Exact)
+        .unwrap();
     assert!(moved.exact(), "{moved:?}");
     steps(&old, 3);
     steps(&new, 3);

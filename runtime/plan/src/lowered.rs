@@ -5,6 +5,7 @@
 //! their comments name both passes.
 
 use perilune_core::graph::{Graph, NodeId};
+use perilune_core::mesh::Start;
 use perilune_core::{Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -22,6 +23,9 @@ pub struct Lowered {
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` and `shard` node.
     pub slots: FxHashMap<NodeId, u32>,
+    /// Where the device's parts of generated numbers begin: the run-time numbers from slot `first_start` on.
+    pub starts: Vec<Start>,
+    pub first_start: u32,
     /// Input number of each leaf node.
     pub inputs: FxHashMap<NodeId, u32>,
     /// Which inputs are States: their buffers will change, so they cannot be returned as results.
@@ -68,6 +72,8 @@ impl Lowered {
             state_writes: Vec::new(),
             ok: None,
             slots: FxHashMap::default(),
+            starts: Vec::new(),
+            first_start: 0,
             inputs: FxHashMap::default(),
             states,
             control_deps: Vec::new(),

@@ -18,6 +18,18 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
 
+/// Shape and dtype of each input buffer: of a divided step, those of a device's part.
+fn inputs(low: &Lowered, trace: &Trace) -> Vec<(Shape, DType)> {
+    let mut out = trace.metas.clone();
+    for (id, k) in &low.inputs {
+        let (part, whole) = (low.graph.shape(*id), &mut out[*k as usize].0);
+        if part.numel() != whole.numel() {
+            *whole = part;
+        }
+    }
+    out
+}
+
 /// Builds the program of a clustered step. Without `fusion`, every region is a separate launch.
 pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program {
     let mut b = Builder {
@@ -29,16 +41,16 @@ pub fn build(low: &Lowered, f: &Fusion, trace: &Trace, fusion: bool) -> Program 
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
-            inputs: trace.metas.clone(),
+            inputs: inputs(low, trace),
             outputs: Vec::new(),
-            slots: trace.slot_dtypes.iter().copied().chain(trace.starts.iter().map(|_| DType::I64)).collect(),
-            starts: trace.starts.clone(),
+            slots: trace.slot_dtypes.iter().copied().chain(low.starts.iter().map(|_| DType::I64)).collect(),
+            starts: low.starts.clone(),
             results: Vec::new(),
             arena_bytes: 0,
             live_bytes: 0,
         },
     };
-    b.name_values(trace);
+    b.name_values();
     let mut kernels = b.kernels();
     if fusion {
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
@@ -76,8 +88,8 @@ impl Builder<'_> {
         v
     }
 
-    fn name_values(&mut self, trace: &Trace) {
-        for (k, (shape, dtype)) in trace.metas.iter().enumerate() {
+    fn name_values(&mut self) {
+        for (k, (shape, dtype)) in self.program.inputs.iter().enumerate() {
             let origin = Origin::NONE;
             self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), origin });
         }
