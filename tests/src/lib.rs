@@ -7,6 +7,7 @@
 //! - [`recording`] collects the programs of a run that computes nothing, and [`fingerprint`] and [`ptx`] hash them;
 //! - [`random`] makes random graphs;
 //! - [`skip`] reports tests that this machine cannot run;
+//! - [`virtual_devices`] runs programs on the CPU devices of a mesh;
 //! - [`scripts`] runs Lua files and compares their output with golden texts.
 #![allow(clippy::unwrap_used)]
 
@@ -22,3 +23,4 @@ pub mod rng;
 pub mod sample;
 pub mod scripts;
 pub mod skip;
+pub mod virtual_devices;

@@ -159,8 +159,8 @@ fn divide(e: &mut Engine, case: &Case, checked: &mut BTreeMap<&'static str, [usi
         let all = results(e, node);
         let g = &e.recorder.graph;
         let signature: Vec<(Shape, DType)> = n.inputs.iter().map(|i| (g.shape(*i), g.dtype(*i))).collect();
-        let shapes: Vec<Shape> = all.iter().map(|id| g.shape(*id)).collect();
-        let factors = sharding::factors(n.op, &Signature { operands: &signature, results: &shapes, attrs: &n.attrs });
+        let whole: Vec<(Shape, DType)> = all.iter().map(|id| (g.shape(*id), g.dtype(*id))).collect();
+        let factors = sharding::factors(n.op, &Signature { operands: &signature, results: &whole, attrs: &n.attrs });
         if factors.is_empty() {
             continue;
         }

@@ -232,6 +232,16 @@ impl Graph {
         self.nodes[id.index()].inputs[k] = input;
     }
 
+    /// Sets the shape of a node without a reader; only the planner does, for a node whose operands it has changed.
+    pub fn set_shape(&mut self, id: NodeId, shape: Shape) {
+        self.nodes[id.index()].shape = shape;
+    }
+
+    /// Sets the attributes of a node without a reader.
+    pub fn set_attrs(&mut self, id: NodeId, attrs: Attrs) {
+        self.nodes[id.index()].attrs = attrs;
+    }
+
     pub fn nodes(&self) -> &[Node] {
         &self.nodes[..self.len]
     }

@@ -194,6 +194,16 @@ impl Placement {
         self
     }
 
+    /// A word that differs for different placements, for plan keys.
+    pub fn word(&self) -> u64 {
+        let code = |along: &Along| match along {
+            Along::Replicated => 0,
+            Along::Split(dim) => 1 + u64::from(*dim),
+            Along::Partial(combine) => 1 + MAX_RANK as u64 + *combine as u64,
+        };
+        self.axes.iter().fold(0, |word, along| word << 8 | code(along))
+    }
+
     pub fn along(&self, axis: Axis) -> Along {
         self.axes[axis as usize]
     }

@@ -45,7 +45,7 @@ pub type Factors = SmallVec<[Factor; 4]>;
 #[derive(Clone, Copy, Debug)]
 pub struct Signature<'a> {
     pub operands: &'a [(Shape, DType)],
-    pub results: &'a [Shape],
+    pub results: &'a [(Shape, DType)],
     pub attrs: &'a [i64],
 }
 
@@ -57,7 +57,7 @@ impl Signature<'_> {
 
     /// Shape of the first result.
     pub fn out(&self) -> Shape {
-        self.results[0]
+        self.results[0].0
     }
 
     fn axis(&self) -> usize {
@@ -129,9 +129,14 @@ fn map(f: MapFn, s: &Signature) -> Factors {
     out
 }
 
-/// A term of a sum may be widened; rounding it to fewer bits would round each term.
+/// A term of a sum may be widened. Rounding it to fewer bits would round every term.
 fn cast(s: &Signature) -> Factors {
-    elementwise(s)
+    let mut out = elementwise(s);
+    let (from, to) = (s.operands[0].1, s.results[0].1);
+    if from.is_float() && to.is_float() && to.size() >= from.size() {
+        out.push(Factor::linear(1, &[0]));
+    }
+    out
 }
 
 fn reduce(f: ReduceFn, s: &Signature) -> Factors {

@@ -307,11 +307,11 @@ impl Executable for CpuProgram {
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
-        let RunContext { interrupt, mut times } = context;
+        let RunContext { interrupt, mut times, peers } = context;
         let mut arena = self.state.lock();
         self.state.free_list.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
-        let context = Context { values: &values, slots, pool: &self.state.pool };
+        let context = Context { values: &values, slots, pool: &self.state.pool, peers };
         let (kernels, plan) = (&self.kernels[..], &self.program.kernels[..]);
         if !self.has_run.load(Ordering::Relaxed) {
             // Before any State is written: a kernel without memory for its temporaries fails in the middle of a step.

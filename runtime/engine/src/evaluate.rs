@@ -223,7 +223,7 @@ impl Engine {
         let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
-        let context = RunContext { interrupt: &self.interrupt, times };
+        let context = RunContext { interrupt: &self.interrupt, times, peers: None };
         let first = self.executor.backend.mesh().coordinates(0);
         let numbers = program.numbers(&self.executor.tracer.trace.slots, &first);
         if let Err(f) = plan.exec.run(&inputs, &numbers, &outputs, context) {

@@ -134,7 +134,7 @@ impl StateTable {
         let state_writes = self.pending();
         let old = |c: &(u64, NodeId)| self.all.get(&c.0).is_some_and(|s| s.initial.is_none());
         let guard = self.guard.map(|ok| Guard { ok, state_writes: state_writes.iter().map(old).collect() });
-        Request { roots, state_writes, guard, copies: Vec::new() }
+        Request { roots, state_writes, guard, ..Request::default() }
     }
 
     /// Returns the shadow weight of a State in a dtype, created without a value if necessary.

@@ -4,6 +4,7 @@ use crate::buffer_desc::BufferDesc;
 use crate::ir::{Origin, Program};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::mesh::Axis;
 use perilune_core::{Interrupt, Layout, Mesh};
 use std::any::Any;
 use std::fmt::Debug;
@@ -188,6 +189,16 @@ pub trait Executable: Send + Sync {
     ) -> std::result::Result<(), Failure>;
 }
 
+/// Connects the devices of a mesh for collectives.
+pub trait Peers: Debug + Sync {
+    /// The coordinate of this device along `axis`.
+    fn coordinate(&self, axis: Axis) -> usize;
+
+    /// Sends `bytes` to the devices along `axis` and returns what each of them sent, in the order of their coordinates. All of them
+    /// must call it, in the same order. Returns an error, on all of them, if one has failed.
+    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>>;
+}
+
 /// What belongs to one run beside its operands.
 #[derive(Debug)]
 pub struct RunContext<'a> {
@@ -195,12 +206,14 @@ pub struct RunContext<'a> {
     pub interrupt: &'a Interrupt,
     /// Receives the seconds that each kernel takes, added to its entry: one per kernel, in order.
     pub times: Option<&'a mut [f64]>,
+    /// The other devices of the mesh; `None` on a single device, whose programs have no collectives.
+    pub peers: Option<&'a dyn Peers>,
 }
 
 impl<'a> RunContext<'a> {
-    /// A run that is not timed.
+    /// A run on a single device that is not timed.
     pub fn new(interrupt: &'a Interrupt) -> RunContext<'a> {
-        RunContext { interrupt, times: None }
+        RunContext { interrupt, times: None, peers: None }
     }
 }
 

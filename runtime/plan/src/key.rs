@@ -46,6 +46,7 @@ const GUARD: u64 = 3 << 32;
 const STATE_WRITE: u64 = 4 << 32;
 const GUARDED_STATE_WRITE: u64 = 5 << 32;
 const SPANS: u64 = 6 << 32;
+const MESH: u64 = 7 << 32;
 
 /// A 128-bit digest of a key: two multiply-and-fold lanes over different constants. Not cryptographic: a hit is confirmed
 /// by comparing the words.
@@ -201,6 +202,10 @@ impl Tracer {
             t.state_write_inputs.push(k);
             let mark = if guarded { GUARDED_STATE_WRITE } else { STATE_WRITE };
             t.key.extend([mark | u64::from(self.position[v.index()]), u64::from(k)]);
+        }
+        if let Some(division) = &request.division {
+            t.key.push(MESH);
+            t.key.extend(division.words(&t.inputs));
         }
         if self.budgeted || !g.remat.spans.is_empty() {
             t.spans = Spans::new(g, &[]);

@@ -34,7 +34,9 @@ pub mod recompute;
 pub mod request;
 pub mod show;
 
-pub use backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Probe, Readings, RunContext, Snapshot};
+pub use backend::{
+    Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot,
+};
 pub use buffer_desc::BufferDesc;
 pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;

@@ -6,6 +6,7 @@
 
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
+use perilune_core::mesh::Start;
 use perilune_core::{Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -23,6 +24,9 @@ pub struct Lowered {
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` and `shard` node.
     pub slots: IdMap<NodeId, u32>,
+    /// Where the device's parts of generated numbers begin: the run-time numbers from slot `first_start` on.
+    pub starts: Vec<Start>,
+    pub first_start: u32,
     /// Input number of each leaf node.
     pub inputs: IdMap<NodeId, u32>,
     /// Which inputs are States: their buffers will change, so they cannot be returned as results.
@@ -70,6 +74,8 @@ impl Lowered {
             state_writes: Vec::new(),
             ok: None,
             slots: IdMap::default(),
+            starts: Vec::new(),
+            first_start: 0,
             inputs: IdMap::default(),
             states,
             control_deps: Vec::new(),

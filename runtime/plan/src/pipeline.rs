@@ -7,7 +7,7 @@ use crate::key::Tracer;
 use crate::lowered::Lowered;
 use crate::passes::budget::{self, OverBudget};
 use crate::passes::remat::Spans;
-use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, views};
+use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, shard, views};
 use crate::program_builder;
 use crate::request::Request;
 use perilune_core::error::{Error, Result};
@@ -67,7 +67,9 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     if let Some(guard) = &request.guard {
         step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
     }
-    // The `shard` pass belongs here: it will place values on the devices of a mesh while fused ops are still whole.
+    if let Some(division) = &request.division {
+        step = shard::apply(step, division, &trace.inputs)?;
+    }
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;
     step = nhwc::apply(step, backend)?;

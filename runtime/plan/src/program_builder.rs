@@ -19,6 +19,19 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
 
+/// Shape and dtype of each input buffer, as recorded; of a divided step, those of a device's part.
+fn inputs(low: &Lowered, recorded: &Graph, trace: &Trace) -> Vec<(Shape, DType)> {
+    let whole = |x: &NodeId| (recorded.shape(*x), recorded.dtype(*x));
+    let mut out: Vec<(Shape, DType)> = trace.input_nodes.iter().map(whole).collect();
+    for (id, k) in &low.inputs {
+        let (part, whole) = (low.graph.shape(*id), &mut out[*k as usize].0);
+        if part.numel() != whole.numel() {
+            *whole = part;
+        }
+    }
+    out
+}
+
 /// Builds the program of a clustered step; `recorded` has the shapes of its inputs. Without `fusion`, every region is a separate
 /// launch.
 pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion: bool) -> Program {
@@ -31,10 +44,10 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion:
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
-            inputs: trace.input_nodes.iter().map(|x| (recorded.shape(*x), recorded.dtype(*x))).collect(),
+            inputs: inputs(low, recorded, trace),
             outputs: Vec::new(),
-            slots: trace.slot_dtypes.iter().copied().chain(trace.starts.iter().map(|_| DType::I64)).collect(),
-            starts: trace.starts.clone(),
+            slots: trace.slot_dtypes.iter().copied().chain(low.starts.iter().map(|_| DType::I64)).collect(),
+            starts: low.starts.clone(),
             results: Vec::new(),
             arena_bytes: 0,
             live_bytes: 0,

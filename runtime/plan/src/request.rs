@@ -1,6 +1,8 @@
 //! Describes one evaluation request: the values to return, the States to overwrite and the guard on those writes.
 
+use crate::passes::shard::Division;
 use perilune_core::graph::NodeId;
+use std::sync::Arc;
 
 /// The results and State writes of one evaluation.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +14,8 @@ pub struct Request {
     pub state_writes: Vec<(u64, NodeId)>,
     /// Makes State writes conditional on a bool that the device computes.
     pub guard: Option<Guard>,
+    /// The devices among which the step is divided; `None` for one device.
+    pub division: Option<Arc<Division>>,
     /// (node, payload of a State that already holds its value): the node is read, not computed. Sorted by node.
     pub copies: Vec<(NodeId, u64)>,
 }

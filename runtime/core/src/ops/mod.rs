@@ -10,6 +10,7 @@ mod build;
 pub mod activation;
 pub mod attention;
 pub mod cast;
+pub mod collective;
 pub mod conv;
 pub mod conv_transpose;
 pub mod create;

@@ -3,6 +3,7 @@
 //! Operands are [`Input`]s: memory with a layout; a constant is one element with strides of 0. Routines that only move
 //! elements are generic over the element size. Indices are checked before anything is written.
 
+mod collective;
 mod index;
 mod movement;
 mod scan;
@@ -79,6 +80,9 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::slicing::STRIDED_PAD, movement::strided_pad, 1.0),
     (&ops::slicing::COL2IM, movement::col2im, 1.0),
     (&ops::join::CAT, movement::cat, 1.0),
+    (&ops::collective::ALL_REDUCE, collective::all_reduce, 4.0),
+    (&ops::collective::ALL_GATHER, collective::all_gather, 4.0),
+    (&ops::collective::REDUCE_SCATTER, collective::reduce_scatter, 4.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];
@@ -261,6 +265,12 @@ impl<'a> Call<'a> {
 
     pub fn axis(&self) -> usize {
         self.routine.attrs[0] as usize
+    }
+
+    /// The coordinate of this device along the axis of a collective.
+    pub fn coordinate(&self) -> usize {
+        let axis = ops::collective::axis(&self.routine.attrs);
+        self.context.peers.map_or(0, |peers| peers.coordinate(axis))
     }
 
     pub fn isa(&self) -> Isa {

@@ -58,6 +58,8 @@ pub struct Context<'a> {
     pub values: &'a [SendPtr<u8>],
     pub slots: &'a [u64],
     pub pool: &'a WorkerPool,
+    /// The other devices of the mesh.
+    pub peers: Option<&'a dyn perilune_plan::Peers>,
 }
 
 impl Context<'_> {

@@ -213,7 +213,7 @@ impl Executable for CudaExecutable {
         outputs: &[Buffer],
         context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
-        let RunContext { interrupt, times } = context;
+        let RunContext { interrupt, times, .. } = context;
         let origin = |k: usize| self.program.kernels.get(k).map_or(Origin::NONE, |k| k.origin());
         if slots.len() < self.program.slots.len() {
             let error = Error::system("cuda", "this is a bug: a run-time number is missing");

@@ -12,26 +12,30 @@ use rustc_hash::FxHashMap;
 const MAX_DEPTH: usize = 8;
 
 /// Expands ops until only fused ops with a kernel are left.
-pub fn apply(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
-    let decomposes = |n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.has_kernel(n);
+pub fn apply(step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
+    all(step, &|n: &Node| matches!(n.op.class, Class::Fused(_)) && !backend.has_kernel(n))
+}
+
+/// Expands the fused ops that `decomposes` names until none is left.
+pub(crate) fn all(mut step: Lowered, decomposes: &dyn Fn(&Node) -> bool) -> Result<Lowered> {
     for _ in 0..MAX_DEPTH {
         if !step.graph.nodes().iter().any(decomposes) {
             break;
         }
-        step = expand(&step, backend)?;
+        step = expand(&step, decomposes)?;
     }
     Ok(step)
 }
 
 /// Replaces each such op by its decomposition, one level deep.
-fn expand(from: &Lowered, backend: &dyn Backend) -> Result<Lowered> {
+fn expand(from: &Lowered, decomposes: &dyn Fn(&Node) -> bool) -> Result<Lowered> {
     let mut to = Rewriter::new(from);
     let mut parts: FxHashMap<NodeId, Out> = FxHashMap::default();
     for id in from.graph.ids() {
         let node = from.graph.node(id);
         to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match node.op.class {
-            Class::Fused(decompose) if !backend.has_kernel(node) => {
+            Class::Fused(decompose) if decomposes(node) => {
                 let inputs = to.inputs(node);
                 to.out.graph.modes.tf32 = node.tf32;
                 let outs = decompose(&mut to.out.graph, &inputs, &node.attrs)?;

@@ -11,4 +11,5 @@ pub mod output_layout;
 pub mod pad_gemm;
 pub mod remat;
 pub(crate) mod rewriter;
+pub mod shard;
 pub mod views;

@@ -13,10 +13,9 @@ pub(crate) struct Rewriter {
 
 impl Rewriter {
     pub fn new(from: &Lowered) -> Rewriter {
-        Rewriter {
-            out: Lowered::empty(from.states.clone(), from.graph.len()),
-            map: Vec::with_capacity(from.graph.len()),
-        }
+        let mut out = Lowered::empty(from.states.clone(), from.graph.len());
+        (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
+        Rewriter { out, map: Vec::with_capacity(from.graph.len()) }
     }
 
     /// The inputs of an old node, by their new ids.

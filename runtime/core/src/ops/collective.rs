@@ -1,0 +1,46 @@
+//! Defines collectives: ops that exchange the pieces of a tensor among the devices along an axis of a mesh. The planner inserts
+//! them (`plan/passes/shard`); a recipe records none.
+
+use super::{Class, Op};
+use crate::graph::Meta;
+use crate::mesh::{Axis, Combine};
+
+/// Combines the terms of all devices; every device gets the whole. `attrs`: [axis, combination].
+pub static ALL_REDUCE: Op = Op { name: "all_reduce", class: Class::Library, infer: |i| Ok(i.inputs[0]), ..Op::BASE };
+
+/// Joins the blocks of all devices along a dim; every device gets the whole. `attrs`: [axis, dim, devices].
+pub static ALL_GATHER: Op = Op {
+    name: "all_gather",
+    class: Class::Library,
+    infer: |i| {
+        let (shape, dim) = (i.shape(0), i.attr(1));
+        Ok(Meta { shape: shape.with(dim, shape.dims()[dim] * i.attr(2)), dtype: i.dtype(0) })
+    },
+    ..Op::BASE
+};
+
+/// Combines the terms of all devices; every device gets its block of a dim. `attrs`: [axis, dim, devices, combination].
+pub static REDUCE_SCATTER: Op = Op {
+    name: "reduce_scatter",
+    class: Class::Library,
+    infer: |i| {
+        let (shape, dim) = (i.shape(0), i.attr(1));
+        Ok(Meta { shape: shape.with(dim, shape.dims()[dim] / i.attr(2)), dtype: i.dtype(0) })
+    },
+    ..Op::BASE
+};
+
+/// The attribute that stands for a combination.
+pub fn code(combine: Combine) -> i64 {
+    combine as i64
+}
+
+/// The combination of an attribute.
+pub fn combine(code: i64) -> Combine {
+    [Combine::Sum, Combine::Max, Combine::Min][code as usize]
+}
+
+/// The axis of a collective.
+pub fn axis(attrs: &[i64]) -> Axis {
+    Axis::ALL[attrs[0] as usize]
+}

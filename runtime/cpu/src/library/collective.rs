@@ -1,0 +1,82 @@
+//! Implements collectives between virtual devices: each sends its piece and combines what all have sent, in the order of their
+//! coordinates. Every device therefore computes the same bits. 16-bit floats are summed in f32 and rounded once.
+
+use super::{Call, Element, by_size, by_type, index::dense, split_at_axis};
+use crate::math::Number;
+use crate::memory::Pod;
+use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Combine;
+use perilune_core::ops::collective::{axis, combine};
+use std::sync::Arc;
+
+pub fn all_reduce(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), reduce(c, combine(c.attr(1)), None))
+}
+
+pub fn reduce_scatter(c: &Call) -> Result<()> {
+    by_type!(c.out_dtype(), reduce(c, combine(c.attr(3)), Some(c.attr(1) as usize)))
+}
+
+pub fn all_gather(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), gather(c))
+}
+
+/// What each device along the axis of the call has sent.
+fn exchange<T: Pod>(c: &Call) -> Result<Vec<Arc<[u8]>>> {
+    let own = dense::<T>(&c.input(0))?;
+    let Some(peers) = c.context.peers else {
+        return Err(Error::system("cpu", format!("this is a bug: {} on a single device", c.name())));
+    };
+    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
+    let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) };
+    let all = peers.exchange(axis(&c.routine.attrs), bytes)?;
+    match all.iter().all(|piece| piece.len() == bytes.len()) {
+        true => Ok(all),
+        false => Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name()))),
+    }
+}
+
+/// Element `i` of a piece.
+fn element<T: Pod>(piece: &[u8], i: usize) -> T {
+    let at = &piece[i * size_of::<T>()..(i + 1) * size_of::<T>()];
+    // SAFETY: `at` has the bytes of one plain number; no alignment is assumed.
+    unsafe { at.as_ptr().cast::<T>().read_unaligned() }
+}
+
+/// Combines terms; with a `dim`, only the elements of this device's block of it.
+fn reduce<T: Element>(c: &Call, how: Combine, dim: Option<usize>) -> Result<()> {
+    let all = exchange::<T>(c)?;
+    let out = c.output::<T>();
+    let join: fn(T::Acc, T::Acc) -> T::Acc = match how {
+        Combine::Sum => T::Acc::add,
+        Combine::Max => T::Acc::maximum,
+        Combine::Min => T::Acc::minimum,
+    };
+    // The block of row `r` of the dims before `dim` begins there in the whole tensor.
+    let (len, row, first) = match dim {
+        None => (out.len(), out.len(), 0),
+        Some(dim) => {
+            let (_, n, inner) = split_at_axis(&c.out_shape(), dim);
+            (n * inner, c.input(0).shape().dims()[dim] * inner, c.coordinate() * n * inner)
+        }
+    };
+    for (i, out) in out.iter_mut().enumerate() {
+        let at = i / len * row + first + i % len;
+        let mut pieces = all.iter().map(|piece| element::<T>(piece, at).to_acc());
+        let start = pieces.next().unwrap_or(T::Acc::ZERO);
+        *out = T::from_acc(pieces.fold(start, join));
+    }
+    Ok(())
+}
+
+fn gather<T: Pod>(c: &Call) -> Result<()> {
+    let all = exchange::<T>(c)?;
+    let (dim, out) = (c.attr(1) as usize, c.output::<T>());
+    let (_, n, inner) = split_at_axis(&c.input(0).shape(), dim);
+    for (i, out) in out.iter_mut().enumerate() {
+        let (row, rest) = (i / (n * inner * all.len()), i % (n * inner * all.len()));
+        let (piece, within) = (rest / (n * inner), rest % (n * inner));
+        *out = element::<T>(&all[piece], row * n * inner + within);
+    }
+    Ok(())
+}
