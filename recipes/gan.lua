@@ -41,10 +41,11 @@ function recipe.step(run, batch)
 
   -- The discriminator: high scores for data, low ones for samples, and small gradients at the data.
   local score = run.model.D(batch.x)
-  local slope = pl.grad(score:sum(), { batch.x }, { create_graph = true })
-  local penalty = (slope ^ 2):sum(1):mean()
+  local slope = pl.grad(score:sum(), { batch.x }, { create_graph = true }) ---@type any
+  local penalty = slope:pow(2):sum(1):mean()
   local d_loss = score:neg():softplus():mean() + run.model.D(fake:detach()):softplus():mean()
-  ;(d_loss + p.r1 * penalty):backward()
+  local total = d_loss + p.r1 * penalty ---@type any
+  total:backward()
   D:step()
 
   -- The generator: high scores from the discriminator that was just updated. The gradients that this leaves in the discriminator
@@ -58,14 +59,16 @@ end
 -- Mean of the pixels (64), and their covariances (64, 64).
 local function moments(x)
   local mean = x:mean(0)
-  local centred = x - mean
+  local centred = x - mean ---@type any
   return mean, centred:transpose(0, 1):matmul(centred) / x.shape[1]
 end
+
+local function rms(x) return x:pow(2):mean():sqrt() end
 
 function recipe.evaluate(model, batch)
   local mean, covariance = moments(batch.x)
   local its_mean, its_covariance = moments(model:sample(1024))
-  return { gap = ((mean - its_mean) ^ 2):mean():sqrt() + ((covariance - its_covariance) ^ 2):mean():sqrt() }
+  return { gap = rms(mean - its_mean) + rms(covariance - its_covariance) }
 end
 
 function recipe.finish(run)

@@ -35,10 +35,10 @@ end
 
 function recipe.loss(model, batch)
   local mean, log_variance = model.encoder(batch.x):chunk(2, -1)
-  local z = mean + (log_variance / 2):exp() * pl.randn(mean.shape)
+  local z = mean + pl.exp(log_variance / 2) * pl.randn(mean.shape)
   local logits = model.decoder(z)
   local misfit = pl.bce_with_logits(logits, batch.x, { reduction = "none" }):sum(1):mean()
-  local divergence = ((mean ^ 2 + log_variance:exp() - log_variance - 1) / 2):sum(1):mean()
+  local divergence = pl.sum(mean ^ 2 + log_variance:exp() - log_variance - 1, 1):mean() / 2
   return misfit + divergence, { misfit = misfit, divergence = divergence }
 end
 

@@ -217,9 +217,9 @@ local function keep_unless(ok, state, slots, update)
   local states = { state }
   for _, name in ipairs(tree.keys(slots)) do states[#states + 1] = slots[name] end
   local before = {}
-  for i, state in ipairs(states) do before[i] = state:detach() end
+  for i, s in ipairs(states) do before[i] = s:detach() end
   update()
-  for i, state in ipairs(states) do state:assign(pl.where(ok, state:detach(), before[i])) end
+  for i, s in ipairs(states) do s:assign(pl.where(ok, s:detach(), before[i])) end
 end
 
 ---Collects the parameters that have a gradient, the gradients, and the other parameters; 16-bit gradients are converted to f32.
@@ -249,7 +249,7 @@ end
 ---@field missed integer
 ---@field states perilune.State[]
 ---@field grads perilune.Tensor[]
----@field slots table<string, perilune.State>[]
+---@field slots table<string, any>[] the States of each parameter, by name
 
 ---Batches adjacent parameters of the same rule, options, rate and count; with `single` each parameter is a batch.
 ---@return perilune.UpdateBatch[]
@@ -317,7 +317,8 @@ function Optimizer:step(opts)
   for _, b in ipairs(update_batches(params, grads, self.on_device)) do
     local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
     rates[b.lr] = lr
-    local counter = b.slots[1].step
+    local own = b.slots[1] or {}
+    local counter = own.step ---@type perilune.State?
     local function update()
       local step = math.max(1, self.count + 1 - b.missed) ---@type any
       if counter then

@@ -53,9 +53,7 @@ local function build_optimizers(recipe, params, model, scaled)
   if opt == nil then parts.fault(recipe, "optimizer", "it returned nothing", "end it with `return optim.AdamW(model, { lr = p.lr })`") end
   local list = optimizers.list(recipe, opt)
   if scaled then
-    for _, o in ipairs(list) do
-      if o.opt.count_on_device then o.opt:count_on_device() end
-    end
+    for _, o in ipairs(list) do o.opt:count_on_device() end
   end
   return opt, list
 end

@@ -21,8 +21,15 @@ local optimizers = {}
 ---@field [integer] {count: integer, missed: integer[]?} of each optimizer
 ---@field ema integer?
 
+-- What a run needs of an optimizer, as those of the library have it.
+local methods = { "step", "states", "counts", "set_counts", "lr", "count_on_device" }
+
 local function is_optimizer(value)
-  return type(value) == "table" and type(value.step) == "function"
+  if type(value) ~= "table" or type(value.groups) ~= "table" or math.type(value.count) ~= "integer" then return false end
+  for _, name in ipairs(methods) do
+    if type(value[name]) ~= "function" then return false end
+  end
+  return true
 end
 
 ---Checks what recipe.optimizer returned.
@@ -67,7 +74,7 @@ end
 ---@return perilune.train.Counts
 function optimizers.counts(run)
   local out = { ema = run.ema and run.ema.count } ---@type perilune.train.Counts
-  for i, o in ipairs(run.optimizers) do out[i] = o.opt.counts and o.opt:counts() or { count = o.opt.count } end
+  for i, o in ipairs(run.optimizers) do out[i] = o.opt:counts() end
   return out
 end
 
@@ -76,7 +83,7 @@ end
 ---@param counts perilune.train.Counts
 function optimizers.set_counts(run, counts)
   for i, o in ipairs(run.optimizers) do
-    if o.opt.set_counts then o.opt:set_counts(counts[i]) else o.opt.count = counts[i].count end
+    o.opt:set_counts(counts[i])
   end
   if run.ema then run.ema.count = counts.ema --[[@as integer]] end
 end
@@ -86,7 +93,7 @@ end
 ---@param n integer
 function optimizers.go_back(run, n)
   for _, o in ipairs(run.optimizers) do
-    if type(o.opt.count) == "number" then o.opt.count = math.max(0, o.opt.count - n) end
+    o.opt.count = math.max(0, o.opt.count - n)
   end
 end
 
@@ -97,7 +104,7 @@ end
 
 ---Calls `visit` for each parameter of an optimizer of the library.
 local function each_parameter(o, visit)
-  for _, group in ipairs(o.opt.groups or {}) do
+  for _, group in ipairs(o.opt.groups) do
     for _, p in ipairs(group.params) do visit(p) end
   end
 end
@@ -161,7 +168,7 @@ function optimizers.load(run, cursor, slots)
   for _, o in ipairs(run.optimizers) do
     local opt = o.opt
     opt.count = cursor[key(o)] or run.count
-    if opt.groups then opt.absences = 0 end
+    opt.absences = 0
     each_parameter(o, function(p)
       local updates = cursor[key(o, p.path)] or opt.count
       local counter = p.slots.step
@@ -169,7 +176,7 @@ function optimizers.load(run, cursor, slots)
         local other = slots[optimizers.slot_path(o, p, name)]
         if other and name ~= "step" then updates = other end
       end
-      p.missed = math.max(0, opt.count - updates)
+      p.missed = math.max(0, opt.count - updates) --[[@as integer]]
       opt.absences = opt.absences + p.missed
       if counter and slots[optimizers.slot_path(o, p, "step")] then counter:assign(pl.full({}, updates)) end
     end)

@@ -161,9 +161,7 @@ end
 function Run:rates()
   local out = {}
   for _, o in ipairs(self.optimizers) do
-    if o.opt.groups and o.opt.lr then
-      for i = 1, #o.opt.groups do out[#out + 1] = o.opt:lr(i) end
-    end
+    for i = 1, #o.opt.groups do out[#out + 1] = o.opt:lr(i) end
   end
   return #out > 0 and out or nil
 end

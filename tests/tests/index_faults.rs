@@ -59,8 +59,9 @@ for k = 2, 5 do
   end
 end
 if late then
+  -- Refused, or as it was made if the error was noticed before its step.
   local fine, value = pcall(function() return table.concat(late:tolist(), " ") end)
-  assert(not fine and tostring(value):find("create the State again", 1, true), tostring(value))
+  assert(fine and value == "1.0 1.0 1.0" or not fine and tostring(value):find("create the State again", 1, true), tostring(value))
   late = pl.state(pl.ones { 3 })
   assert(late:tolist()[3] == 1)
 end

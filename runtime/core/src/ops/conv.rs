@@ -3,8 +3,9 @@
 //! A convolution reads its windows as columns (N, groups, C/groups * kernel, positions), so the product with the weight already
 //! has the layout of the result (im2col).
 
+use super::matmul::LINEAR;
 use super::spatial::{Attrs, Dims2, FUSED, MAX_OPTION, Sliding, Vec8, batched, per_dim, product, unbatched};
-use super::{Args, Class, Expand, Grad, GradCtx, Grads, Op, Out, movement, one};
+use super::{Args, Class, Expand, Grad, GradCtx, Grads, Op, Out, movement, one, slicing};
 use crate::amp::Amp;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, Infer, Meta, NodeId};
@@ -105,7 +106,7 @@ pub(super) fn of_one_row(g: &mut Graph, op: &'static Op, x: &[NodeId], attrs: &[
     let (options, groups) = attrs.split_at(plain.len());
     let mut all: Attrs = plain.iter().zip(options).flat_map(|(&row, &column)| [row, column]).collect();
     all.extend_from_slice(groups);
-    let y = g.push(op, &inputs, &all)?;
+    let y = record(g, op, &inputs, &all)?;
     let shape = g.shape(y).remove(2);
     movement::reshape(g, y, shape).map(one)
 }
@@ -206,8 +207,59 @@ fn call_conv(g: &mut Graph, a: &Args, n: usize) -> Result<Out> {
     attrs.extend(after);
     attrs.extend(dilation);
     attrs.push(groups);
-    let y = g.push(a.op, &inputs, &attrs)?;
+    let y = record(g, a.op, &inputs, &attrs)?;
     unbatched(g, y, added)
+}
+
+/// Records a convolution of images or a transposed one.
+///
+/// With a kernel of one element and a bias, products take the place of the node in 16 bits: engines of cuDNN for such kernels round
+/// their sums before they add the bias, and one product over the channels of each position is what they compute.
+pub(super) fn record(g: &mut Graph, op: &'static Op, x: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
+    let weight = usize::from(op == &CONV2D);
+    let of_images = op == &CONV2D || op == &CONV2D_BACKWARD_INPUT;
+    if !of_images || x.len() < 3 || g.shape(x[weight]).dims()[2..] != [1, 1] {
+        return g.push(op, x, attrs);
+    }
+    let mut x: SmallVec<[NodeId; 4]> = x.into();
+    if let Some(low) = g.modes.autocast {
+        x = crate::amp::cast_inputs(g, op.amp, low, &x)?;
+    }
+    if !g.dtype(x[0]).is_half() {
+        return g.push(op, &x, attrs);
+    }
+    let (stride, padding, groups) = (&attrs[..2], &attrs[2..6], attrs[8]);
+    let dense = groups == 1 && padding.iter().all(|p| *p == 0);
+    match op == &CONV2D {
+        true if dense => {
+            let mut image = x[0];
+            for d in 0..2 {
+                let n = g.shape(image).dims()[2 + d];
+                image = slicing::slice(g, image, 2 + d, 0, n, stride[d] as usize)?;
+            }
+            let weight = weight_matrix(g, x[1], 1)?;
+            of_positions(g, image, weight, x[2])
+        }
+        false if dense && *stride == [1, 1] => {
+            let weight = weight_matrix(g, x[0], 1)?;
+            let weight = g.t(weight)?;
+            of_positions(g, x[1], weight, x[2])
+        }
+        forward => Ok(if forward { CONV_EXPAND(g, &x, attrs)? } else { BACKWARD_INPUT_EXPAND(g, &x, attrs)? }[0]),
+    }
+}
+
+/// Multiplies the channels of each position of an image (N, C, H, W) with a weight (O, C), and adds a bias (O).
+fn of_positions(g: &mut Graph, image: NodeId, weight: NodeId, bias: NodeId) -> Result<NodeId> {
+    let &[n, c, h, w] = g.shape(image).dims() else {
+        return Err(Error::shape("conv2d", "this is a bug: a convolution that is not of images"));
+    };
+    let rows = g.permute(image, &[0, 2, 3, 1])?;
+    let rows = g.reshape(rows, &[n * h * w, c])?;
+    let y = g.push(&LINEAR, &[rows, weight, bias], &[])?;
+    let outputs = g.shape(y).dims()[1];
+    let y = g.reshape(y, &[n, h, w, outputs])?;
+    g.permute(y, &[0, 3, 1, 2])
 }
 
 const CONV: Op = Op {

@@ -1,6 +1,6 @@
 //! Defines transposed convolution: the gradient of a convolution with respect to its input, as an op of its own.
 
-use super::conv::{CONV2D_BACKWARD_INPUT, add_bias, conv_inputs, filter, of_one_row};
+use super::conv::{CONV2D_BACKWARD_INPUT, add_bias, conv_inputs, filter, of_one_row, record};
 use super::spatial::{Attrs, FUSED, Sliding, Vec8, batched, per_dim, unbatched};
 use super::{Args, Class, Expand, Op, Out, one, slicing};
 use crate::Shape;
@@ -60,7 +60,7 @@ const CONV_TRANSPOSE_EXPAND: Expand = |g, x, attrs| {
     let attrs: SmallVec<[i64; 16]> = options.map(|&v| v as i64).collect();
     let mut inputs: SmallVec<[NodeId; 4]> = smallvec![x[1], y];
     inputs.extend(x.get(2).copied());
-    g.push(&CONV2D_BACKWARD_INPUT, &inputs, &attrs).map(one)
+    record(g, &CONV2D_BACKWARD_INPUT, &inputs, &attrs).map(one)
 };
 
 fn infer_conv_transpose(i: &Infer) -> Result<Meta> {
