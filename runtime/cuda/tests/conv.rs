@@ -170,9 +170,20 @@ fn a_bias_is_written_first_and_the_sums_are_added_to_it() {
     let unbiased = convolution(&[2, 16, 9, 9], &[24, 16, 3, 3], &[]);
     assert!(!only(&parts(&unbiased, "conv2d")).problem.adds);
     // Where x has no elements, the bias is the result.
-    let p = biased_with("conv2d", &[2, 4, 0, 9], &[8, 4, 1, 1], 8, &[("padding", 1)]);
+    let p = biased_with("conv2d", &[2, 4, 0, 9], &[8, 4, 3, 3], 8, &[("padding", 2)]);
     let Parts { before, calls, .. } = parts(&p, "conv2d");
     assert!(calls.is_empty() && labels(&before) == ["conv_pad"]);
+}
+
+/// Engines for kernels of one element round their sums before they add a bias.
+#[test]
+fn a_kernel_of_one_element_with_a_bias_is_a_product() {
+    for (op, w) in [("conv2d", [24, 16, 1, 1]), ("conv_transpose2d", [16, 24, 1, 1])] {
+        let p = biased(op, &[2, 16, 9, 9], &w, 24);
+        let libraries =
+            p.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l.op.name) } else { None });
+        assert_eq!(libraries.collect::<Vec<_>>(), ["linear"], "{op}");
+    }
 }
 
 /// Engines for other numbers of channels round their sums before they add a bias.
