@@ -1,7 +1,9 @@
 //! Describes one evaluation request: the values to return, the States to overwrite and the guard on those writes.
 
-use crate::passes::shard::Division;
 use perilune_core::graph::NodeId;
+use perilune_core::mesh::Axis;
+use perilune_core::{Mesh, Placement};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// The results and State writes of one evaluation.
@@ -34,4 +36,20 @@ pub struct Guard {
 pub enum InputBuffer {
     Leaf(u64),
     State(u64),
+}
+
+/// A mesh, and what each of its devices has of the inputs of a step.
+#[derive(Clone, Debug)]
+pub struct Division {
+    pub mesh: Mesh,
+    /// Inputs that are not listed are replicated.
+    pub inputs: FxHashMap<InputBuffer, Placement>,
+}
+
+impl Division {
+    /// The words of a plan key: the mesh, and the placement of each input.
+    pub(crate) fn words<'a>(&'a self, inputs: &'a [InputBuffer]) -> impl Iterator<Item = u64> + 'a {
+        let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
+        sizes.chain(inputs.iter().map(|b| self.inputs.get(b).map_or(0, Placement::word)))
+    }
 }

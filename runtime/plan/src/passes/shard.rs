@@ -12,36 +12,20 @@
 use crate::lowered::Lowered;
 use crate::passes::decompose;
 use crate::passes::rewriter::Rewriter;
-use crate::request::InputBuffer;
+use crate::request::{Division, InputBuffer};
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Node, NodeId};
 use perilune_core::mesh::{Along, Axis, Combine, Start};
 use perilune_core::ops::{Class, Generator, collective, create, index, movement};
 use perilune_core::sharding::{self, Factor, Factors, Piece, Signature};
-use perilune_core::{DType, Graph, Mesh, Placement, Shape};
+use perilune_core::{DType, Graph, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
-
-/// A mesh, and what each of its devices has of the inputs of a step.
-#[derive(Clone, Debug)]
-pub struct Division {
-    pub mesh: Mesh,
-    /// Inputs that are not listed are replicated.
-    pub inputs: FxHashMap<InputBuffer, Placement>,
-}
-
-impl Division {
-    /// The words of a plan key: the mesh, and the placement of each input.
-    pub(crate) fn words<'a>(&'a self, inputs: &'a [InputBuffer]) -> impl Iterator<Item = u64> + 'a {
-        let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(inputs.iter().map(|b| self.inputs.get(b).map_or(0, Placement::word)))
-    }
-}
 
 /// Operands of a node from which a part of it can be computed again, at most so many nodes up.
 const MAX_DERIVED: usize = 16;
 
-/// `inputs`: the buffers that the step reads, in the order of its inputs.
+/// Turns a step into that of each device of the mesh. `inputs`: the buffers that the step reads, in the order of its inputs.
 pub fn apply(step: Lowered, division: &Division, inputs: &[InputBuffer]) -> Result<Lowered> {
     let mesh = &division.mesh;
     if mesh.devices() == 1 {
