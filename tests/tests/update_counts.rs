@@ -6,6 +6,7 @@ use perilune_core::HostTensor;
 use perilune_lua::{DroppedStates, ParamValue, Run, Source, Taking};
 use perilune_tests::scripts::{Script, script};
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A linear model in `layers` layers of one weight each, whose loss has a gradient of constant sign: with AdamW every first update
 /// of a weight has the size of the rate.
@@ -25,7 +26,9 @@ return recipe
 "#;
 
 fn start(s: &Script, layers: usize, precision: &str, migrate: &str) -> Run {
-    let name = format!("counts-{layers}-{precision}-{}", migrate.len());
+    // Tests run side by side: each run has a file of its own.
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let name = format!("counts-{}", NEXT.fetch_add(1, Ordering::Relaxed));
     let folder = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("counts.lua");
