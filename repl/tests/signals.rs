@@ -81,7 +81,7 @@ fn the_second_ctrl_c_ends_it_at_once() {
         assert_ne!(out.read_line(&mut line).unwrap(), 0, "the run ended early");
     }
     signal(&child, "-INT");
-    // It is said at once, while the step goes on.
+    // The message is printed at once, while the step continues.
     let mut err = BufReader::new(child.stderr.take().unwrap());
     line.clear();
     err.read_line(&mut line).unwrap();

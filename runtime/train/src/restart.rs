@@ -95,7 +95,7 @@ fn ended(record: &Map<String, Value>, dir: &Directory) -> Result<String> {
         let (at, log) = (dir.path().join(CHECKPOINTS), dir.path().join(METRICS));
         return Err(Error::Usage(format!(
             "--resume: there is no checkpoint in {}, but the run has written some ({}): they were removed\n  \
-             hint: restore them, or start anew with --overwrite, which deletes what is left of the run",
+             hint: restore them, or start anew with --overwrite, which deletes the remaining files of the run",
             at.display(),
             log.display()
         )));
@@ -117,7 +117,7 @@ impl Restart {
         Restart { dir, reason, held: None }
     }
 
-    /// Takes the directory for the new run; what is left of the one before is deleted.
+    /// Claims the directory for the new run and deletes the files of the previous one.
     pub fn claim(self) -> Result<Claim> {
         match self.held {
             Some((dir, lock, found)) => Claim { dir, lock }.cleared(&found),
