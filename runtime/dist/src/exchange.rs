@@ -1,0 +1,293 @@
+//! Exchanges messages among the devices of a mesh: a board on which each device of a group leaves its message and takes those of
+//! the others.
+//!
+//! All devices call the same exchanges in the same order, so a message is named by its run, its group and the number of
+//! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
+//! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it.
+
+use perilune_core::Mesh;
+use perilune_core::error::{Error, Result};
+use perilune_core::mesh::{Axis, Coordinates};
+use perilune_plan::Peers;
+use rustc_hash::FxHashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The devices that take part in an exchange: those along an axis, or all.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Group {
+    /// `None` for all devices of the mesh.
+    pub axis: Option<Axis>,
+    /// The coordinates that its devices share; those along the axis are 0.
+    pub at: Coordinates,
+}
+
+impl Group {
+    /// The group of the device at `at` along an axis.
+    pub fn along(axis: Axis, mut at: Coordinates) -> Group {
+        at[axis as usize] = 0;
+        Group { axis: Some(axis), at }
+    }
+
+    /// All devices.
+    pub const ALL: Group = Group { axis: None, at: [0; Axis::ALL.len()] };
+
+    /// The number of its devices.
+    pub fn len(&self, mesh: &Mesh) -> usize {
+        self.axis.map_or(mesh.devices(), |axis| mesh.size(axis))
+    }
+
+    /// The rank of its member `k`.
+    pub fn member(&self, mesh: &Mesh, k: usize) -> usize {
+        let Some(axis) = self.axis else { return k };
+        let mut at = self.at;
+        at[axis as usize] = k;
+        mesh.rank(&at)
+    }
+
+    /// Which member the device at `at` is.
+    pub fn index(&self, mesh: &Mesh, at: &Coordinates) -> usize {
+        self.axis.map_or_else(|| mesh.rank(at), |axis| at[axis as usize])
+    }
+}
+
+/// Names one exchange.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Round {
+    /// Number of the run.
+    pub run: u64,
+    pub group: Group,
+    /// Exchanges of the group before this one, in this run.
+    pub number: u64,
+}
+
+/// What the members of a group have left so far.
+#[derive(Debug)]
+struct Messages {
+    left: Vec<Option<Arc<[u8]>>>,
+    /// How many members of this process have yet to take them.
+    takers: usize,
+}
+
+#[derive(Debug, Default)]
+struct Board {
+    rounds: FxHashMap<Round, Messages>,
+    /// The last run in which a device failed, and the first one that did.
+    failed: Option<(u64, usize)>,
+}
+
+/// Sends what a device leaves to other processes.
+pub trait Carrier: Send + Sync + std::fmt::Debug {
+    /// Sends the message of member `from` of a round to those processes that drive other members.
+    fn carry(&self, round: &Round, from: usize, message: &Arc<[u8]>) -> Result<()>;
+}
+
+/// The board of one process.
+#[derive(Debug)]
+pub struct Exchange {
+    mesh: Mesh,
+    /// Whether this process drives a device, by rank.
+    local: Vec<bool>,
+    carrier: Option<Arc<dyn Carrier>>,
+    board: Mutex<Board>,
+    changed: Condvar,
+}
+
+impl Exchange {
+    /// An exchange among devices that this process drives.
+    pub fn new(mesh: Mesh) -> Exchange {
+        Exchange::among(mesh, vec![true; mesh.devices()], None)
+    }
+
+    /// An exchange whose devices other processes drive too, except those that are `local`.
+    pub fn among(mesh: Mesh, local: Vec<bool>, carrier: Option<Arc<dyn Carrier>>) -> Exchange {
+        Exchange { mesh, local, carrier, board: Mutex::default(), changed: Condvar::new() }
+    }
+
+    pub fn mesh(&self) -> &Mesh {
+        &self.mesh
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Board> {
+        // Every change of the board is a single insertion or removal, so a panic leaves nothing half done.
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Leaves the message of member `from` of a round.
+    pub fn leave(&self, round: Round, from: usize, message: Arc<[u8]>) {
+        let mut board = self.lock();
+        self.messages(&mut board, round).left[from] = Some(message);
+        drop(board);
+        self.changed.notify_all();
+    }
+
+    fn messages<'a>(&self, board: &'a mut Board, round: Round) -> &'a mut Messages {
+        board.rounds.entry(round).or_insert_with(|| {
+            let n = round.group.len(&self.mesh);
+            let takers = (0..n).filter(|k| self.local[round.group.member(&self.mesh, *k)]).count();
+            Messages { left: vec![None; n], takers }
+        })
+    }
+
+    /// Waits until all members of a round have left their messages.
+    fn take(&self, round: Round) -> Result<Vec<Arc<[u8]>>> {
+        let mut board = self.lock();
+        loop {
+            if let Some((_, rank)) = board.failed.filter(|f| f.0 == round.run) {
+                return Err(Error::system("mesh", format!("device {rank} of mesh {} has failed", self.mesh)));
+            }
+            let messages = self.messages(&mut board, round);
+            if let Some(all) = messages.left.iter().cloned().collect::<Option<Vec<_>>>() {
+                messages.takers -= 1;
+                if messages.takers == 0 {
+                    board.rounds.remove(&round);
+                }
+                return Ok(all);
+            }
+            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    /// Ends all exchanges of a run, because a device has failed. The first failure of a run counts.
+    pub fn fail(&self, run: u64, rank: usize) {
+        let mut board = self.lock();
+        if board.failed.is_none_or(|f| f.0 < run) {
+            board.failed = Some((run, rank));
+        }
+        drop(board);
+        self.changed.notify_all();
+    }
+
+    /// The device that failed first in a run.
+    pub fn failed(&self, run: u64) -> Option<usize> {
+        self.lock().failed.filter(|f| f.0 == run).map(|f| f.1)
+    }
+
+    /// Forgets the messages of runs up to `run`: all its devices of this process have ended.
+    pub fn end(&self, run: u64) {
+        self.lock().rounds.retain(|round, _| round.run > run);
+    }
+}
+
+/// One device of a mesh in one run.
+#[derive(Debug)]
+pub struct Rank {
+    exchange: Arc<Exchange>,
+    run: u64,
+    at: Coordinates,
+    /// Exchanges so far in this run along each axis, and among all devices.
+    counts: [AtomicU64; Axis::ALL.len() + 1],
+}
+
+impl Rank {
+    pub fn new(exchange: Arc<Exchange>, run: u64, rank: usize) -> Rank {
+        let at = exchange.mesh.coordinates(rank);
+        Rank { exchange, run, at, counts: Default::default() }
+    }
+
+    fn exchange_in(&self, group: Group, message: Arc<[u8]>) -> Result<Vec<Arc<[u8]>>> {
+        let Exchange { mesh, carrier, .. } = &*self.exchange;
+        let count = &self.counts[group.axis.map_or(Axis::ALL.len(), |axis| axis as usize)];
+        let round = Round { run: self.run, group, number: count.fetch_add(1, Ordering::Relaxed) };
+        let index = group.index(mesh, &self.at);
+        if let Some(carrier) = carrier {
+            carrier.carry(&round, index, &message)?;
+        }
+        self.exchange.leave(round, index, message);
+        self.exchange.take(round)
+    }
+}
+
+impl Peers for Rank {
+    fn coordinate(&self, axis: Axis) -> usize {
+        self.at[axis as usize]
+    }
+
+    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        self.exchange_in(Group::along(axis, self.at), bytes.into())
+    }
+
+    fn barrier(&self) -> Result<()> {
+        self.exchange_in(Group::ALL, Arc::from([])).map(drop)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs a function as every device of a mesh, each in its own thread.
+    fn on_all<T: Send>(text: &str, f: impl Fn(&Rank, usize) -> T + Sync) -> (Vec<T>, Arc<Exchange>) {
+        let mesh = Mesh::parse(text).unwrap();
+        let exchange = Arc::new(Exchange::new(mesh));
+        let all = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..mesh.devices())
+                .map(|rank| {
+                    let (peer, f) = (Rank::new(exchange.clone(), 7, rank), &f);
+                    scope.spawn(move || f(&peer, rank))
+                })
+                .collect();
+            threads.into_iter().map(|t| t.join().unwrap()).collect()
+        });
+        (all, exchange)
+    }
+
+    #[test]
+    fn members_get_all_messages_in_the_order_of_their_coordinates() {
+        let (all, exchange) = on_all("dp=2,tp=3", |peer, rank| {
+            let along = |axis| peer.exchange(axis, &[rank as u8]).unwrap().iter().map(|m| m[0]).collect::<Vec<_>>();
+            let both = (along(Axis::Dp), along(Axis::Tp), along(Axis::Tp));
+            peer.barrier().unwrap();
+            both
+        });
+        for (rank, (dp, tp, again)) in all.iter().enumerate() {
+            let rank = rank as u8;
+            assert_eq!(*dp, [rank % 3, rank % 3 + 3]);
+            assert_eq!(*tp, [rank / 3 * 3, rank / 3 * 3 + 1, rank / 3 * 3 + 2]);
+            assert_eq!(again, tp);
+        }
+        assert!(exchange.lock().rounds.is_empty(), "taken messages stay on the board");
+    }
+
+    #[test]
+    fn a_failed_device_ends_the_exchanges_of_its_run() {
+        let (all, exchange) = on_all("dp=4", |peer, rank| {
+            if rank == 2 {
+                peer.exchange.fail(peer.run, rank);
+                return String::new();
+            }
+            peer.barrier().unwrap_err().message
+        });
+        assert_eq!(all[0], "device 2 of mesh dp=4 has failed");
+        assert_eq!((exchange.failed(7), exchange.failed(6)), (Some(2), None));
+        exchange.end(7);
+        assert!(exchange.lock().rounds.is_empty());
+        // The next run is not affected.
+        let ranks = [0, 1, 2, 3].map(|rank| Rank::new(exchange.clone(), 8, rank));
+        std::thread::scope(|scope| {
+            for peer in &ranks {
+                scope.spawn(|| peer.barrier().unwrap());
+            }
+        });
+    }
+
+    #[test]
+    fn messages_of_other_processes_arrive_through_the_carrier() {
+        #[derive(Debug)]
+        struct Other(std::sync::Weak<Exchange>);
+        impl Carrier for Other {
+            fn carry(&self, round: &Round, from: usize, message: &Arc<[u8]>) -> Result<()> {
+                // The other process answers with its own message.
+                let answer: Arc<[u8]> = message.iter().map(|b| b + 100).collect();
+                self.0.upgrade().unwrap().leave(*round, 1 - from, answer);
+                Ok(())
+            }
+        }
+        let mesh = Mesh::parse("dp=2").unwrap();
+        let exchange =
+            Arc::new_cyclic(|me| Exchange::among(mesh, vec![true, false], Some(Arc::new(Other(me.clone())))));
+        let peer = Rank::new(exchange.clone(), 1, 0);
+        assert_eq!(peer.exchange(Axis::Dp, &[5]).unwrap().iter().map(|m| m[0]).collect::<Vec<_>>(), [5, 105]);
+        assert!(exchange.lock().rounds.is_empty());
+    }
+}

@@ -1,0 +1,106 @@
+//! Runs a program on all devices of a mesh at once.
+
+use crate::backend::Shared;
+use crate::buffer::MeshBuffer;
+use crate::exchange::Rank;
+use perilune_core::Interrupt;
+use perilune_core::error::{Error, Result};
+use perilune_plan::ir::{Origin, Program};
+use perilune_plan::{Buffer, Executable, Failure, RunContext};
+use std::sync::Arc;
+
+/// A program, compiled for each device.
+pub struct MeshExecutable {
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) program: Arc<Program>,
+    pub(crate) devices: Arc<[Box<dyn Executable>]>,
+}
+
+/// The operands of one run, shared by the threads of all devices.
+struct Operands {
+    inputs: Vec<Buffer>,
+    /// The run-time numbers of the recording; those of a device are added to them.
+    recorded: Vec<u64>,
+    outputs: Vec<Buffer>,
+    interrupt: Interrupt,
+    timed: bool,
+}
+
+type Outcome = std::result::Result<Vec<f64>, Failure>;
+
+impl MeshExecutable {
+    /// Runs the program as one device. Returns the seconds of its kernels, if they are timed.
+    fn run_device(&self, rank: usize, run: u64, operands: &Operands) -> Outcome {
+        let fail = |error| Failure { origin: Origin::NONE, error };
+        let Shared { mesh, backends, exchange, .. } = &*self.shared;
+        let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[rank]);
+        let parts = |all: &[Buffer]| all.iter().map(part).collect::<Result<Vec<_>>>().map_err(fail);
+        let (inputs, outputs) = (parts(&operands.inputs)?, parts(&operands.outputs)?);
+        let numbers = self.program.numbers(&operands.recorded, &mesh.coordinates(rank));
+        let peers = Rank::new(exchange.clone(), run, rank);
+        let mut times = vec![0.0; if operands.timed { self.program.kernels.len() } else { 0 }];
+        let context = RunContext {
+            interrupt: &operands.interrupt,
+            times: operands.timed.then_some(&mut times),
+            peers: Some(&peers),
+        };
+        self.devices[rank].run(&inputs, &numbers, &outputs, context)?;
+        Ok(times)
+    }
+}
+
+impl Executable for MeshExecutable {
+    /// `slots`: the run-time numbers of the first device.
+    fn run(
+        &self,
+        inputs: &[Buffer],
+        slots: &[u64],
+        outputs: &[Buffer],
+        context: RunContext<'_>,
+    ) -> std::result::Result<(), Failure> {
+        let run = self.shared.next_run();
+        let recorded = slots.len().saturating_sub(self.program.starts.len());
+        let operands = Arc::new(Operands {
+            inputs: inputs.to_vec(),
+            recorded: slots[..recorded].to_vec(),
+            outputs: outputs.to_vec(),
+            interrupt: context.interrupt.clone(),
+            timed: context.times.is_some(),
+        });
+        let exchange = self.shared.exchange.clone();
+        let own = MeshExecutable {
+            shared: self.shared.clone(),
+            program: self.program.clone(),
+            devices: self.devices.clone(),
+        };
+        let own = Arc::new(own);
+        let on_panic = exchange.clone();
+        let results = self.shared.workers.on_all(
+            move |rank| on_panic.fail(run, rank),
+            move |rank| {
+                let outcome = own.run_device(rank, run, &operands);
+                if outcome.is_err() {
+                    own.shared.exchange.fail(run, rank);
+                }
+                outcome
+            },
+        );
+        let failed = exchange.failed(run);
+        exchange.end(run);
+        let mut results = results.map_err(|error| Failure { origin: Origin::NONE, error })?;
+        if let Some(rank) = failed {
+            // The failure of the first device is the cause of the others'.
+            return match results.swap_remove(rank) {
+                Err(failure) => Err(failure),
+                Ok(_) => Err(Failure {
+                    origin: Origin::NONE,
+                    error: Error::system("mesh", format!("this is a bug: device {rank} failed without an error")),
+                }),
+            };
+        }
+        if let (Some(times), Some(Ok(own))) = (context.times, results.first()) {
+            times.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,17 @@
+//! Runs one program on all devices of a mesh.
+//!
+//! [`MeshBackend`] implements the backend trait over one backend a device, each driven by a thread of its own, so the engine
+//! records, plans and looks up a step once for any number of devices. A buffer of the mesh describes the whole tensor and its
+//! placement; each device stores its part. Devices exchange data within collectives through an [`Exchange`].
+//!
+//! The mesh and placements are types of `core`, and the pass that divides a step is `plan/passes/shard`.
+
+mod backend;
+mod buffer;
+mod exchange;
+mod executable;
+mod parts;
+mod workers;
+
+pub use backend::MeshBackend;
+pub use exchange::{Exchange, Group, Rank};

@@ -1,0 +1,92 @@
+//! Cuts tensors into the parts of devices and joins them, in host memory.
+
+use perilune_core::error::Result;
+use perilune_core::mesh::{Along, Axis, Coordinates, Local};
+use perilune_core::{Mesh, Shape, host_memory};
+use perilune_plan::BufferDesc;
+
+/// Calls `f` with (element of the tensor, element of the part, count) for each run of elements that are neighbours in both.
+fn for_each_run(global: &Shape, part: &Local, mut f: impl FnMut(usize, usize, usize)) {
+    let rank = global.rank();
+    let (whole, local, valid) = (global.dims(), part.shape.dims(), part.valid.dims());
+    if part.valid.numel() == 0 {
+        return;
+    }
+    // The dims behind `outer` are whole in the part; of dim `outer` it has a block.
+    let outer = (0..rank).rev().find(|d| valid[*d] != whole[*d] || local[*d] != whole[*d]);
+    let Some(outer) = outer else { return f(0, 0, global.numel()) };
+    let inner: usize = whole[outer + 1..].iter().product();
+    let (from, to) = (global.strides(), part.shape.strides());
+    let mut at = vec![0usize; outer];
+    loop {
+        let mut first = part.start[outer] * inner;
+        let mut own = 0;
+        for d in 0..outer {
+            first += (part.start[d] + at[d]) * from[d] as usize;
+            own += at[d] * to[d] as usize;
+        }
+        f(first, own, valid[outer] * inner);
+        // The next position in the dims before `outer`.
+        let Some(d) = (0..outer).rev().find(|d| at[*d] + 1 < valid[*d]) else { return };
+        at[d] += 1;
+        at[d + 1..].fill(0);
+    }
+}
+
+/// Returns the part of a tensor on the device at `at`; its padding is zero. `bytes`: the whole tensor.
+pub fn cut(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, bytes: &[u8]) -> Result<Vec<u8>> {
+    let part = desc.placement.local(mesh, at, &desc.shape)?;
+    let size = desc.dtype.size();
+    let mut out = host_memory::filled("mesh", part.shape.numel() * size)?;
+    for_each_run(&desc.shape, &part, |from, to, n| {
+        out[to * size..(to + n) * size].copy_from_slice(&bytes[from * size..(from + n) * size]);
+    });
+    Ok(out)
+}
+
+/// Copies the part of the device at `at` into the whole tensor.
+pub fn join(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, part: &[u8], whole: &mut [u8]) -> Result<()> {
+    let local = desc.placement.local(mesh, at, &desc.shape)?;
+    let size = desc.dtype.size();
+    for_each_run(&desc.shape, &local, |to, from, n| {
+        whole[to * size..(to + n) * size].copy_from_slice(&part[from * size..(from + n) * size]);
+    });
+    Ok(())
+}
+
+/// Whether the part of that device is needed to join a tensor: of devices that store the same part, the first one's is.
+pub fn is_first_holder(desc: &BufferDesc, mesh: &Mesh, rank: usize) -> bool {
+    let at = mesh.coordinates(rank);
+    Axis::ALL.into_iter().all(|axis| matches!(desc.placement.along(axis), Along::Split(_)) || at[axis as usize] == 0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::{DType, Placement};
+
+    #[test]
+    fn joined_parts_are_the_tensor() {
+        let mesh = Mesh::parse("dp=2,tp=3").unwrap();
+        let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2)];
+        for dims in [[4, 6, 2], [5, 7, 3], [1, 1, 1], [2, 0, 3], [3, 2, 8]] {
+            let shape = Shape::of(&dims);
+            for dtype in [DType::U8, DType::F32] {
+                let bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|i| i as u8).collect();
+                for (outer, inner) in along.iter().flat_map(|a| along.map(|b| (*a, b))) {
+                    let placement = Placement::REPLICATED.with(Axis::Dp, outer).with(Axis::Tp, inner);
+                    let desc = BufferDesc { placement, ..BufferDesc::new(shape, dtype) };
+                    let mut whole = vec![0; bytes.len()];
+                    for rank in 0..mesh.devices() {
+                        let part = cut(&desc, &mesh, &mesh.coordinates(rank), &bytes).unwrap();
+                        assert_eq!(part.len(), desc.local(&mesh).unwrap().nbytes());
+                        if is_first_holder(&desc, &mesh, rank) {
+                            join(&desc, &mesh, &mesh.coordinates(rank), &part, &mut whole).unwrap();
+                        }
+                    }
+                    assert_eq!(whole, bytes, "{shape} {dtype}, {placement}");
+                }
+            }
+        }
+    }
+}
