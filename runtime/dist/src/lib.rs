@@ -10,7 +10,9 @@ mod backend;
 mod buffer;
 mod exchange;
 mod executable;
+mod host_list;
 mod parts;
+pub mod rendezvous;
 mod workers;
 
 pub use backend::MeshBackend;
