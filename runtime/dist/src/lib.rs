@@ -11,9 +11,12 @@ mod buffer;
 mod exchange;
 mod executable;
 mod host_list;
+pub mod links;
 mod parts;
 pub mod rendezvous;
 mod workers;
 
 pub use backend::MeshBackend;
-pub use exchange::{Exchange, Group, Rank};
+pub use exchange::{Carrier, Exchange, Group, Rank, Round};
+pub use links::Links;
+pub use rendezvous::Place;
