@@ -9,6 +9,7 @@ use super::{Inner, Links, lock};
 use perilune_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, PoisonError};
+use std::time::Instant;
 
 /// Bytes of the description of one side of a difference.
 const MOST_DESCRIPTION: usize = 16 << 10;
@@ -85,14 +86,23 @@ impl Inbox {
 impl Inner {
     /// Waits for one of the given parts from a process.
     fn part(&self, number: u64, from: usize, steps: &[Step]) -> Result<(Step, String, Arc<[u8]>)> {
-        let mut state = lock(&self.state);
+        let (mut state, mut since) = (lock(&self.state), None);
         loop {
             let found = steps.iter().find_map(|s| Some((*s, state.inbox.0.remove(&(number, from, *s))?)));
             if let Some((step, (what, body))) = found {
                 return Ok((step, what, body));
             }
             if let Some(cause) = &state.cause {
-                return Err(self.error(cause));
+                // The failure of a third process can be news of a verdict that is still on its way.
+                let standing = &state.standing[from];
+                let left = self.options.grace.checked_sub(since.get_or_insert_with(Instant::now).elapsed());
+                match left.filter(|_| cause.raised && !(standing.aborted || standing.gone || state.closing)) {
+                    None => return Err(self.error(cause)),
+                    Some(left) => {
+                        state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+                        continue;
+                    }
+                }
             }
             if state.closing {
                 return Err(Error::system("mesh", "the connections to the other processes are closed"));

@@ -519,13 +519,13 @@ impl Links {
     }
 
     /// Fails the job: sends the error of this process to all others, whose exchanges and calls fail with it, and closes the
-    /// connections. If the job has failed before, the first cause stays, and is returned.
+    /// connections. Returns the cause of the failure: if the job has failed before, the first one, unless its text is the same.
     pub fn abort(&self, status: u8, text: &str) -> Cause {
         let own = Cause { rank: self.inner.rank, status, raised: true, text: text.to_string() };
         self.inner.fail(own.clone());
-        let cause = self.cause().unwrap_or(own);
+        let cause = self.cause().unwrap_or_else(|| own.clone());
         self.inner.close(Some(cause.frame()), true, ABORT_WAIT);
-        cause
+        if cause.raised && cause.text == own.text { own } else { cause }
     }
 
     /// Ends the connections without a failure. Messages that were sent still arrive; others do not wait for this process to the end.

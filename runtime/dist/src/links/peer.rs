@@ -63,11 +63,11 @@ impl Peer {
         }
     }
 
-    /// Sends a frame before all others, which are dropped.
+    /// Sends a frame instead of the messages of devices that wait to be sent. The verdict of a call still goes before it.
     pub fn send_instead(&self, frame: Frame) {
         let mut queue = lock(&self.queue);
         if !queue.closed {
-            queue.frames.clear();
+            queue.frames.retain(|frame| frame.kind == Kind::Call);
             queue.frames.push_back(frame);
             self.ready.notify_one();
         }
