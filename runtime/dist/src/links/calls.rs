@@ -96,7 +96,7 @@ impl Inner {
                 // The failure of a third process can be news of a verdict that is still on its way.
                 let standing = &state.standing[from];
                 let left = self.options.grace.checked_sub(since.get_or_insert_with(Instant::now).elapsed());
-                match left.filter(|_| cause.raised && !(standing.aborted || standing.gone || state.closing)) {
+                match left.filter(|_| cause.raised && !standing.gone && !state.closing) {
                     None => return Err(self.error(cause)),
                     Some(left) => {
                         state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;

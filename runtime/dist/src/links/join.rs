@@ -23,6 +23,8 @@ const PROTOCOL: usize = 1;
 const MOST_HELLO: usize = 4 << 20;
 /// How long a connected process has for its hello.
 const HELLO_TIME: Duration = Duration::from_secs(5);
+/// How long process 0 refuses processes that come after a failure.
+const REFUSE_TIME: Duration = Duration::from_secs(5);
 /// How long a process tries to reach another one that is known to listen.
 const REACH_TIME: Duration = Duration::from_secs(10);
 /// Connections whose hello is being read.
@@ -337,7 +339,9 @@ impl Host<'_> {
         let mut strangers = Vec::new();
         while joined[1..].iter().any(Option::is_none) {
             if Instant::now() >= until {
-                return Err(self.refuse_all(&joined, self.nobody(&joined, &strangers)));
+                let error = self.nobody(&joined, &strangers);
+                self.refuse_all(&joined, &error);
+                return Err(error);
             }
             joined.iter_mut().for_each(|j| *j = j.take().filter(|j| !j.has_left()));
             let Some((stream, hello)) = acceptor.poll().map_err(failed)? else { continue };
@@ -349,7 +353,9 @@ impl Host<'_> {
                         Err((error, fatal)) => {
                             refuse(&stream, &error);
                             if fatal {
-                                return Err(self.refuse_all(&joined, error));
+                                self.refuse_all(&joined, &error);
+                                self.refuse_late(&acceptor, &joined, hello.rank, &error);
+                                return Err(error);
                             }
                             strangers.push(error.message);
                         }
@@ -420,9 +426,21 @@ impl Host<'_> {
         system(message).hint(format!("see whether they run, and whether they can reach {}", self.address))
     }
 
-    fn refuse_all(&self, joined: &[Option<Joined>], error: Error) -> Error {
-        joined.iter().flatten().for_each(|j| refuse(&j.stream, &error));
-        error
+    fn refuse_all(&self, joined: &[Option<Joined>], error: &Error) {
+        joined.iter().flatten().for_each(|j| refuse(&j.stream, error));
+    }
+
+    /// Tells the error to processes that come a little later: they would try to reach this one until their time is over.
+    fn refuse_late(&self, acceptor: &Acceptor, joined: &[Option<Joined>], refused: usize, error: &Error) {
+        let mut missing: Vec<usize> = (1..joined.len()).filter(|k| joined[*k].is_none() && *k != refused).collect();
+        let until = Instant::now() + REFUSE_TIME;
+        while !missing.is_empty() && Instant::now() < until {
+            let Ok(next) = acceptor.poll() else { return };
+            if let Some((stream, Ok(Hello::Job(hello)))) = next {
+                refuse(&stream, error);
+                missing.retain(|k| *k != hello.rank);
+            }
+        }
     }
 
     fn welcome(&self, joined: Vec<Joined>) -> Result<()> {
