@@ -11,9 +11,12 @@ mod buffer;
 mod exchange;
 mod executable;
 mod host_list;
+#[cfg(unix)]
+pub mod launch;
 pub mod links;
 mod parts;
 pub mod rendezvous;
+pub mod submit;
 mod workers;
 
 pub use backend::MeshBackend;
