@@ -125,7 +125,9 @@ impl Submission {
             let message = format!("--processes-per-node {}: a pod has one process", self.processes_per_node);
             return Err(Error::argument("submit", message).hint("give more --nodes with fewer --gpus-per-node"));
         }
-        let args: Vec<String> = self.resuming(&format!("runs/{name}")).iter().map(|a| quote(a)).collect();
+        let args = self.resuming(&format!("runs/{name}"));
+        // Kubernetes replaces $(NAME) in arguments, and $$ by $.
+        let args: Vec<String> = args.iter().map(|a| quote(&a.replace('$', "$$"))).collect();
         let gpus = match gpus_per_node {
             0 => String::new(),
             n => format!("        resources:\n          limits:\n            nvidia.com/gpu: {n}\n"),
