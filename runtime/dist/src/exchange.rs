@@ -74,13 +74,15 @@ struct Messages {
     takers: usize,
     /// How many of those wait.
     waiting: usize,
-    /// The program of the first message; 0 if it is unknown.
-    program: u64,
 }
 
 #[derive(Debug, Default)]
 struct Board {
     rounds: FxHashMap<Round, Messages>,
+    /// The program of each run, as far as it is known.
+    programs: FxHashMap<u64, u64>,
+    /// The last run of each device that has left a message.
+    latest: FxHashMap<usize, u64>,
     /// The last run in which a device of this process failed, and the first one that did.
     failed: Option<(u64, usize)>,
     /// The same for devices of other processes, and when it became known.
@@ -134,27 +136,24 @@ impl Exchange {
 
     /// Leaves the message of member `from` of a round, which comes from a device that runs `program` (0 if it is unknown).
     pub fn leave(&self, round: Round, program: u64, from: usize, message: Arc<[u8]>) {
+        let device = round.group.member(&self.mesh, from);
         let mut board = self.lock();
-        let messages = self.messages(&mut board, round);
-        if messages.program == 0 {
-            messages.program = program;
-        }
-        let differs = program != 0 && messages.program != program;
-        messages.left[from] = Some(message);
+        self.messages(&mut board, round).left[from] = Some(message);
+        let latest = board.latest.entry(device).or_default();
+        *latest = round.run.max(*latest);
+        let differs = program != 0 && *board.programs.entry(round.run).or_insert(program) != program;
         if differs && board.broken.is_none() {
-            board.broken = Some(self.different_programs(&round, from));
+            board.broken = Some(self.diverged(format!(
+                "device {device} of mesh {} runs another program than the others in run {}",
+                self.mesh, round.run
+            )));
         }
         drop(board);
         self.changed.notify_all();
     }
 
-    fn different_programs(&self, round: &Round, from: usize) -> Error {
-        let device = round.group.member(&self.mesh, from);
-        let message = format!(
-            "device {device} of mesh {} runs another program than the others in run {}: the processes have taken different \
-             branches, or have different data",
-            self.mesh, round.run
-        );
+    fn diverged(&self, what: String) -> Error {
+        let message = format!("{what}: the processes have taken different branches, or have different data");
         Error::system("mesh", message).hint("a recipe has to make the same steps, in the same order, in all processes")
     }
 
@@ -162,7 +161,7 @@ impl Exchange {
         board.rounds.entry(round).or_insert_with(|| {
             let n = round.group.len(&self.mesh);
             let takers = (0..n).filter(|k| self.local[round.group.member(&self.mesh, *k)]).count();
-            Messages { left: vec![None; n], takers, waiting: 0, program: 0 }
+            Messages { left: vec![None; n], takers, waiting: 0 }
         })
     }
 
@@ -190,6 +189,14 @@ impl Exchange {
                     return Ok(all);
                 }
                 let missing = missing(&self.mesh, &round, messages);
+                // A device leaves all messages of a run before those of the next one.
+                let ahead =
+                    missing.iter().find_map(|d| Some((*d, *board.latest.get(d).filter(|run| **run > round.run)?)));
+                if let Some((device, run)) = ahead {
+                    let what =
+                        format!("device {device} of mesh {} is in run {run}, others in run {}", self.mesh, round.run);
+                    return Err(self.diverged(what));
+                }
                 if let Some(ended) = missing.iter().find_map(|device| board.ended.get(device)) {
                     let message = format!("{ended}, but the other processes still wait for it in a step");
                     return Err(Error::system("mesh", message));
@@ -265,7 +272,9 @@ impl Exchange {
 
     /// Forgets the messages of runs up to `run`: all its devices of this process have ended.
     pub fn end(&self, run: u64) {
-        self.lock().rounds.retain(|round, _| round.run > run);
+        let mut board = self.lock();
+        board.rounds.retain(|round, _| round.run > run);
+        board.programs.retain(|of, _| *of > run);
     }
 }
 

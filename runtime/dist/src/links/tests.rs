@@ -311,11 +311,47 @@ fn different_programs_in_one_run_are_found() {
     let all = on_all(2, |links| {
         let exchange = links.exchange(mesh, &[0, 1]).unwrap();
         let rank = Rank::new(exchange, 7, links.rank()).of_program(10 + links.rank() as u64);
-        message(within(2.0, || rank.exchange(Axis::Dp, &[1])))
+        let text = message(within(2.0, || rank.exchange(Axis::Dp, &[1])));
+        links.abort(1, &text);
+        text
     });
     for text in all {
         assert!(text.contains("of mesh dp=2 runs another program than the others in run 7: the processes"), "{text}");
     }
+}
+
+#[test]
+fn a_run_that_only_some_processes_make_is_found() {
+    let mesh = Mesh::parse("dp=2,tp=2").unwrap();
+    let all = on_all(4, |links| {
+        let exchange = links.exchange(mesh, &[0, 1, 2, 3]).unwrap();
+        // The last process evaluates once more, without the others.
+        let run = if links.rank() == 3 { 6 } else { 5 };
+        let rank = Rank::new(exchange, run, links.rank()).of_program(1);
+        let result = within(3.0, || rank.exchange(Axis::Tp, &[1]).and_then(|_| rank.exchange(Axis::Dp, &[1])));
+        let text = message(result);
+        links.abort(1, &text);
+        text
+    });
+    let expected = "device 3 of mesh dp=2,tp=2 is in run 6, others in run 5: the processes have taken different branches, or have \
+                    different data";
+    assert!(all.iter().all(|text| text.contains(expected)), "{all:?}");
+}
+
+#[test]
+fn programs_that_differ_are_found_across_groups() {
+    let mesh = Mesh::parse("dp=2,tp=2").unwrap();
+    let all = on_all(4, |links| {
+        let exchange = links.exchange(mesh, &[0, 1, 2, 3]).unwrap();
+        let odd = links.rank() % 2;
+        let rank = Rank::new(exchange, 1, links.rank()).of_program(7 + odd as u64);
+        let axes = if odd == 0 { [Axis::Dp, Axis::Tp] } else { [Axis::Dp, Axis::Dp] };
+        let result = within(3.0, || axes.into_iter().try_for_each(|axis| rank.exchange(axis, &[1]).map(drop)));
+        let text = message(result.and_then(|()| rank.barrier()));
+        links.abort(1, &text);
+        text
+    });
+    assert!(all.iter().all(|text| text.contains("runs another program than the others in run 1")), "{all:?}");
 }
 
 #[test]
@@ -381,7 +417,8 @@ fn processes_that_differ_are_refused_on_both_sides() {
         let text = message(other);
         assert!(text.contains("differ in the job: b and a"), "{text}");
         let again = Links::join(&of(job("a"), 1, 2, port), &[], quick()).unwrap().finish();
-        (again.unwrap(), first.join().unwrap().unwrap());
+        again.unwrap();
+        first.join().unwrap().unwrap();
     });
 }
 
@@ -520,7 +557,7 @@ fn broken_connections_are_noticed() {
         bytes
     };
     let now = Duration::ZERO;
-    assert_eq!(facing(&[whole.clone()], now, false).unwrap(), 1000);
+    assert_eq!(facing(&[whole], now, false).unwrap(), 1000);
     // Cut in the middle of a frame, of a header, and between frames.
     for bytes in [half.clone(), half[..7].to_vec(), Vec::new()] {
         let text = message(within(3.0, || facing(&[bytes], now, true)));
