@@ -1,8 +1,10 @@
-//! Parses `--device`, `--precision` and `--threads`, and opens the backend.
+//! Parses `--device`, `--mesh`, `--precision` and `--threads`, and opens the backend.
 
+use perilune_core::Mesh;
 use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
+use perilune_dist::{MeshBackend, MeshOptions};
 use perilune_lua::{Failed, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
@@ -14,6 +16,10 @@ pub struct PlaceArgs {
     /// Device: cpu, cuda, cuda:N or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. On a CPU the devices are virtual ones that share
+    /// the threads
+    #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options)]
+    mesh: Option<MeshOptions>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -60,6 +66,7 @@ impl DeviceArgs {
     /// Creates the runtime of a command, with its limits.
     pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
+        runtime.host().engine.borrow_mut().zero = self.place.mesh.and_then(|mesh| mesh.zero);
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;
         }
@@ -110,6 +117,13 @@ impl PlaceArgs {
             Err(_) => None,
         };
         let cpu = || Arc::new(Cpu::limited(self.threads, limit));
+        let mesh = self.mesh.unwrap_or_default().mesh;
+        if mesh.devices() > 1 {
+            return match self.device.as_str() {
+                "cpu" | "auto" => self.virtual_cpus(mesh, limit),
+                d => no(format!("--device {d}: --mesh is supported on the CPU only in this version")),
+            };
+        }
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
@@ -126,6 +140,30 @@ impl PlaceArgs {
             d => no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N or auto")),
         }
     }
+}
+
+impl PlaceArgs {
+    /// Opens the virtual CPU devices of a mesh; each has its share of the threads and of the memory.
+    fn virtual_cpus(&self, mesh: Mesh, limit: Option<usize>) -> Result<Arc<dyn Backend>> {
+        let n = mesh.devices();
+        if n > MOST_THREADS {
+            return Err(Error::Usage(format!(
+                "--mesh {mesh}: a machine has at most {MOST_THREADS} virtual devices, not {n}"
+            )));
+        }
+        let threads = (self.threads() / n).max(1);
+        let device = || Arc::new(Cpu::limited(Some(threads), limit.map(|bytes| bytes / n))) as Arc<dyn Backend>;
+        let backend = MeshBackend::new(mesh, (0..n).map(|_| device()).collect());
+        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+    }
+}
+
+/// Parses `--mesh`.
+fn mesh_options(text: &str) -> std::result::Result<MeshOptions, String> {
+    MeshOptions::parse(text).map_err(|e| match &e.hint {
+        Some(hint) => format!("{} ({hint})", e.message),
+        None => e.message,
+    })
 }
 
 /// Whether the text is a list of device numbers: `0` or `0,1`.

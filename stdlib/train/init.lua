@@ -17,6 +17,7 @@ local check = require "perilune.check"
 local tree = require "perilune.tree"
 local optimizers = require "perilune.train.optimizers"
 local options = require "perilune.train.options"
+local mesh = require "perilune.train.mesh"
 local parts = require "perilune.train.recipe"
 local runs = require "perilune.train.run"
 
@@ -99,7 +100,9 @@ function train.new(recipe, params, opts)
   local loop = recipe.step or loss ---@type any
   run.place = type(loop) == "function" and native.written_at(loop) or 0
   options.schedule(run)
-  return runs.new(run)
+  local made = runs.new(run)
+  mesh.place(made)
+  return made
 end
 
 ---Overfits the first training batch, as a test of model and loss.

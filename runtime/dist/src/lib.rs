@@ -10,8 +10,10 @@ mod backend;
 mod buffer;
 mod exchange;
 mod executable;
+mod options;
 mod parts;
 mod workers;
 
 pub use backend::MeshBackend;
 pub use exchange::{Exchange, Group, Rank};
+pub use options::MeshOptions;

@@ -118,6 +118,22 @@ impl StateTable {
         self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
     }
 
+    /// Changes the placement of a State. Returns the buffer that it had; its 16-bit copies are dropped.
+    pub fn place(&mut self, id: StateId, placement: Placement) -> Result<Option<Buffer>> {
+        let s = self.get_mut(id)?;
+        s.desc.placement = placement;
+        let old = s.buffer.take();
+        let all = &mut self.all;
+        self.shadow_weights.retain(|(base, _), copy| {
+            let other = *base != id.0;
+            if !other {
+                all.remove(&copy.state.0);
+            }
+            other
+        });
+        Ok(old)
+    }
+
     /// The recipe line that made it.
     pub fn loc(&self, id: StateId) -> SourceLoc {
         self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.loc)
@@ -144,10 +160,11 @@ impl StateTable {
         }
         self.next += 1;
         let copy = ShadowWeight { state: StateId(self.next), valid: false };
-        let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
+        let (loc, placement) =
+            self.all.get(&base).map_or((SourceLoc::NONE, Placement::REPLICATED), |s| (s.loc, s.desc.placement));
         let state = State {
             path: None,
-            desc: BufferDesc::new(shape, dtype),
+            desc: BufferDesc { shape, dtype, placement },
             trainable: false,
             buffer: None,
             current: None,

@@ -21,6 +21,7 @@ mod inspect;
 mod kernels;
 mod library_env;
 mod loader;
+mod mesh;
 mod nan_guard;
 mod no_tail_calls;
 mod offline_source;
