@@ -8,11 +8,11 @@ use perilune_core::ops::{Value, collective, create};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape, grad};
 use perilune_engine::Engine;
 use perilune_plan::ir::{Kernel, Program};
-use perilune_plan::request::{Division, InputBuffer};
+use perilune_plan::request::InputBuffer;
 use perilune_plan::{Null, Request};
 use perilune_tests::harness::{call, call_all, float, int, ints, randn, t};
 use perilune_tests::rng::Pcg;
-use perilune_tests::virtual_devices::{self, Values};
+use perilune_tests::virtual_devices::{self, Spread, Values};
 use std::collections::HashMap;
 use std::sync::Arc;
 
@@ -124,9 +124,12 @@ impl Step {
     /// Runs the step on a mesh whose `axes` split the batch.
     fn run(&self, mesh: &str, axes: &[Axis]) -> Result<(Values, Arc<Program>), String> {
         let placement = axes.iter().fold(Placement::REPLICATED, |p, axis| p.with(*axis, Along::Split(0)));
-        let inputs = self.batch.iter().map(|b| (*b, placement)).collect();
-        let division = Division { mesh: Mesh::parse(mesh).unwrap(), inputs };
-        virtual_devices::run(&self.e.recorder.graph, &self.request, &self.values, &division)
+        let placements = self.batch.iter().map(|b| (*b, placement)).collect();
+        self.run_on(&Spread { mesh: Mesh::parse(mesh).unwrap(), placements })
+    }
+
+    fn run_on(&self, spread: &Spread) -> Result<(Values, Arc<Program>), String> {
+        virtual_devices::run(&self.e.recorder.graph, &self.request, &self.values, spread)
     }
 
     /// Compares every mesh with one device. Returns the collectives of the last one.
@@ -135,23 +138,21 @@ impl Step {
         let mut found = HashMap::new();
         for (mesh, axes) in meshes {
             let (got, program) = self.run(mesh, axes).unwrap_or_else(|e| panic!("{mesh}: {e}"));
-            for (k, (a, b)) in
-                got.roots.iter().chain(&got.states).zip(want.roots.iter().chain(&want.states)).enumerate()
-            {
-                // A result that is a view has the dims of the value that it is a view of.
-                assert_eq!((a.numel(), a.dtype), (b.numel(), b.dtype), "{mesh}: value {k}");
-                let scale = b.to_f64().iter().fold(1e-3f64, |m, v| m.max(v.abs()));
-                for (i, (x, y)) in a.to_f64().iter().zip(b.to_f64()).enumerate() {
-                    assert!(
-                        (x - y).abs() <= tolerance * scale,
-                        "{mesh}: value {k} {}, element {i}: {x} and {y}",
-                        a.shape
-                    );
-                }
-            }
+            assert_near(mesh, &got, &want, tolerance);
             found = collectives(&program);
         }
         found
+    }
+}
+
+fn assert_near(mesh: &str, got: &Values, want: &Values, tolerance: f64) {
+    for (k, (a, b)) in got.roots.iter().chain(&got.states).zip(want.roots.iter().chain(&want.states)).enumerate() {
+        // A result that is a view has the dims of the value that it is a view of.
+        assert_eq!((a.numel(), a.dtype), (b.numel(), b.dtype), "{mesh}: value {k}");
+        let scale = b.to_f64().iter().fold(1e-3f64, |m, v| m.max(v.abs()));
+        for (i, (x, y)) in a.to_f64().iter().zip(b.to_f64()).enumerate() {
+            assert!((x - y).abs() <= tolerance * scale, "{mesh}: value {k} {}, element {i}: {x} and {y}", a.shape);
+        }
     }
 }
 
@@ -277,10 +278,9 @@ fn weights_split_along_another_axis() {
     let batch = |b: &InputBuffer| (*b, Placement::REPLICATED.with(Axis::Dp, Along::Split(0)));
     for mesh in ["tp=2", "tp=4", "dp=2,tp=4"] {
         let weights = [(states[0], split(0)), (states[1], split(0)), (states[2], split(1))];
-        let inputs = s.batch.iter().map(batch).chain(weights).collect();
-        let division = Division { mesh: Mesh::parse(mesh).unwrap(), inputs };
-        let (got, program) = virtual_devices::run(&s.e.recorder.graph, &s.request, &s.values, &division)
-            .unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        let placements = s.batch.iter().map(batch).chain(weights).collect();
+        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements };
+        let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         for (k, (a, b)) in got.roots.iter().zip(&want.roots).enumerate() {
             let (a, b) = (a.to_f64(), b.to_f64());
             assert!(a.iter().zip(&b).all(|(x, y)| (x - y).abs() < 1e-12), "{mesh}: root {k}: {a:?} and {b:?}");
@@ -291,6 +291,30 @@ fn weights_split_along_another_axis() {
         if mesh.starts_with("tp") {
             assert_eq!(found.get("all_reduce"), Some(&1), "{mesh}: {found:?}");
         }
+    }
+}
+
+/// Where the moments are split, the State writes of a device are its blocks.
+#[test]
+fn split_moments_are_written_in_blocks() {
+    let mut s = Step::new(DType::F64);
+    let (x, y) = (s.batch_randn(&[8, 12]), s.batch_ids(&[8], 4));
+    let h = s.layer(x, 12, 24);
+    let h = s.call("gelu", &[t(h)]);
+    let logits = s.layer(h, 24, 4);
+    let loss = s.call("cross_entropy", &[t(logits), t(y)]);
+    s.train(loss);
+    let (want, _) = s.run("", &[]).unwrap();
+    let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
+    let weights: Vec<u64> = s.weights.iter().map(|w| w.0).collect();
+    let moments = s.request.state_writes.iter().map(|w| w.0).filter(|id| !weights.contains(id)).map(InputBuffer::State);
+    let placements: HashMap<_, _> = moments.chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
+    for mesh in ["dp=2", "dp=4"] {
+        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.clone() };
+        let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        assert_near(mesh, &got, &want, 1e-10);
+        let blocks = program.inputs.iter().filter(|i| i.0.dims().first() == Some(&(24 / spread.mesh.devices())));
+        assert_eq!(blocks.count(), 4, "{mesh}: moments of a weight and a bias of 24 rows");
     }
 }
 

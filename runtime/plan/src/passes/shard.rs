@@ -12,7 +12,7 @@
 use crate::lowered::Lowered;
 use crate::passes::decompose;
 use crate::passes::rewriter::Rewriter;
-use crate::request::{Division, InputBuffer};
+use crate::request::Division;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Node, NodeId};
 use perilune_core::mesh::{Along, Axis, Combine, Start};
@@ -25,8 +25,8 @@ use smallvec::{SmallVec, smallvec};
 /// Operands of a node from which a part of it can be computed again, at most so many nodes up.
 const MAX_DERIVED: usize = 16;
 
-/// Turns a step into that of each device of the mesh. `inputs`: the buffers that the step reads, in the order of its inputs.
-pub fn apply(step: Lowered, division: &Division, inputs: &[InputBuffer]) -> Result<Lowered> {
+/// Turns a step into that of each device of the mesh. `written`: which input each State write overwrites.
+pub fn apply(step: Lowered, division: &Division, written: &[u32]) -> Result<Lowered> {
     let mesh = &division.mesh;
     if mesh.devices() == 1 {
         return Ok(step);
@@ -34,16 +34,37 @@ pub fn apply(step: Lowered, division: &Division, inputs: &[InputBuffer]) -> Resu
     // Of a fused op without factors its parts are divided.
     let undivided = |n: &Node| matches!(n.op.class, Class::Fused(_)) && n.op.shard.is_none();
     let mut step = decompose::all(step, &undivided)?;
+    as_stored(&mut step, division, written)?;
     for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
-        step = Divider::new(&step, division, inputs, axis).run()?;
+        step = Divider::new(&step, division, written, axis).run()?;
     }
     Ok(step)
+}
+
+/// Gives a value that is written to a split State the dims of the State, which may have been recorded as another view of as many
+/// elements.
+fn as_stored(step: &mut Lowered, division: &Division, written: &[u32]) -> Result<()> {
+    let mut leaves: FxHashMap<u32, NodeId> = FxHashMap::default();
+    for (leaf, input) in &step.inputs {
+        // Uses the first leaf of each input, so that the map's iteration order has no effect.
+        leaves.entry(*input).and_modify(|first| *first = (*first).min(*leaf)).or_insert(*leaf);
+    }
+    for (i, input) in written.iter().enumerate() {
+        let new = step.state_writes[i];
+        let split = !division.inputs[*input as usize].is_replicated(&division.mesh);
+        let shape = leaves.get(input).filter(|_| split).map(|leaf| step.graph.shape(*leaf));
+        if let Some(shape) = shape.filter(|shape| *shape != step.graph.shape(new)) {
+            step.graph.modes.loc = step.graph.loc_of(new);
+            step.state_writes[i] = movement::reshape(&mut step.graph, new, shape)?;
+        }
+    }
+    Ok(())
 }
 
 struct Divider<'a> {
     from: &'a Lowered,
     division: &'a Division,
-    inputs: &'a [InputBuffer],
+    written: &'a [u32],
     axis: Axis,
     devices: usize,
     to: Rewriter,
@@ -58,7 +79,7 @@ struct Divider<'a> {
 }
 
 impl<'a> Divider<'a> {
-    fn new(from: &'a Lowered, division: &'a Division, inputs: &'a [InputBuffer], axis: Axis) -> Divider<'a> {
+    fn new(from: &'a Lowered, division: &'a Division, written: &'a [u32], axis: Axis) -> Divider<'a> {
         let mut parts: FxHashMap<NodeId, Vec<(usize, Shape, DType)>> = FxHashMap::default();
         for node in from.graph.nodes().iter().filter(|n| matches!(n.op.class, Class::TupleGet)) {
             let all = parts.entry(node.inputs[0]).or_default();
@@ -70,7 +91,7 @@ impl<'a> Divider<'a> {
         parts.values_mut().for_each(|all| all.sort_by_key(|p| p.0));
         let (devices, to) = (division.mesh.size(axis), Rewriter::new(from));
         let (first, results, made) = (Vec::with_capacity(from.graph.len()), FxHashMap::default(), FxHashMap::default());
-        Divider { from, division, inputs, axis, devices, to, first, results, made, parts }
+        Divider { from, division, written, axis, devices, to, first, results, made, parts }
     }
 
     fn run(mut self) -> Result<Lowered> {
@@ -84,7 +105,11 @@ impl<'a> Divider<'a> {
         let from = self.from;
         let whole = |this: &mut Self, id: NodeId| this.piece(id, Piece::Whole);
         let roots = from.roots.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
-        let writes = from.state_writes.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
+        let stored = |this: &mut Self, (id, input): (&NodeId, &u32)| {
+            let piece = this.placed(this.graph().shape(*id), *input)?;
+            this.piece(*id, piece)
+        };
+        let writes = from.state_writes.iter().zip(self.written).map(|w| stored(&mut self, w)).collect::<Result<_>>()?;
         let ok = from.ok.map(|id| whole(&mut self, id)).transpose()?;
         let mut out = self.to.finish(from);
         (out.roots, out.state_writes, out.ok) = (roots, writes, ok);
@@ -139,10 +164,15 @@ impl<'a> Divider<'a> {
 
     fn input(&mut self, id: NodeId, input: u32) -> Result<(NodeId, Piece)> {
         let shape = self.graph().shape(id);
-        let along =
-            self.division.inputs.get(&self.inputs[input as usize]).map_or(Along::Replicated, |p| p.along(self.axis));
+        let piece = self.placed(shape, input)?;
         let new = self.to.copy(self.from, id);
-        let piece = match along {
+        self.resize(new, shape, piece);
+        Ok((new, piece))
+    }
+
+    /// What a device has of an input of that shape.
+    fn placed(&self, shape: Shape, input: u32) -> Result<Piece> {
+        Ok(match self.division.inputs[input as usize].along(self.axis) {
             Along::Replicated => Piece::Whole,
             Along::Partial(combine) => Piece::Term(combine),
             Along::Split(dim) => {
@@ -154,9 +184,7 @@ impl<'a> Divider<'a> {
                 }
                 Piece::Block(dim)
             }
-        };
-        self.resize(new, shape, piece);
-        Ok((new, piece))
+        })
     }
 
     /// Gives a copied node the shape of a piece of `whole`.
