@@ -5,9 +5,10 @@ use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_dist::{MeshBackend, MeshOptions};
-use perilune_lua::{Failed, Runtime, RuntimeOptions};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Options for the device.
@@ -66,7 +67,10 @@ impl DeviceArgs {
     /// Creates the runtime of a command, with its limits.
     pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
-        runtime.host().engine.borrow_mut().zero = self.place.mesh.and_then(|mesh| mesh.zero);
+        match self.place.mesh {
+            Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
+            None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener()),
+        }
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;
         }
@@ -96,6 +100,11 @@ impl PlaceArgs {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
+    /// The mesh that `--mesh` names, or one device.
+    pub fn mesh(&self) -> Mesh {
+        self.mesh.unwrap_or_default().mesh
+    }
+
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
     /// a value that a flag does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
@@ -109,6 +118,12 @@ impl PlaceArgs {
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
         }
+        self.open_on(self.mesh())
+    }
+
+    /// Opens the devices of a mesh.
+    fn open_on(&self, mesh: Mesh) -> Result<Arc<dyn Backend>> {
+        let no = |text: String| Err(Error::Usage(text));
         let limit = match std::env::var("PERILUNE_MEMORY_LIMIT") {
             Ok(text) => match amount(&text) {
                 Ok(n) => Some(n),
@@ -116,19 +131,18 @@ impl PlaceArgs {
             },
             Err(_) => None,
         };
-        let cpu = || Arc::new(Cpu::limited(self.threads, limit));
-        let mesh = self.mesh.unwrap_or_default().mesh;
         if mesh.devices() > 1 {
             return match self.device.as_str() {
                 "cpu" | "auto" => self.virtual_cpus(mesh, limit),
-                d => no(format!("--device {d}: --mesh is supported on the CPU only in this version")),
+                d => no(format!("--device {d}: a mesh is supported on the CPU only in this version")),
             };
         }
+        let cpu = || Arc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
             d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
-                no(format!("--device {d}: this version supports one GPU; several are planned for a later one"))
+                no(format!("--device {d}: several GPUs need a mesh, such as --mesh dp=2"))
             }
             d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
                 Ok(gpu) => Ok(Arc::new(gpu)),
@@ -140,21 +154,29 @@ impl PlaceArgs {
             d => no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N or auto")),
         }
     }
-}
 
-impl PlaceArgs {
     /// Opens the virtual CPU devices of a mesh; each has its share of the threads and of the memory.
     fn virtual_cpus(&self, mesh: Mesh, limit: Option<usize>) -> Result<Arc<dyn Backend>> {
         let n = mesh.devices();
         if n > MOST_THREADS {
             return Err(Error::Usage(format!(
-                "--mesh {mesh}: a machine has at most {MOST_THREADS} virtual devices, not {n}"
+                "mesh {mesh}: a machine has at most {MOST_THREADS} virtual devices, not {n}"
             )));
         }
         let threads = (self.threads() / n).max(1);
         let device = || Arc::new(Cpu::limited(Some(threads), limit.map(|bytes| bytes / n))) as Arc<dyn Backend>;
         let backend = MeshBackend::new(mesh, (0..n).map(|_| device()).collect());
         backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+    }
+
+    /// Returns what opens the mesh that a recipe asks for.
+    fn opener(self) -> OpenMesh {
+        Rc::new(move |text, now| {
+            let MeshOptions { mesh, zero } = MeshOptions::parse(text)?;
+            let open = || self.open_on(mesh).map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()));
+            let backend = if mesh == now { None } else { Some(open()?) };
+            Ok(OpenedMesh { backend, zero })
+        })
     }
 }
 

@@ -78,6 +78,7 @@ function train.new(recipe, params, opts)
   parts.check_names(recipe)
   params = params or recipe.params or {}
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
+  mesh.open(recipe, params)
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
   check.word(op, "precision", precision, parts.precisions)

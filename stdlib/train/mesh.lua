@@ -1,12 +1,18 @@
--- train/mesh.lua: decides what each device of a mesh stores of the States of a run.
+-- train/mesh.lua: opens the mesh of a recipe, and decides what each of its devices stores of the States of a run.
 --
--- A placement changes where a State is, never its value. With `zero` (Rajbhandari et al., arXiv:1910.02054) the devices that have
--- different samples share States: stage 1 divides those of the optimizer and moving averages, stage 3 the weights too. Gradients
--- are intermediate values of a step, which the planner divides where their readers are divided, so stages 1 and 2 are the same.
--- A State that has no dim the devices divide stays whole on each.
+-- A placement changes where a State is, never its value. Two things divide States. `zero` (Rajbhandari et al., ZeRO,
+-- arXiv:1910.02054) shares them among the devices that have different samples: stage 1 those of the optimizer and moving
+-- averages, stage 3 the weights too. Gradients are intermediate values of a step, which the planner divides where their readers
+-- are divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
+-- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
+-- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State that has no dim which the
+-- devices divide stays whole on each.
 
+local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local check = require "perilune.check"
+local tree = require "perilune.tree"
 
 local mesh = {}
 
@@ -19,21 +25,116 @@ local mesh = {}
 ---@field tp integer
 ---@field zero integer? the stage, if it was given
 
----The first dim that `parts` devices divide evenly.
----@param shape integer[]
----@param parts integer
----@return integer? dim counted from 0
-local function dividing_dim(shape, parts)
+---Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh; the option --mesh of the command line goes first.
+---@param recipe perilune.Recipe
+---@param params table
+function mesh.open(recipe, params)
+  local wanted = params.mesh ---@type any
+  if wanted == nil then wanted = recipe.mesh end
+  if wanted == nil then return end
+  if type(wanted) == "table" then
+    local axes = {}
+    for i, name in ipairs(tree.names(wanted)) do
+      if not check.is(wanted[name], "number") then
+        pl.error("recipe.mesh", ("%s is %s"):format(tostring(name), check.show(wanted[name])), "write how many devices are along each axis: { dp = 2, tp = 4 }")
+      end
+      axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
+    end
+    wanted = table.concat(axes, ",")
+  elseif type(wanted) ~= "string" then
+    pl.error("recipe.mesh", "it is " .. check.show(wanted), "write { dp = 2, zero = 1 } or \"dp=2,zero=1\"")
+  end
+  native.open_mesh(wanted)
+end
+
+---Turns a pattern of paths into one of Lua: `*` is one name or number.
+local function matcher(pattern)
+  local text = pattern:gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", "[^.]*")
+  return "^" .. text .. "$", "^" .. text .. "%.[^.]*$"
+end
+
+local kinds = { "column", "row", "whole" }
+
+---The dim that a rule divides along tp: of a matrix (out, in), or of a vector (out).
+local function dim_of(kind, rank)
+  if kind == "column" then return 0 end
+  if kind == "row" and rank >= 2 then return 1 end
+end
+
+---Collects the rules that modules state in a field `sharding`: a list of { path, kind }.
+local function rules_of_modules(model)
+  local out, seen = {}, {}
+  local function visit(t, path)
+    if seen[t] then return end
+    seen[t] = true
+    local own = rawget(t, "sharding")
+    if type(own) == "table" then
+      for _, name in ipairs(tree.names(own)) do out[#out + 1] = { path = tree.join(path, name), kind = own[name] } end
+    end
+    for _, key in ipairs(tree.keys(t)) do
+      local child = rawget(t, key)
+      if type(child) == "table" and child ~= own then visit(child, tree.join(path, key)) end
+    end
+  end
+  visit(model, "")
+  return out
+end
+
+---Returns for each weight the dim that tp divides, by path.
+---@param run perilune.Run
+---@return table<string, integer>
+local function dims_along_tp(run, weights)
+  local rules = rules_of_modules(run.model)
+  local own = run.recipe.sharding
+  if own ~= nil and type(own) ~= "table" then
+    pl.error("recipe.sharding", "it is " .. check.show(own), "write { [\"blocks.*.mlp.up\"] = \"column\" }")
+  end
+  for _, pattern in ipairs(own and tree.names(own) or {}) do
+    check.word("recipe.sharding", tostring(pattern), own[pattern], kinds)
+    rules[#rules + 1] = { path = pattern, kind = own[pattern], given = true }
+  end
+  local dims = {}
+  for _, rule in ipairs(rules) do
+    local exact, within = matcher(rule.path)
+    local found = false
+    for _, entry in ipairs(weights) do
+      if entry.path:match(exact) or entry.path:match(within) then
+        found, dims[entry.path] = true, dim_of(rule.kind, #entry.state.shape) or false
+      end
+    end
+    if rule.given and not found then
+      pl.error("recipe.sharding", ("no State has the path '%s'"):format(rule.path), "paths are those of print(model), with * for one name: blocks.*.attn.out")
+    end
+  end
+  return dims
+end
+
+---The first dim that devices divide evenly, beside the dims that are divided already.
+local function dividing_dim(shape, parts, taken)
   for i, n in ipairs(shape) do
-    if n >= parts and n % parts == 0 then return i - 1 end
+    local rest = taken[i - 1] and n // taken[i - 1] or n
+    if rest >= parts and rest % parts == 0 then return i - 1 end
   end
 end
 
----Whether the States with this path are divided at a stage.
-local function is_divided(path, stage)
+---Whether the States with this path are divided at a stage of ZeRO.
+local function is_shared(path, stage)
   local part = path:match "^[^.]*"
   if part == "model" then return stage >= 3 end
   return stage >= 1 and (part == "optim" or part == "ema")
+end
+
+---Finds the weight that a State of an optimizer or a moving average belongs to: paths by State.
+local function owners(run)
+  local out = {}
+  for _, o in ipairs(run.optimizers) do
+    for _, group in ipairs(o.opt.groups or {}) do
+      for _, p in ipairs(group.params) do
+        for _, slot in pairs(p.slots) do out[slot] = p.state end
+      end
+    end
+  end
+  return out
 end
 
 ---Places the States of a run on the mesh of its device.
@@ -41,12 +142,26 @@ end
 function mesh.place(run)
   local axes = native.mesh() ---@type perilune.Mesh?
   if not axes then return end
-  -- Devices along `shard` divide States; without that axis those along `dp` do.
+  local weights = tree.states(run.model)
+  local along_tp = axes.tp > 1 and dims_along_tp(run, weights) or {}
+  local of_state, owner = {}, owners(run)
+  for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
+  -- Devices along `shard` share States; without that axis those along `dp` do.
   local axis = axes.shard > 1 and "shard" or "dp"
   local stage = axes.zero or (axes.shard > 1 and 3 or 0)
   for _, entry in ipairs(run:states()) do
-    local dim = is_divided(entry.path, stage) and dividing_dim(entry.state.shape, axes[axis])
-    native.place_state(entry.state, dim and { [axis] = dim } or {})
+    local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
+    local weight = owner[state] or state
+    local dim = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"] or nil
+    if dim and #weight.shape == #shape then
+      if shape[dim + 1] % axes.tp ~= 0 then
+        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, dim, entry.path, shape[dim + 1]),
+          "choose another tp, or keep the layer whole: recipe.sharding = { [\"...\"] = \"whole\" }")
+      end
+      dims.tp, taken[dim] = dim, axes.tp
+    end
+    if is_shared(entry.path, stage) then dims[axis] = dividing_dim(shape, axes[axis], taken) end
+    native.place_state(state, dims)
   end
 end
 

@@ -62,6 +62,11 @@ impl Executor {
 }
 
 impl Executor {
+    /// Drops all plans: they are for a device that has been left.
+    pub(crate) fn forget_plans(&mut self) {
+        (self.cache, self.largest, self.attempt) = (Cache::default(), None, None);
+    }
+
     /// Returns the recipe line of the last error, if a run before the failed call caused it.
     pub(crate) fn line_of_earlier_fault(&self) -> Option<SourceLoc> {
         let (program, origin) = self.backend.take_fault_origin()?;

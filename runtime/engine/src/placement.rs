@@ -9,7 +9,8 @@ use crate::state::StateId;
 use crate::stored_value::Residence;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement, Shape};
-use perilune_plan::InputBuffer;
+use perilune_plan::{Backend, InputBuffer, Transfer};
+use std::sync::Arc;
 
 /// The axes along which devices have different samples.
 const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
@@ -71,6 +72,22 @@ impl Engine {
     /// Whether a State has a value in memory, so that placing it elsewhere moves it.
     pub fn has_memory(&self, id: StateId) -> bool {
         self.states.written_buffer(id).is_some()
+    }
+
+    /// The collectives of the plan that ran last.
+    pub fn transfers(&self) -> Vec<Transfer> {
+        self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
+    }
+
+    /// Moves everything to another device. Nothing may have been recorded since the last step ended.
+    pub fn move_to(&mut self, backend: Arc<dyn Backend>) -> std::result::Result<(), Fault> {
+        let old = std::mem::replace(&mut self.executor.backend, backend.clone());
+        for value in self.recorder.all_values() {
+            value.to_host(&*old)?;
+        }
+        self.states.move_to(&*old, &*backend)?;
+        self.executor.forget_plans();
+        Ok(())
     }
 
     /// The mesh of the engine's device.

@@ -226,6 +226,12 @@ impl Recorder {
         self.made_bytes += value.nbytes();
     }
 
+    /// Returns every value, some of them several times.
+    pub(crate) fn all_values(&self) -> impl Iterator<Item = &Value> {
+        let carried = self.carried.values().map(|c| &c.value);
+        self.live.values().chain(self.evaluated.iter().flatten()).chain(carried)
+    }
+
     /// Returns the values with handles, each once.
     pub(crate) fn values(&self) -> impl Iterator<Item = &Value> {
         let carried = self.carried.values().map(|c| &c.value).filter(|v| !self.live.contains_key(&v.uid));

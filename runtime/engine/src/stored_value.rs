@@ -63,6 +63,15 @@ impl StoredValue {
         Ok(buffer)
     }
 
+    /// Moves the value to host memory.
+    pub fn to_host(&self, backend: &dyn Backend) -> Result<()> {
+        let mut at = self.residence.borrow_mut();
+        if let Residence::Device(buffer) = &*at {
+            *at = Residence::Host(HostTensor::new(self.dtype, self.shape, backend.download(buffer)?));
+        }
+        Ok(())
+    }
+
     /// Returns the value if it is in host memory.
     pub fn on_host(&self) -> Option<Ref<'_, HostTensor>> {
         Ref::filter_map(self.residence.borrow(), |at| match at {

@@ -5,8 +5,22 @@ use crate::errors;
 use crate::functions::host;
 use crate::tensor::{Ref, Tensor};
 use mlua::{Lua, Table, Value};
-use perilune_core::Placement;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::{Mesh, Placement};
+use perilune_plan::Backend;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a recipe's mesh has opened.
+pub struct OpenedMesh {
+    /// Its devices; `None` if the engine is on such a mesh already.
+    pub backend: Option<Arc<dyn Backend>>,
+    /// The stage of ZeRO, if it was given.
+    pub zero: Option<u8>,
+}
+
+/// Opens the mesh that a text names. `now` is the mesh of the engine.
+pub type OpenMesh = Rc<dyn Fn(&str, Mesh) -> perilune_core::error::Result<OpenedMesh>>;
 
 /// `native.mesh()`: the sizes of the mesh's axes by name, and `zero` if it was given; nil on one device.
 fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
@@ -22,6 +36,20 @@ fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     }
     t.set("zero", engine.zero)?;
     Ok(Some(t))
+}
+
+/// `native.open_mesh("dp=2,zero=1")`: moves the engine to such a mesh of its devices. `--mesh` goes first.
+fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let Some(open) = host.open_mesh.borrow().clone() else { return Ok(()) };
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.mesh", e.message, e.hint);
+    let opened = open(&text, host.engine.borrow().mesh()).map_err(fail)?;
+    if let Some(backend) = opened.backend {
+        host.flush(lua)?;
+        host.record(lua, |engine| engine.move_to(backend))?;
+    }
+    host.engine.borrow_mut().zero = opened.zero;
+    Ok(())
 }
 
 /// `native.batch(samples)`: host tensors made from now on whose dim 0 is `samples` are divided among the devices; nil ends it.
@@ -55,6 +83,7 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
 
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("batch", lua.create_function(batch)?)?;
     native.set("place_state", lua.create_function(place_state)?)

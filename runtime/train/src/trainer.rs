@@ -226,6 +226,7 @@ impl Session<'_> {
     ) -> Result<Outcome> {
         let values = self.recipe.params()?;
         let (run, handover) = self.build()?;
+        self.runtime.host().fix_mesh();
         let samples: Vec<(String, u64)> =
             run.splits().into_iter().filter_map(|s| Some((s.clone(), run.samples(&s)?))).collect();
         about.insert("recipe".into(), self.recipe.name().into());

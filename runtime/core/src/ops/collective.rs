@@ -30,6 +30,11 @@ pub static REDUCE_SCATTER: Op = Op {
     ..Op::BASE
 };
 
+/// Whether an op exchanges data among devices.
+pub fn is_collective(op: &Op) -> bool {
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known)
+}
+
 /// The attribute that stands for a combination.
 pub fn code(combine: Combine) -> i64 {
     combine as i64
