@@ -19,7 +19,7 @@ pub struct PlaceArgs {
     device: String,
     /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. On a CPU the devices are virtual ones that share
     /// the threads
-    #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options)]
+    #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]

@@ -96,8 +96,10 @@ impl Host {
             let before = open.clone();
             *open = Rc::new(move |text, now| match perilune_dist::MeshOptions::parse(text)?.mesh == fixed {
                 true => before(text, now),
-                false => Err(Error::argument("recipe.mesh", format!("the mesh of a running job is {fixed}, not {text}"))
-                    .hint("stop the run and continue it with --resume, which may use another mesh")),
+                false => {
+                    Err(Error::argument("recipe.mesh", format!("the mesh of a running job is {fixed}, not {text}"))
+                        .hint("stop the run and continue it with --resume, which may use another mesh"))
+                }
             });
         }
     }
