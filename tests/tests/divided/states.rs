@@ -51,15 +51,13 @@ fn deep(layers: usize, batch: usize, width: usize, roots: bool) -> Step {
     s
 }
 
-impl Step {
-    /// The batch split along dp, and its axis 0 of the moments, and of the weights if they are too.
-    fn split_states(&self, mesh: &str, weights: bool) -> Spread {
-        let own: Vec<u64> = self.weights.iter().map(|w| w.0).collect();
-        let states = self.request.state_writes.iter().map(|w| w.0).filter(|id| weights || !own.contains(id));
-        let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
-        let placements = states.map(InputBuffer::State).chain(self.batch.iter().copied()).map(|b| (b, split)).collect();
-        Spread { mesh: Mesh::parse(mesh).unwrap(), placements }
-    }
+/// The batch split along dp, and dim 0 of the moments, and of the weights if they are too.
+pub fn split_states(s: &Step, mesh: &str, weights: bool) -> Spread {
+    let own: Vec<u64> = s.weights.iter().map(|w| w.0).collect();
+    let states = s.request.state_writes.iter().map(|w| w.0).filter(|id| weights || !own.contains(id));
+    let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
+    let placements = states.map(InputBuffer::State).chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
+    Spread { mesh: Mesh::parse(mesh).unwrap(), placements }
 }
 
 #[test]
@@ -67,7 +65,7 @@ fn a_gradient_is_scattered_once_and_a_weight_gathered_once() {
     let s = deep(3, 8, 8, false);
     let (want, _) = s.run("", &[]).unwrap();
     for mesh in ["dp=2", "dp=4", "dp=8", "dp=2,tp=2"] {
-        let (got, program) = s.run_on(&s.split_states(mesh, false)).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        let (got, program) = s.run_on(&split_states(&s, mesh, false)).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         assert_near(mesh, &got, &want, 1e-10);
         // All-reduced are the loss, its number of targets, and the norm.
         let want = BTreeMap::from([("all_reduce", 3), ("reduce_scatter", 6), ("all_gather", 6)]);
@@ -80,7 +78,7 @@ fn split_weights_are_gathered_for_each_pass() {
     let s = deep(3, 8, 8, false);
     let (want, _) = s.run("", &[]).unwrap();
     for mesh in ["dp=2", "dp=4", "dp=8"] {
-        let (got, program) = s.run_on(&s.split_states(mesh, true)).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        let (got, program) = s.run_on(&split_states(&s, mesh, true)).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         assert_near(mesh, &got, &want, 1e-10);
         // Six in the forward pass; the backward pass needs the matrices of two layers again.
         let want = BTreeMap::from([("all_reduce", 3), ("reduce_scatter", 6), ("all_gather", 8)]);
@@ -96,7 +94,7 @@ fn the_arena_has_room_for_the_weights_of_two_layers() {
     let graph = &s.e.recorder.graph;
     let arena = |spread: &Spread| virtual_devices::plan(graph, &s.request, spread).unwrap().0.arena_bytes;
     let matrix = width * width * 8;
-    let (whole, split) = (arena(&s.split_states("dp=8", false)), arena(&s.split_states("dp=8", true)));
+    let (whole, split) = (arena(&split_states(&s, "dp=8", false)), arena(&split_states(&s, "dp=8", true)));
     // A block of each gradient is kept until the norm is known.
     let blocks = layers * matrix / 8;
     assert!(split < blocks + 2 * matrix, "{split} bytes, a matrix has {matrix}; {whole} with whole weights");
