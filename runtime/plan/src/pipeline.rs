@@ -68,7 +68,7 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
         step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
     }
     if let Some(division) = &trace.division {
-        step = shard::apply(step, division, &trace.state_write_inputs)?;
+        step = shard::apply(step, division, g, trace)?;
     }
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;
