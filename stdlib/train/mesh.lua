@@ -5,8 +5,8 @@
 -- averages, stage 3 the weights too. Gradients are intermediate values of a step, which the planner divides where their readers
 -- are divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
 -- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
--- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State that has no dim which the
--- devices divide stays whole on each.
+-- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
+-- elements in each dim than devices stays whole on each.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -55,13 +55,15 @@ end
 
 local kinds = { "column", "row", "whole" }
 
----The dim that a rule divides along tp: of a matrix (out, in), or of a vector (out).
-local function dim_of(kind, rank)
-  if kind == "column" then return 0 end
-  if kind == "row" and rank >= 2 then return 1 end
+---What a rule divides along tp of a matrix (out, in), or of a vector (out).
+---@return {dim: integer, segments: integer}|false
+local function cut_of(rule, rank)
+  if rule.kind == "column" then return { dim = 0, segments = rule.segments } end
+  return rule.kind == "row" and rank >= 2 and { dim = 1, segments = 1 }
 end
 
----Collects the rules that modules state in a field `sharding`: a list of { path, kind }.
+---Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", segments = 3 } for outputs
+---that are several of equal size, each of which is divided.
 local function rules_of_modules(model)
   local out, seen = {}, {}
   local function visit(t, path)
@@ -69,7 +71,11 @@ local function rules_of_modules(model)
     seen[t] = true
     local own = rawget(t, "sharding")
     if type(own) == "table" then
-      for _, name in ipairs(tree.names(own)) do out[#out + 1] = { path = tree.join(path, name), kind = own[name] } end
+      for _, name in ipairs(tree.names(own)) do
+        local rule = own[name]
+        local kind = type(rule) == "table" and rule[1] or rule
+        out[#out + 1] = { path = tree.join(path, name), kind = kind, segments = type(rule) == "table" and rule.segments or 1 }
+      end
     end
     for _, key in ipairs(tree.keys(t)) do
       local child = rawget(t, key)
@@ -80,10 +86,11 @@ local function rules_of_modules(model)
   return out
 end
 
----Returns for each weight the dim that tp divides, by path.
+---Returns what tp divides of each weight, by path.
 ---@param run perilune.Run
----@return table<string, integer>
-local function dims_along_tp(run, weights)
+---@param weights perilune.Entry[]
+---@return table<string, {dim: integer, segments: integer}|false>
+local function cuts_along_tp(run, weights)
   local rules = rules_of_modules(run.model)
   local own = run.recipe.sharding
   if own ~= nil and type(own) ~= "table" then
@@ -91,30 +98,34 @@ local function dims_along_tp(run, weights)
   end
   for _, pattern in ipairs(own and tree.names(own) or {}) do
     check.word("recipe.sharding", tostring(pattern), own[pattern], kinds)
-    rules[#rules + 1] = { path = pattern, kind = own[pattern], given = true }
+    rules[#rules + 1] = { path = pattern, kind = own[pattern], segments = 1, given = true }
   end
-  local dims = {}
+  local cuts = {}
   for _, rule in ipairs(rules) do
     local exact, within = matcher(rule.path)
     local found = false
     for _, entry in ipairs(weights) do
       if entry.path:match(exact) or entry.path:match(within) then
-        found, dims[entry.path] = true, dim_of(rule.kind, #entry.state.shape) or false
+        found, cuts[entry.path] = true, cut_of(rule, #entry.state.shape)
       end
     end
     if rule.given and not found then
       pl.error("recipe.sharding", ("no State has the path '%s'"):format(rule.path), "paths are those of print(model), with * for one name: blocks.*.attn.out")
     end
   end
-  return dims
+  return cuts
 end
 
----The first dim that devices divide evenly, beside the dims that are divided already.
-local function dividing_dim(shape, parts, taken)
+---The dim that devices share: the first that they divide evenly beside the dims that are divided already, else the largest, whose
+---last blocks are padded.
+local function shared_dim(shape, parts, taken)
+  local largest, most = nil, parts - 1
   for i, n in ipairs(shape) do
-    local rest = taken[i - 1] and n // taken[i - 1] or n
+    local rest = n // (taken[i - 1] or 1)
     if rest >= parts and rest % parts == 0 then return i - 1 end
+    if rest > most and not taken[i - 1] then largest, most = i - 1, rest end
   end
+  return largest
 end
 
 ---Whether the States with this path are divided at a stage of ZeRO.
@@ -143,7 +154,7 @@ function mesh.place(run)
   local axes = native.mesh() ---@type perilune.Mesh?
   if not axes then return end
   local weights = tree.states(run.model)
-  local along_tp = axes.tp > 1 and dims_along_tp(run, weights) or {}
+  local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
   local of_state, owner = {}, owners(run)
   for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
   -- Devices along `shard` share States; without that axis those along `dp` do.
@@ -152,15 +163,16 @@ function mesh.place(run)
   for _, entry in ipairs(run:states()) do
     local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
     local weight = owner[state] or state
-    local dim = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"] or nil
-    if dim and #weight.shape == #shape then
-      if shape[dim + 1] % axes.tp ~= 0 then
-        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, dim, entry.path, shape[dim + 1]),
+    local cut = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"]
+    if cut and #weight.shape == #shape then
+      local size = shape[cut.dim + 1] // cut.segments
+      if size % axes.tp ~= 0 then
+        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, cut.dim, entry.path, size),
           "choose another tp, or keep the layer whole: recipe.sharding = { [\"...\"] = \"whole\" }")
       end
-      dims.tp, taken[dim] = dim, axes.tp
+      dims.tp, taken[cut.dim] = cut.segments > 1 and { cut.dim, cut.segments } or cut.dim, axes.tp
     end
-    if is_shared(entry.path, stage) then dims[axis] = dividing_dim(shape, axes[axis], taken) end
+    if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
     native.place_state(state, dims)
   end
 end

@@ -15,9 +15,9 @@ use std::sync::Arc;
 /// The axes along which devices have different samples.
 const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
 
-/// The placement of a tensor of `samples` rows. A batch that the devices do not divide evenly is replicated.
+/// The placement of a tensor of `samples` rows; replicated if some devices would have none.
 fn by_samples(mesh: &Mesh, samples: usize) -> Placement {
-    if !samples.is_multiple_of(SAMPLES.map(|axis| mesh.size(axis)).iter().product()) {
+    if samples < SAMPLES.map(|axis| mesh.size(axis)).iter().product() {
         return Placement::REPLICATED;
     }
     let split = |p: Placement, axis: Axis| if mesh.size(axis) > 1 { p.with(axis, Along::Split(0)) } else { p };

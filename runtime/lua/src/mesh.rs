@@ -4,7 +4,7 @@ use crate::args::{RefGuard, show};
 use crate::errors;
 use crate::functions::host;
 use crate::tensor::{Ref, Tensor};
-use mlua::{Lua, Table, Value};
+use mlua::{FromLua, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
 use perilune_plan::Backend;
@@ -58,7 +58,8 @@ fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
 }
 
-/// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of.
+/// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
+/// the dim and the number of its segments, of each of which they have a block.
 fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     let host = host(lua)?;
     let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
@@ -67,12 +68,16 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
         return Err(errors::argument(&host, lua, "place_state", message, None));
     };
     let mut placement = Placement::REPLICATED;
-    for pair in dims.pairs::<String, u8>() {
-        let (name, dim) = pair?;
+    for pair in dims.pairs::<String, Value>() {
+        let (name, cut) = pair?;
+        let along = match &cut {
+            Value::Table(t) => Along::Segments(t.get(1)?, t.get(2)?),
+            dim => Along::Split(u8::from_lua(dim.clone(), lua)?),
+        };
         let Some(axis) = Axis::ALL.into_iter().find(|axis| axis.name() == name) else {
             return Err(errors::argument(&host, lua, "place_state", format!("there is no axis {name:?}"), None));
         };
-        placement = placement.with(axis, Along::Split(dim));
+        placement = placement.with(axis, along);
     }
     // A State with a value moves: what was recorded before reads the old place.
     if host.engine.borrow().has_memory(id) && host.engine.borrow().is_dirty() {
