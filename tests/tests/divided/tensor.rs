@@ -3,9 +3,9 @@
 use crate::step::{Step, assert_near, collectives};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::Value;
 use perilune_core::{DType, Mesh, Placement, Shape, grad};
 use perilune_plan::request::InputBuffer;
-use perilune_core::ops::Value;
 use perilune_tests::harness::{float, int, ints, t};
 use perilune_tests::virtual_devices::Spread;
 use std::collections::BTreeMap;
@@ -187,6 +187,7 @@ fn a_llama_block_has_a_reduction_for_each_product_over_rows() {
             assert_near(mesh, &got, &want, 1e-10);
             let batch = if mesh.starts_with("dp") { s.weights.len() + 2 } else { 0 };
             let all = collectives(&program);
+            crate::step::list(&s, &program);
             assert_eq!(all, BTreeMap::from([("all_reduce", 10 + batch)]), "{mesh}, {groups} key heads");
         }
     }

@@ -172,7 +172,10 @@ impl<'a> Divider<'a> {
             Part::Whole => 1,
             Part::Term(_) => 2,
         };
-        let costs = all.into_iter().filter(|c| self.keeps_terms(id, node, c)).map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
+        let costs = all
+            .into_iter()
+            .filter(|c| self.keeps_terms(id, node, c))
+            .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
     }
