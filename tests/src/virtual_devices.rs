@@ -81,21 +81,13 @@ impl Spread {
 
     /// For each element in the memory of the device at `at`, its index in the tensor; `None` for padding.
     fn elements(&self, buffer: InputBuffer, at: &Coordinates, whole: &Shape) -> (Shape, Vec<Option<usize>>) {
-        let local = self.placement(buffer).local(&self.mesh, at, whole).unwrap_or_else(|e| panic!("{e}"));
-        let strides = whole.strides();
-        let index = |k: usize| {
-            let (mut rest, mut from) = (k, 0);
-            for d in (0..local.shape.rank()).rev() {
-                let i = rest % local.shape.dims()[d];
-                if i >= local.valid.dims()[d] {
-                    return None;
-                }
-                from += (local.start[d] + i) * strides[d] as usize;
-                rest /= local.shape.dims()[d];
-            }
-            Some(from)
-        };
-        (local.shape, (0..local.shape.numel()).map(index).collect())
+        let placement = self.placement(buffer);
+        let local = placement.local(&self.mesh, at, whole).unwrap_or_else(|e| panic!("{e}")).shape;
+        let mut out = vec![None; local.numel()];
+        for run in placement.runs(&self.mesh, at, whole).unwrap_or_else(|e| panic!("{e}")) {
+            (0..run.len).for_each(|k| out[run.local + k] = Some(run.global + k));
+        }
+        (local, out)
     }
 
     /// The part of a tensor on the device at `at`. Padding is NaN, or a large number: no result may depend on it.

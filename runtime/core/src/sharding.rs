@@ -446,21 +446,21 @@ impl Cut {
     }
 }
 
-/// How a view or a collective that merges, splits, cuts or joins dims maps a cut of operand 0 to one of its result.
+/// How a node divides that merges, splits, cuts or joins dims: cuts of its operands go with one of its result.
 #[derive(Debug)]
 pub struct Regrouping {
-    /// The cut of the result, given that of the operand.
-    pub forward: fn(&Signature, Cut) -> Option<Cut>,
-    /// The cut of the operand, given that of the result.
-    pub back: fn(&Signature, Cut) -> Option<Cut>,
-    /// Attributes of the node that computes the part of a device, given the cuts of the operand and the result.
+    /// The cut of the result, given those of the operands.
+    pub forward: fn(&Signature, &[Cut]) -> Option<Cut>,
+    /// The cuts of the operands, given that of the result.
+    pub back: fn(&Signature, Cut) -> Option<SmallVec<[Cut; 2]>>,
+    /// Attributes of the node that computes the part of a device, given the cuts of operand 0 and of the result.
     pub attrs: fn(&Signature, Cut, Cut) -> SmallVec<[i64; 6]>,
 }
 
 /// Dims are merged and split: a segment, and what repeats within a block, are whole rows of both.
 pub static RESHAPING: Regrouping = Regrouping {
-    forward: |s, cut| reshaped(&s.shape(0), &s.out(), cut),
-    back: |s, cut| reshaped(&s.out(), &s.shape(0), cut),
+    forward: |s, cuts| reshaped(&s.shape(0), &s.out(), cuts[0]),
+    back: |s, cut| reshaped(&s.out(), &s.shape(0), cut).map(|cut| smallvec![cut]),
     attrs: |s, _, to| to.local(&s.out()).dims().iter().map(|d| *d as i64).collect(),
 };
 
@@ -477,7 +477,7 @@ fn reshaped(x: &Shape, y: &Shape, cut: Cut) -> Option<Cut> {
         let inner = product(&b[dim + 1..]);
         // The segments end within this dim, or with the dim before it.
         let segments = outer / before;
-        if size > 1 && outer.is_multiple_of(before) && size.is_multiple_of(segments) && size > segments {
+        if outer.is_multiple_of(before) && size.is_multiple_of(segments) && size > segments {
             return block.is_multiple_of(inner).then_some(Cut { dim, segments, block: block / inner });
         }
         before *= size;
@@ -487,8 +487,8 @@ fn reshaped(x: &Shape, y: &Shape, cut: Cut) -> Option<Cut> {
 
 /// `attrs`: [dim, start, step, length]: whole segments are taken.
 pub static SLICING: Regrouping = Regrouping {
-    forward: |s, cut| segments_of(s, cut, s.attrs[3]),
-    back: |s, cut| segments_of(s, cut, s.shape(0).dims()[s.axis()] as i64),
+    forward: |s, cuts| as_segments(s, &s.shape(0), cuts[0], &s.out()),
+    back: |s, cut| as_segments(s, &s.out(), cut, &s.shape(0)).map(|cut| smallvec![cut]),
     attrs: |s, from, to| {
         let start = s.attrs[1] as usize / from.segment(&s.shape(0)) * from.block;
         smallvec![s.attrs[0], start as i64, s.attrs[2], (to.segments * to.block) as i64]
@@ -497,40 +497,59 @@ pub static SLICING: Regrouping = Regrouping {
 
 /// `attrs`: [dim, start, step, total, fill bits]: whole segments are added.
 pub static PADDING: Regrouping = Regrouping {
-    forward: |s, cut| segments_of(s, cut, s.attrs[3]),
-    back: |s, cut| segments_of(s, cut, s.shape(0).dims()[s.axis()] as i64),
+    forward: |s, cuts| as_segments(s, &s.shape(0), cuts[0], &s.out()),
+    back: |s, cut| as_segments(s, &s.out(), cut, &s.shape(0)).map(|cut| smallvec![cut]),
     attrs: |s, from, to| {
         let start = s.attrs[1] as usize / from.segment(&s.shape(0)) * from.block;
         smallvec![s.attrs[0], start as i64, s.attrs[2], (to.segments * to.block) as i64, s.attrs[4]]
     },
 };
 
-/// The cut of `size` elements of the dim `attrs[0]` in segments as large as those of `cut`, which is one of either side.
-fn segments_of(s: &Signature, cut: Cut, size: i64) -> Option<Cut> {
-    let sizes = [s.shape(0), s.out()].map(|shape| shape.dims()[s.axis()]);
-    let other = sizes.into_iter().find(|n| *n as i64 != size).unwrap_or(size as usize);
-    let segment = other / cut.segments;
-    let fits = cut.dim == s.axis() && segment > 0 && s.attrs[2] == 1 && size > 0;
-    let whole = |n: usize| n.is_multiple_of(segment.max(1));
-    (fits && whole(size as usize) && whole(s.attrs[1] as usize))
-        .then(|| Cut { segments: size as usize / segment, ..cut })
+/// The cut of `y` in segments as large as those of `x`, of which one is a slice of the other from `attrs[1]` on.
+fn as_segments(s: &Signature, x: &Shape, cut: Cut, y: &Shape) -> Option<Cut> {
+    let segment = cut.segment(x);
+    let size = y.dims()[s.axis()];
+    let fits = cut.dim == s.axis() && s.attrs[2] == 1 && segment > 0 && size > 0;
+    (fits && size.is_multiple_of(segment) && (s.attrs[1] as usize).is_multiple_of(segment))
+        .then(|| Cut { segments: size / segment, ..cut })
 }
+
+/// `attrs`: [dim]: operands of equal segments are joined.
+pub static JOINING: Regrouping = Regrouping {
+    forward: |s, cuts| {
+        let segment = |k: usize| cuts[k].segment(&s.shape(k));
+        let alike = |k: usize| cuts[k].dim == s.axis() && cuts[k].block == cuts[0].block && segment(k) == segment(0);
+        let segments = cuts.iter().map(|cut| cut.segments).sum();
+        (0..cuts.len()).all(alike).then(|| Cut { segments, ..cuts[0] })
+    },
+    back: |s, cut| {
+        let segment = cut.segment(&s.out());
+        let own = |(shape, _): &(Shape, DType)| {
+            let size = shape.dims()[s.axis()];
+            (size > 0 && size.is_multiple_of(segment)).then(|| Cut { segments: size / segment, ..cut })
+        };
+        if cut.dim == s.axis() && segment > 0 { s.operands.iter().map(own).collect() } else { None }
+    },
+    attrs: |s, _, _| s.attrs.into(),
+};
 
 /// `attrs`: [axis, dim, devices]: the blocks of the other axis become segments.
 pub static GATHERING: Regrouping = Regrouping {
-    forward: |s, cut| {
-        (cut.dim as i64 == s.attrs[1]).then(|| Cut { segments: cut.segments * s.attrs[2] as usize, ..cut })
-    },
-    back: |s, cut| scattered(cut, s.attrs),
+    forward: |s, cuts| gathered(cuts[0], s.attrs),
+    back: |s, cut| scattered(cut, s.attrs).map(|cut| smallvec![cut]),
     attrs: |s, _, _| s.attrs.into(),
 };
 
 /// `attrs`: [axis, dim, devices, combination]: segments are the blocks of the other axis.
 pub static SCATTERING: Regrouping = Regrouping {
-    forward: |s, cut| scattered(cut, s.attrs),
-    back: |s, cut| (cut.dim as i64 == s.attrs[1]).then(|| Cut { segments: cut.segments * s.attrs[2] as usize, ..cut }),
+    forward: |s, cuts| scattered(cuts[0], s.attrs),
+    back: |s, cut| gathered(cut, s.attrs).map(|cut| smallvec![cut]),
     attrs: |s, _, _| s.attrs.into(),
 };
+
+fn gathered(cut: Cut, attrs: &[i64]) -> Option<Cut> {
+    (cut.dim as i64 == attrs[1]).then(|| Cut { segments: cut.segments * attrs[2] as usize, ..cut })
+}
 
 fn scattered(cut: Cut, attrs: &[i64]) -> Option<Cut> {
     let devices = attrs[2] as usize;

@@ -167,3 +167,17 @@ pub fn collectives(p: &Program) -> BTreeMap<&'static str, usize> {
     }
     out
 }
+
+/// Lists the collectives of a program: for looking into a failure.
+#[allow(dead_code)]
+pub fn list(s: &Step, p: &Program) {
+    for kernel in &p.kernels {
+        if let Kernel::Library(l) = kernel
+            && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
+                .contains(&l.op.name)
+        {
+            let op = l.origin.position().map(|at| s.e.recorder.graph.nodes()[at].op.name);
+            println!("  {} {:?} {} {op:?}", l.op.name, l.attrs, l.inputs[0].shape());
+        }
+    }
+}

@@ -47,18 +47,24 @@ pub(super) fn all(
 ) -> SmallVec<[Candidate; 4]> {
     let mut out: SmallVec<[Candidate; 4]> = SmallVec::new();
     if let Some(rule) = op.regroups {
-        let mut pairs: SmallVec<[(Cut, Cut); 2]> = SmallVec::new();
-        let forward = operand(0).into_iter().filter_map(|cut| Some((cut, (rule.forward)(s, cut)?)));
-        let back = wanted(0).and_then(|cut| Some(((rule.back)(s, cut)?, cut)));
-        for pair in forward.chain(back) {
-            if !pairs.contains(&pair) {
-                pairs.push(pair);
-            }
+        let mut found: SmallVec<[(SmallVec<[Cut; 2]>, Cut); 2]> = SmallVec::new();
+        let known: SmallVec<[SmallVec<[Cut; 2]>; 2]> = (0..s.operands.len()).map(operand).collect();
+        for cut in &known[0] {
+            // The other operands have the first of their own cuts.
+            let others = known[1..].iter().map(|cuts| cuts.first().copied());
+            let from: Option<SmallVec<[Cut; 2]>> = std::iter::once(Some(*cut)).chain(others).collect();
+            found.extend(from.and_then(|from| Some(((rule.forward)(s, &from)?, from))).map(|(to, from)| (from, to)));
         }
-        out.extend(pairs.into_iter().map(|(from, to)| Candidate {
-            operands: SmallVec::from_elem(Part::Block(from), 1),
+        if let Some(to) = wanted(0)
+            && let Some(from) = (rule.back)(s, to)
+            && !found.iter().any(|known| *known == (from.clone(), to))
+        {
+            found.push((from, to));
+        }
+        out.extend(found.into_iter().map(|(from, to)| Candidate {
+            attrs: Some((rule.attrs)(s, from[0], to)),
+            operands: from.into_iter().map(Part::Block).collect(),
             results: SmallVec::from_elem(Part::Block(to), 1),
-            attrs: Some((rule.attrs)(s, from, to)),
             positions: None,
         }));
     }

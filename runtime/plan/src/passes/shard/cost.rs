@@ -6,9 +6,12 @@ use super::divider::Divider;
 use super::part::Part;
 use perilune_core::graph::{Node, NodeId};
 
-/// What a byte of a value counts that follows from the batch and would leave its blocks, beside a byte of a weight. Weights come to
-/// the batch: their size does not grow with it.
-const MOVED: u128 = 1024;
+/// What a byte counts of a weight that would be gathered, beside one of a sum that is completed: what the whole weight enters would
+/// not be divided, or a device would not have room for it.
+const WEIGHT: u128 = 1 << 20;
+/// What a byte counts of another value whose blocks would be joined. Weights come to the batch, whatever they weigh: otherwise every
+/// device computes all of it.
+const MOVED: u128 = 1 << 40;
 
 impl Divider<'_> {
     /// The bytes of a whole value.
@@ -70,7 +73,7 @@ impl Divider<'_> {
     /// Bytes that are sent to have a part of an old node; those of the whole tensor, not of a device.
     fn cost(&self, id: NodeId, part: Part) -> u128 {
         let (first, bytes) = (self.first[id.index()], self.bytes(id));
-        let leaves = if self.is_weight[id.index()] { 1 } else { MOVED };
+        let leaves = if self.is_weight[id.index()] { WEIGHT } else { MOVED };
         match (first, part) {
             _ if first == part || self.exists(id, part) => 0,
             (_, Part::Block(_)) if self.derivable(id, part, MAX_DERIVED) => 0,

@@ -5,8 +5,10 @@
 
 use super::divider::Divider;
 use super::part::Part;
+use perilune_core::Graph;
 use perilune_core::graph::NodeId;
-use perilune_core::ops::{Class, create};
+use perilune_core::ops::elementwise::MapFn;
+use perilune_core::ops::{Class, collective, create};
 use perilune_core::sharding::Cut;
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -19,6 +21,8 @@ pub(super) struct Demand {
     results: FxHashMap<(NodeId, usize), Cut>,
     /// The reader of each node that has exactly one.
     reader: Vec<Option<NodeId>>,
+    /// Whether all readers of a node can pass on a term.
+    passed_on: Vec<bool>,
 }
 
 impl Demand {
@@ -32,20 +36,28 @@ impl Demand {
         self.reader[id.index()]
     }
 
+    /// Whether all readers of a node can pass on a term, so that it need not be combined for them.
+    pub fn is_passed_on(&self, id: NodeId) -> bool {
+        self.passed_on[id.index()]
+    }
+
     /// `written`: what a device has of the State that each write stores to.
     pub fn find(d: &Divider, written: &[Part]) -> Demand {
         let from = d.from;
         let count = from.graph.len();
-        let mut out = Demand { cuts: vec![None; count], reader: vec![None; count], ..Demand::default() };
+        let (cuts, reader, passed_on) = (vec![None; count], vec![None; count], vec![true; count]);
+        let mut out = Demand { cuts, reader, passed_on, ..Demand::default() };
         let mut readers = vec![0u32; count];
         for id in from.roots.iter().chain(&from.state_writes).chain(&from.ok) {
             readers[id.index()] += 1;
+            out.passed_on[id.index()] = false;
         }
         let reached = from.reachable();
         for id in from.graph.ids().filter(|id| reached[id.index()]) {
             for x in &from.graph.node(id).inputs {
                 readers[x.index()] += 1;
                 out.reader[x.index()] = Some(id);
+                out.passed_on[x.index()] &= passes_on_terms(&from.graph, id);
             }
         }
         for (reader, n) in out.reader.iter_mut().zip(readers) {
@@ -85,5 +97,19 @@ impl Demand {
                 self.cuts[x.index()].get_or_insert(*cut);
             }
         }
+    }
+}
+
+/// Whether a node of terms is a term at no cost, and is better for it: moved elements, and sums to which all devices add.
+pub(super) fn passes_on_terms(g: &Graph, id: NodeId) -> bool {
+    let node = g.node(id);
+    match node.op.class {
+        Class::View(_) => true,
+        Class::Cast => node.dtype.is_float() && node.dtype.size() >= g.dtype(node.inputs[0]).size(),
+        Class::Map(MapFn::Copy | MapFn::Neg | MapFn::Add | MapFn::Sub) => true,
+        // A number is combined as late as possible: many of them are added first.
+        Class::Map(_) | Class::Reduce(_) => node.inputs.iter().all(|x| g.shape(*x).numel() == 1),
+        Class::Library => node.op == &collective::ALL_REDUCE,
+        _ => false,
     }
 }

@@ -1,7 +1,7 @@
 //! Divides a step along one axis: chooses what a device has of each node, in recording order.
 
 use super::candidates::{self, Candidate};
-use super::demand::Demand;
+use super::demand::{Demand, passes_on_terms};
 use super::gather::Gathered;
 use super::part::Part;
 use crate::lowered::Lowered;
@@ -172,9 +172,27 @@ impl<'a> Divider<'a> {
             Part::Whole => 1,
             Part::Term(_) => 2,
         };
-        let costs = all.into_iter().map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
+        let costs = all
+            .into_iter()
+            .filter(|c| self.keeps_terms(id, node, c))
+            .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
+    }
+
+    /// Whether a candidate that passes terms on should: a sum is completed where its last summand is added, before it is scaled or
+    /// multiplied, and whole values are not made summands for it. A number may be.
+    fn keeps_terms(&self, id: NodeId, node: &Node, c: &Candidate) -> bool {
+        let passes_on = |(x, part): (&NodeId, &Part)| match part {
+            Part::Term(_) => self.first[x.index()] == *part || self.graph().shape(*x).numel() == 1,
+            _ => true,
+        };
+        let blocks = c.operands.iter().any(|part| matches!(part, Part::Block(_)));
+        let alone = |x: &NodeId| matches!(node.op.class, Class::Reduce(_)) && self.demand.reader(*x) == Some(id);
+        !matches!(c.results[0], Part::Term(_))
+            || blocks
+            || (passes_on_terms(self.graph(), id) || node.inputs.iter().all(alone))
+                && node.inputs.iter().zip(&c.operands).all(passes_on)
     }
 
     /// The cuts of the blocks that exist of an old node.
@@ -183,19 +201,21 @@ impl<'a> Divider<'a> {
         self.first[id.index()].cut().into_iter().chain(made).collect()
     }
 
-    /// Combines a term of a value that is needed in blocks, unless its only reader can do that.
+    /// Combines a term that several nodes read, of which one needs the whole or a block. One collective serves them all.
     fn resolve(&mut self, id: NodeId) -> Result<()> {
-        let (Part::Term(_), Some(cut)) = (self.first[id.index()], self.demand.of(id, 0)) else { return Ok(()) };
-        let g = self.graph();
-        let reader = self.demand.reader(id).map(|reader| g.node(reader));
-        let waits = reader.is_some_and(|n| {
-            matches!(n.op.class, Class::Map(_) | Class::Cast | Class::View(_)) && n.shape.numel() <= g.shape(id).numel()
-        });
-        if waits {
+        if !matches!(self.first[id.index()], Part::Term(_)) || self.demand.is_passed_on(id) {
             return Ok(());
         }
-        let block = self.part(id, Part::Block(cut))?;
-        (self.first[id.index()], self.to.map[id.index()]) = (Part::Block(cut), block);
+        if let Some(reader) = self.demand.reader(id) {
+            // It does that itself, unless it makes more of the value first.
+            let expands = self.graph().shape(reader).numel() > self.graph().shape(id).numel();
+            if !expands || self.demand.of(id, 0).is_none() {
+                return Ok(());
+            }
+        }
+        let part = self.demand.of(id, 0).map_or(Part::Whole, Part::Block);
+        let new = self.part(id, part)?;
+        (self.first[id.index()], self.to.map[id.index()]) = (part, new);
         Ok(())
     }
 

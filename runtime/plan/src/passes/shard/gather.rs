@@ -45,7 +45,8 @@ impl Divider<'_> {
             _ if from.inputs.get(&id).is_some_and(|k| from.states[*k as usize]) => true,
             Class::View(_) | Class::Library => {
                 node.inputs.first().is_some_and(weight) && {
-                    matches!(node.op.class, Class::View(_)) || node.op.regroups.is_some() && node.inputs.len() == 1
+                    matches!(node.op.class, Class::View(_))
+                        || node.op.regroups.is_some() && node.inputs.iter().all(weight)
                 }
             }
             Class::Map(_) | Class::Cast => {

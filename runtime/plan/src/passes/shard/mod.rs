@@ -22,7 +22,7 @@ mod part;
 
 use crate::key::Trace;
 use crate::lowered::Lowered;
-use crate::passes::decompose;
+use crate::passes::{cse, decompose};
 use crate::request::Division;
 use divider::Divider;
 use perilune_core::Graph;
@@ -40,7 +40,9 @@ pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Re
     }
     // Of a fused op without factors its parts are divided.
     let undivided = |n: &Node| matches!(n.op.class, Class::Fused(_)) && n.op.shard.is_none();
-    let mut step = decompose::all(step, &undivided)?;
+    let step = decompose::all(step, &undivided)?;
+    // What both passes compute is combined once.
+    let mut step = cse::apply(&step);
     as_stored(&mut step, division, &trace.state_write_inputs)?;
     for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
         let phases = gather::phases(&step, g, &trace.order);
