@@ -197,6 +197,11 @@ pub trait Peers: Debug + Sync {
     /// Sends `bytes` to the devices along `axis` and returns what each of them sent, in the order of their coordinates. All of them
     /// must call it, in the same order. Returns an error, on all of them, if one has failed.
     fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>>;
+
+    /// Waits until all devices of the mesh have called it. Returns an error, on all of them, if one has failed.
+    fn barrier(&self) -> Result<()> {
+        Ok(())
+    }
 }
 
 /// What belongs to one run beside its operands.
