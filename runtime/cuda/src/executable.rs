@@ -101,8 +101,9 @@ struct Compiled {
     /// The first step that writes a State, or their number: there the devices of a mesh agree that none has failed.
     agreement: usize,
     graphs: Graphs,
-    /// Whether the last run was on a mesh.
-    meshed: bool,
+    /// Whether the last run was on a mesh, and what such a run queues.
+    is_meshed: bool,
+    parts: Vec<run::Part>,
     /// Inputs, then outputs.
     operands: Vec<Operand>,
     slots: Allocation,
@@ -113,7 +114,7 @@ struct Compiled {
     writes: Vec<usize>,
 }
 
-/// What a kernel takes: launches, and products.
+/// What a kernel takes: launches, products and collectives.
 enum Part {
     Work(Work),
     Collective(Box<Collective>),
@@ -277,8 +278,11 @@ impl Compiled {
         let writes = writes.into_iter().collect();
         let writes_state = |k: usize| program.kernels[k].writes().into_iter().any(|v| input(v).is_some());
         let agreement = steps.iter().position(|(k, _)| writes_state(*k)).unwrap_or(steps.len());
-        let graphs = Graphs::default();
-        Ok(Compiled { writes, agreement, steps, graphs, meshed: false, operands, slots, cells, scratch, runs: 0 })
+        let (graphs, parts) = (Graphs::default(), Vec::new());
+        let mut out =
+            Compiled { writes, agreement, steps, graphs, is_meshed: false, parts, operands, slots, cells, scratch, runs: 0 };
+        out.divide(false);
+        Ok(out)
     }
 }
 

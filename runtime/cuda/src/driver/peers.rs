@@ -52,7 +52,8 @@ impl Endpoint {
 
     /// Allows another device to access the memory of this one.
     pub fn open_to(&self, number: u64) -> Result<()> {
-        match lock(&LINKS).get(&number).cloned() {
+        let other = lock(&LINKS).get(&number).cloned();
+        match other {
             Some(other) => self.link.device.peer_access.open(&self.link.device, &other.device),
             None => Err(Error::system("cuda", "a device of the mesh has been closed")),
         }

@@ -23,8 +23,9 @@ const CAREFUL_RUNS: u64 = 2;
 /// The least steps that are worth a graph between two collectives.
 const LEAST_CAPTURED: usize = 3;
 
-/// What a run queues, in order.
-enum Part {
+/// A part of what a run queues.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
     /// Steps without a collective.
     Steps(Range<usize>),
     Collective(usize),
@@ -169,29 +170,28 @@ impl Compiled {
         }
     }
 
-    /// What a run queues, in order: on a mesh, the agreement is part of it.
-    fn parts(&self, is_mesh: bool) -> Vec<Part> {
+    /// Divides the steps for runs on a mesh or on one device. Graphs that were captured end elsewhere and are dropped.
+    pub(super) fn divide(&mut self, is_meshed: bool) {
         let mut parts = Vec::new();
         let mut start = 0;
-        let agrees = is_mesh && self.agrees();
+        let agrees = is_meshed && self.agrees();
         for i in 0..=self.steps.len() {
-            let collective = matches!(self.steps.get(i), Some((_, Step::Collective { .. })));
-            let agreement = agrees && i == self.agreement;
-            if collective || agreement || i == self.steps.len() {
-                if start < i {
-                    parts.push(Part::Steps(start..i));
-                }
+            let is_collective = matches!(self.steps.get(i), Some((_, Step::Collective { .. })));
+            let is_agreement = agrees && i == self.agreement;
+            if (is_collective || is_agreement || i == self.steps.len()) && start < i {
+                parts.push(Part::Steps(start..i));
                 start = i;
             }
-            if agreement {
+            if is_agreement {
                 parts.push(Part::Agreement);
             }
-            if collective {
+            if is_collective {
                 parts.push(Part::Collective(i));
                 start = i + 1;
             }
         }
-        parts
+        self.graphs = Graphs::default();
+        (self.parts, self.is_meshed) = (parts, is_meshed);
     }
 
     /// Whether the devices of a mesh agree in a run that none has failed.
@@ -219,9 +219,9 @@ impl Compiled {
 
     /// Queues all steps.
     fn queue_all(&self, run: &Run, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
-        self.parts(run.mesh.is_some()).into_iter().try_for_each(|part| match part {
-            Part::Steps(steps) => self.queue_some(run, steps, places),
-            Part::Collective(i) => self.queue_some(run, i..i + 1, places),
+        self.parts.iter().try_for_each(|part| match part {
+            Part::Steps(steps) => self.queue_some(run, steps.clone(), places),
+            Part::Collective(i) => self.queue_some(run, *i..i + 1, places),
             Part::Agreement => self.agree(run).map_err(|e| (self.kernel(self.agreement), e)),
         })
     }
@@ -240,6 +240,9 @@ impl Compiled {
         times: Option<&mut [f64]>,
     ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
+        if self.is_meshed != mesh.is_some() {
+            self.divide(mesh.is_some());
+        }
         context.arena.ensure(program.arena_bytes).map_err(first)?;
         context.scratch.ensure(self.scratch).map_err(first)?;
         let context = &*context;
@@ -251,11 +254,6 @@ impl Compiled {
         if let Some(times) = times {
             self.tables(context, &own).map_err(first)?;
             return self.timed(run, &own, times);
-        }
-        if self.meshed != mesh.is_some() {
-            // Captured parts end elsewhere.
-            self.graphs = Graphs::default();
-            self.meshed = mesh.is_some();
         }
         if context.replay && self.steps.len() > 1 {
             self.graphs.observe(context, &self.operands, &at).map_err(first)?;
@@ -282,19 +280,18 @@ impl Compiled {
     /// Launches the graph of each part, and captures those that are missing. On a mesh, collectives and short parts are queued.
     fn replay_parts(&self, run: &Run, captured: &mut Captured, bound: &[Address]) -> Result<()> {
         let queue = |steps: Range<usize>| self.queue_some(run, steps, bound).map_err(|e| e.1);
-        let is_mesh = run.mesh.is_some();
         let mut next = 0;
-        for part in self.parts(is_mesh) {
+        for part in &self.parts {
             match part {
-                Part::Steps(steps) if is_mesh && steps.len() < LEAST_CAPTURED => queue(steps)?,
+                Part::Steps(steps) if self.is_meshed && steps.len() < LEAST_CAPTURED => queue(steps.clone())?,
                 Part::Steps(steps) => {
                     if next == captured.len() {
-                        captured.push(Replay::capture(&run.context.device, || queue(steps))?);
+                        captured.push(Replay::capture(&run.context.device, || queue(steps.clone()))?);
                     }
                     captured[next].launch()?;
                     next += 1;
                 }
-                Part::Collective(i) => queue(i..i + 1)?,
+                Part::Collective(i) => queue(*i..i + 1)?,
                 Part::Agreement => self.agree(run)?,
             }
         }
@@ -306,10 +303,10 @@ impl Compiled {
         let mut events = Vec::with_capacity(self.steps.len() + 1);
         events.push(Event::record(device).map_err(|e| (0, e))?);
         let mut ks = Vec::with_capacity(self.steps.len());
-        for part in self.parts(run.mesh.is_some()) {
+        for part in &self.parts {
             let steps = match part {
-                Part::Steps(steps) => steps,
-                Part::Collective(i) => i..i + 1,
+                Part::Steps(steps) => steps.clone(),
+                Part::Collective(i) => *i..i + 1,
                 Part::Agreement => {
                     self.agree(run).map_err(|e| (self.kernel(self.agreement), e))?;
                     continue;

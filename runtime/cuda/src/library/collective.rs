@@ -45,9 +45,9 @@ pub struct Collective {
     pub functions: Vec<Arc<Function>>,
     kind: Kind,
     /// Bytes of an element, of a vector of `reduce` and of a word of the copies.
-    size: usize,
-    vector: usize,
-    word: usize,
+    pub size: usize,
+    pub vector: usize,
+    pub word: usize,
     most_blocks: usize,
 }
 
