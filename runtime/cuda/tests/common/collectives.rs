@@ -77,7 +77,7 @@ pub fn cases(ranks: usize, axis: Axis) -> Vec<Case> {
             (&[1], 0),
             (&[7], 0),
             (&[4097], 0),
-            (&[1 << 20], 0),
+            (&[(1 << 20) / ranks], 0),
             (&[3, 8, 16], 1),
             (&[3, 5, 7], 1),
             (&[9, 4], 1),
@@ -147,7 +147,7 @@ impl Case {
     /// The results of CPU devices.
     pub fn on_cpu(&self) -> Vec<HostTensor> {
         let planned = self.plan(&Null);
-        virtual_mesh::each(self.mesh(), 0, |_| Cpu::new(Some(1)), |mut rank| {
+        virtual_mesh::each(self.mesh(), 0, |_| Box::new(Cpu::new(Some(1))), |mut rank| {
             rank.upload(1, &self.data(rank.device.at[self.axis as usize]));
             let roots = rank.run(&rank.load(&planned)).unwrap_or_else(|f| panic!("{}", f.error));
             rank.read(&roots[0]).unwrap()

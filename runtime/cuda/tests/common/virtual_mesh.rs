@@ -4,7 +4,7 @@
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Graph;
 use perilune_core::mesh::{Axis, Coordinates};
-use perilune_core::{HostTensor, Interrupt, Mesh};
+use perilune_core::{DType, HostTensor, Interrupt, Mesh, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Tracer};
@@ -186,11 +186,29 @@ impl Rank<'_> {
     }
 }
 
+impl Rank<'_> {
+    /// Runs a program of one input and one output that has no mesh.
+    pub fn run_alone(&self, loaded: &Loaded, payload: u64) {
+        let outputs: Vec<Buffer> =
+            loaded.planned.program.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
+        let interrupt = Interrupt::default();
+        let inputs = [self.buffers[&payload].clone()];
+        loaded.exec.run(&inputs, &[], &outputs, RunContext::new(&interrupt)).unwrap_or_else(|f| panic!("{}", f.error));
+    }
+
+    /// Waits for all work of the device.
+    pub fn synchronize(&self) {
+        // Larger than what is copied on a second stream.
+        let desc = BufferDesc::new(Shape::of(&[1 << 17]), DType::U8);
+        self.backend.download(&self.backend.alloc(&desc).unwrap()).unwrap();
+    }
+}
+
 /// Runs `work` on each device of a mesh, in a thread with a backend of its own.
-pub fn each<T: Send, B: Backend>(
+pub fn each<T: Send>(
     mesh: Mesh,
     delay: u64,
-    backend: impl Fn(usize) -> B + Sync,
+    backend: impl Fn(usize) -> Box<dyn Backend> + Sync,
     work: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
     let shared = Exchanges::new(mesh, delay);
@@ -209,7 +227,7 @@ pub fn each<T: Send, B: Backend>(
                 }
                 let _guard = Guard(shared.clone());
                 let (backend, device) = (backend(rank), Device::new(&shared, rank));
-                work(Rank { backend: &backend, device: &device, buffers: HashMap::new() })
+                work(Rank { backend: &*backend, device: &device, buffers: HashMap::new() })
             })
         };
         let threads: Vec<_> = (0..mesh.devices()).map(device).collect();
