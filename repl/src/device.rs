@@ -14,11 +14,11 @@ use std::sync::Arc;
 /// Options for the device.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlaceArgs {
-    /// Device: cpu, cuda, cuda:N or auto
+    /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. On a CPU the devices are virtual ones that share
-    /// the threads
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. Without GPUs the devices are virtual ones that
+    /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
     /// CPU threads [default: one per core]; results do not depend on it
@@ -133,18 +133,25 @@ impl PlaceArgs {
         };
         if mesh.devices() > 1 {
             return match self.device.as_str() {
-                "cpu" | "auto" => self.virtual_cpus(mesh, limit),
-                d => no(format!("--device {d}: a mesh is supported on the CPU only in this version")),
+                "cpu" => self.virtual_cpus(mesh, limit),
+                "auto" if Cuda::new(0).is_err() => self.virtual_cpus(mesh, limit),
+                "auto" | "cuda" => self.gpus(mesh, &(0..mesh.devices()).collect::<Vec<_>>()),
+                d => match d.strip_prefix("cuda:").and_then(numbers) {
+                    Some(list) => self.gpus(mesh, &list),
+                    None => {
+                        no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N, cuda:0,1 or auto"))
+                    }
+                },
             };
         }
         let cpu = || Arc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
-            d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
+            d if d.strip_prefix("cuda:").and_then(numbers).is_some_and(|list| list.len() > 1) => {
                 no(format!("--device {d}: several GPUs need a mesh, such as --mesh dp=2"))
             }
-            d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
+            d if d == "cuda" || d.strip_prefix("cuda:").and_then(numbers).is_some() => match Cuda::named(d) {
                 Ok(gpu) => Ok(Arc::new(gpu)),
                 // The message without the op, which is the device's name once more.
                 Err(e) => {
@@ -169,6 +176,28 @@ impl PlaceArgs {
         backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
     }
 
+    /// Opens the GPUs of a mesh. If it has more devices than GPUs are named, neighbours share one.
+    fn gpus(&self, mesh: Mesh, ordinals: &[usize]) -> Result<Arc<dyn Backend>> {
+        let n = mesh.devices();
+        if ordinals.len() > n || !n.is_multiple_of(ordinals.len()) {
+            return Err(Error::Usage(format!(
+                "--device {}: the {n} devices of mesh {mesh} cannot be spread evenly over {} GPUs",
+                self.device,
+                ordinals.len()
+            )));
+        }
+        let open = |rank: usize| match Cuda::new(ordinals[rank * ordinals.len() / n]) {
+            Ok(gpu) => Ok(Arc::new(gpu) as Arc<dyn Backend>),
+            Err(e) => Err(Error::System(format!(
+                "mesh {mesh} needs {} GPUs: {}\n  hint: --device cuda:0 puts all its devices on one GPU, which tests it",
+                ordinals.len(),
+                e.message
+            ))),
+        };
+        let backend = MeshBackend::new(mesh, (0..n).map(open).collect::<Result<_>>()?);
+        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+    }
+
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self) -> OpenMesh {
         Rc::new(move |text, now| {
@@ -188,9 +217,9 @@ fn mesh_options(text: &str) -> std::result::Result<MeshOptions, String> {
     })
 }
 
-/// Whether the text is a list of device numbers: `0` or `0,1`.
-fn is_list(text: &str) -> bool {
-    !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
+/// Reads a list of device numbers: `0` or `0,1`.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    text.split(',').map(|n| n.parse().ok().filter(|_| n.chars().all(|c| c.is_ascii_digit()))).collect()
 }
 
 /// Parses `key=value`.
