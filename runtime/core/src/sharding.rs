@@ -401,6 +401,42 @@ fn batch_and_heads(s: &Signature, required: usize) -> Factors {
     (0..n - 2).map(divide).collect()
 }
 
+/// x (N, C, ..), weight (O, C, ..), bias (O) of a convolution: images divide, and the channels of the result if there is one group.
+pub fn convolution(s: &Signature) -> Factors {
+    let more = |piece: Piece, bias: Piece| -> SmallVec<[Piece; 4]> {
+        let given = if piece == Piece::Whole { [Piece::Block(0), Piece::Whole] } else { [Piece::Whole, piece] };
+        given.into_iter().chain([bias]).take(s.operands.len()).collect()
+    };
+    let mut all: Factors = smallvec![Factor::block(&more(Piece::Whole, Piece::Whole), 0, s.shape(0).dims()[0])];
+    if s.attrs[8] == 1 {
+        all.push(Factor::block(&more(Piece::Block(0), Piece::Block(0)), 1, s.out().dims()[1]));
+    }
+    all
+}
+
+/// weight, gradient, bias: images divide. Their number is attribute 9.
+pub fn convolution_backward_input(s: &Signature) -> Factors {
+    let operands: SmallVec<[Piece; 4]> =
+        [Piece::Whole, Piece::Block(0), Piece::Whole].into_iter().take(s.operands.len()).collect();
+    smallvec![Factor { size_attr: Some(9), ..Factor::block(&operands, 0, s.out().dims()[0]) }]
+}
+
+/// x, gradient: the images of a device make a term; channels of the gradient are those of the result, whose number is attribute 9.
+pub fn convolution_backward_weight(s: &Signature) -> Factors {
+    let mut all: Factors = smallvec![Factor::terms(&[Piece::Block(0); 2], Combine::Sum, s.shape(0).dims()[0])];
+    if s.attrs[8] == 1 {
+        let channels = Factor::block(&[Piece::Whole, Piece::Block(1)], 0, s.out().dims()[0]);
+        all.push(Factor { size_attr: Some(9), ..channels });
+    }
+    all
+}
+
+/// Images and channels of a pool divide, for all operands alike.
+pub fn images_and_channels(s: &Signature) -> Factors {
+    let all = |d: usize| SmallVec::<[Piece; 4]>::from_elem(Piece::Block(d as u8), s.operands.len());
+    (0..2).map(|d| Factor::block(&all(d), d, s.out().dims()[d])).collect()
+}
+
 /// A sum over devices along another axis: linear, and no element depends on another one. `attrs`: [axis, combination].
 pub fn all_reduce(s: &Signature) -> Factors {
     let mut all = elementwise(s);

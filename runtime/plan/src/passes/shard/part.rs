@@ -22,12 +22,12 @@ impl Part {
         let Some((dim, segments)) = along.split() else {
             return Ok(if let Along::Partial(combine) = along { Part::Term(combine) } else { Part::Whole });
         };
+        if dim < shape.rank() && shape.numel() == 0 {
+            return Ok(Part::Whole);
+        }
         if dim >= shape.rank() || segments == 0 || !shape.dims()[dim].is_multiple_of(segments) {
             let message = format!("{} splits dim {dim} in {segments} segments, but the shape is {shape}", axis.name());
             return Err(Error::shape("mesh", message));
-        }
-        if shape.numel() == 0 {
-            return Ok(Part::Whole);
         }
         let block = (shape.dims()[dim] / segments).div_ceil(devices);
         Ok(Part::Block(Cut { dim, segments, block }))
