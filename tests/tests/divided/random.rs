@@ -20,12 +20,15 @@ use std::sync::Arc;
 const MESHES: [&str; 7] = ["dp=2", "dp=3", "dp=4", "tp=5", "dp=2,tp=2", "dp=3,tp=2", "dp=2,shard=2,tp=2"];
 
 /// A random placement of a tensor along one axis.
-fn along(rng: &mut Pcg, shape: &Shape) -> Along {
+fn along(rng: &mut Pcg, shape: &Shape, devices: usize) -> Along {
     if shape.rank() == 0 || rng.one_in(3) {
         return Along::Replicated;
     }
     let dim = if rng.one_in(2) { 0 } else { rng.below(shape.rank()) };
     let segments: Vec<u8> = (2..=4).filter(|n| shape.dims()[dim].is_multiple_of(usize::from(*n))).collect();
+    if rng.one_in(5) && shape.dims()[dim].is_multiple_of(4 * devices) {
+        return Along::Sections(dim as u8, *rng.pick(&[[2, 1, 1], [1, 3, 0], [3, 1, 0]]));
+    }
     if segments.is_empty() || !rng.one_in(4) {
         Along::Split(dim as u8)
     } else {
@@ -43,7 +46,7 @@ fn spread(mesh: &str, rng: &mut Pcg, values: &HashMap<InputBuffer, HostTensor>) 
         for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
             // The inner axis splits what the outer ones leave.
             let local = placement.local(&mesh, &[0; Axis::ALL.len()], &values[buffer].shape).unwrap().shape;
-            placement = placement.with(axis, along(rng, &local));
+            placement = placement.with(axis, along(rng, &local, mesh.size(axis)));
         }
         placements.insert(*buffer, placement);
     }
