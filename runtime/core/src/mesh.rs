@@ -165,19 +165,31 @@ pub enum Along {
     /// The dim is so many segments of equal size, and each device holds a block of every segment, in their order: queries, keys and
     /// values that one weight projects.
     Segments(u8, u8),
+    /// The dim is up to three sections whose sizes are to each other as these numbers, of which 0 is none, and each device holds a
+    /// block of every section: queries beside fewer keys and values.
+    Sections(u8, [u8; 3]),
     /// Each holds a term; the tensor is their combination.
     Partial(Combine),
 }
 
 impl Along {
-    /// The dim that is split, and its number of segments.
-    pub fn split(self) -> Option<(usize, usize)> {
+    /// The dim that is split, its number of segments, and the sizes of the sections of each.
+    pub fn split(self) -> Option<(usize, usize, [u8; 3])> {
         match self {
-            Along::Split(dim) => Some((dim.into(), 1)),
-            Along::Segments(dim, segments) => Some((dim.into(), segments.into())),
+            Along::Split(dim) => Some((dim.into(), 1, ONE_SECTION)),
+            Along::Segments(dim, segments) => Some((dim.into(), segments.into(), ONE_SECTION)),
+            Along::Sections(dim, sizes) => Some((dim.into(), 1, sizes)),
             Along::Replicated | Along::Partial(_) => None,
         }
     }
+}
+
+/// A dim that is not cut into sections.
+pub const ONE_SECTION: [u8; 3] = [1, 0, 0];
+
+/// The sum of the sizes of sections.
+pub fn units(sections: [u8; 3]) -> usize {
+    sections.iter().map(|n| usize::from(*n)).sum()
 }
 
 /// The most segments of a dim: a plan key has 10 bits for what an axis does.
@@ -221,15 +233,22 @@ impl Placement {
         self
     }
 
-    /// A word that differs for different placements, for plan keys.
-    pub fn word(&self) -> u64 {
+    /// Words that differ for different placements, for plan keys.
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let code = |along: &Along| match along {
             Along::Replicated => 0,
             Along::Split(dim) => 1 + u64::from(*dim),
             Along::Partial(combine) => 1 + MAX_RANK as u64 + *combine as u64,
             Along::Segments(dim, segments) => (2 + u64::from(*segments)) * MAX_RANK as u64 + u64::from(*dim),
+            // Another word has the sizes.
+            Along::Sections(dim, _) => (3 + MOST_SEGMENTS + usize::from(*dim)) as u64 * MAX_RANK as u64,
         };
-        self.axes.iter().fold(0, |word, along| word << 10 | code(along))
+        let first = self.axes.iter().fold(0, |word, along| word << 10 | code(along));
+        let sizes = self.axes.iter().filter_map(|along| match along {
+            Along::Sections(_, [a, b, c]) => Some(u64::from(*a) | u64::from(*b) << 8 | u64::from(*c) << 16),
+            _ => None,
+        });
+        std::iter::once(first).chain(sizes)
     }
 
     pub fn along(&self, axis: Axis) -> Along {
@@ -246,7 +265,8 @@ impl Placement {
     pub fn local(&self, mesh: &Mesh, at: &Coordinates, global: &Shape) -> Result<Local> {
         let (mut shape, mut valid, mut start) = (*global, *global, [0; MAX_RANK]);
         for axis in Axis::ALL {
-            let Some((dim, segments)) = self.along(axis).split() else { continue };
+            let Some((dim, segments, sections)) = self.along(axis).split() else { continue };
+            let (devices, units) = (mesh.size(axis), units(sections));
             let error =
                 |what: String| Err(Error::shape("placement", format!("{} splits dim {dim}{what}", axis.name())));
             if dim >= global.rank() {
@@ -258,11 +278,14 @@ impl Placement {
                     " of size {size} in {segments} segments; they must be equal, and at most {MOST_SEGMENTS}"
                 ));
             }
-            let block = (size / segments).div_ceil(mesh.size(axis));
+            if units == 0 || sections != ONE_SECTION && !size.is_multiple_of(units * devices) {
+                return error(format!(" of size {size} in sections of sizes {sections:?}; {devices} must divide each"));
+            }
+            let block = (size / segments / units).div_ceil(devices);
             let skipped = block * at[axis as usize];
             start[dim] += skipped;
-            shape = shape.with(dim, block * segments);
-            valid = valid.with(dim, (valid.dims()[dim] / segments).saturating_sub(skipped).min(block));
+            shape = shape.with(dim, block * segments * units);
+            valid = valid.with(dim, (valid.dims()[dim] / segments / units).saturating_sub(skipped).min(block));
         }
         Ok(Local { shape, start, valid })
     }
@@ -273,14 +296,19 @@ impl Placement {
         // For each dim, the position in the tensor of each position on the device.
         let mut from: Vec<Vec<Option<usize>>> = global.dims().iter().map(|n| (0..*n).map(Some).collect()).collect();
         for axis in Axis::ALL {
-            let Some((dim, segments)) = self.along(axis).split() else { continue };
-            let rest = from[dim].len() / segments;
-            let block = rest.div_ceil(mesh.size(axis));
-            let position = |k: usize| {
-                let (segment, within) = (k / block, at[axis as usize] * block + k % block);
-                if within < rest { from[dim][segment * rest + within] } else { None }
-            };
-            from[dim] = (0..segments * block).map(position).collect();
+            let Some((dim, segments, sections)) = self.along(axis).split() else { continue };
+            let mut own = Vec::new();
+            for segment in from[dim].chunks((from[dim].len() / segments).max(1)) {
+                let unit = segment.len() / units(sections);
+                let mut first = 0;
+                for size in sections.map(usize::from) {
+                    let block = (unit * size).div_ceil(mesh.size(axis));
+                    let places = (at[axis as usize] * block..).take(block);
+                    own.extend(places.map(|k| if k < unit * size { segment[first + k] } else { None }));
+                    first += unit * size;
+                }
+            }
+            from[dim] = own;
         }
         let strides = global.strides();
         let mut runs: Vec<Run> = Vec::new();
@@ -312,6 +340,7 @@ impl Display for Placement {
                 Along::Replicated => f.write_str("replicated")?,
                 Along::Split(dim) => write!(f, "split {dim}")?,
                 Along::Segments(dim, segments) => write!(f, "split {dim} in {segments} segments")?,
+                Along::Sections(dim, [a, b, c]) => write!(f, "split {dim} in sections {a}:{b}:{c}")?,
                 Along::Partial(combine) => write!(f, "partial {}", format!("{combine:?}").to_lowercase())?,
             }
             comma = ", ";
@@ -330,9 +359,9 @@ impl Start {
     pub fn new(mesh: &Mesh, placement: &Placement, global: &Shape) -> Result<Start> {
         let mut steps = SmallVec::new();
         for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
-            let Some((dim, segments)) = placement.along(axis).split() else { continue };
-            if segments > 1 {
-                let message = format!("{placement}: a part of {segments} segments has more than one start");
+            let Some((dim, segments, sections)) = placement.along(axis).split() else { continue };
+            if segments > 1 || sections != ONE_SECTION {
+                let message = format!("{placement}: a part of several segments has more than one start");
                 return Err(Error::argument("placement", message));
             }
             let mut next = Coordinates::default();
@@ -504,9 +533,20 @@ mod tests {
         assert_eq!(e.message, "tp splits dim 0 of size 16 in 3 segments; they must be equal, and at most 63");
         assert!(Start::new(&mesh, &placement, &global).is_err());
         assert_eq!(placement.to_string(), "tp: split 0 in 3 segments");
-        let words =
+        // Sections of other sizes.
+        let sections = Along::Sections(0, [4, 1, 1]);
+        let placement = Placement::REPLICATED.with(Axis::Tp, sections);
+        let two = Mesh::parse("tp=2").unwrap();
+        let runs = |rank| placement.runs(&two, &two.coordinates(rank), &Shape::of(&[12])).unwrap();
+        assert_eq!(runs(0), [run(0, 0, 4), run(4, 8, 1), run(5, 10, 1)]);
+        assert_eq!(runs(1), [run(0, 4, 4), run(4, 9, 1), run(5, 11, 1)]);
+        assert!(placement.local(&two, &[0; 6], &Shape::of(&[6])).is_err());
+        let along =
             [Along::Split(0), Along::Split(1), Along::Segments(0, 1), Along::Segments(0, 3), Along::Segments(1, 3)];
-        let words = words.map(|along| Placement::REPLICATED.with(Axis::Pp, along).word());
+        let more = [sections, Along::Sections(1, [4, 1, 1]), Along::Sections(0, [2, 1, 1]), Along::Segments(7, 63)];
+        let words: Vec<Vec<u64>> = (along.into_iter().chain(more))
+            .map(|along| Placement::REPLICATED.with(Axis::Pp, along).words().collect())
+            .collect();
         assert!((1..words.len()).all(|k| !words[..k].contains(&words[k])), "{words:?}");
     }
 

@@ -10,7 +10,7 @@
 //! whole operands will do, and a fused op is decomposed first.
 
 use crate::dtype::DType;
-use crate::mesh::Combine;
+use crate::mesh::{Combine, ONE_SECTION, units};
 use crate::ops::elementwise::MapFn;
 use crate::ops::{Class, Op, ReduceFn};
 use crate::shape::Shape;
@@ -401,6 +401,42 @@ fn batch_and_heads(s: &Signature, required: usize) -> Factors {
     (0..n - 2).map(divide).collect()
 }
 
+/// x (N, C, ..), weight (O, C, ..), bias (O) of a convolution: images divide, and the channels of the result if there is one group.
+pub fn convolution(s: &Signature) -> Factors {
+    let more = |piece: Piece, bias: Piece| -> SmallVec<[Piece; 4]> {
+        let given = if piece == Piece::Whole { [Piece::Block(0), Piece::Whole] } else { [Piece::Whole, piece] };
+        given.into_iter().chain([bias]).take(s.operands.len()).collect()
+    };
+    let mut all: Factors = smallvec![Factor::block(&more(Piece::Whole, Piece::Whole), 0, s.shape(0).dims()[0])];
+    if s.attrs[8] == 1 {
+        all.push(Factor::block(&more(Piece::Block(0), Piece::Block(0)), 1, s.out().dims()[1]));
+    }
+    all
+}
+
+/// weight, gradient, bias: images divide. Their number is attribute 9.
+pub fn convolution_backward_input(s: &Signature) -> Factors {
+    let operands: SmallVec<[Piece; 4]> =
+        [Piece::Whole, Piece::Block(0), Piece::Whole].into_iter().take(s.operands.len()).collect();
+    smallvec![Factor { size_attr: Some(9), ..Factor::block(&operands, 0, s.out().dims()[0]) }]
+}
+
+/// x, gradient: the images of a device make a term; channels of the gradient are those of the result, whose number is attribute 9.
+pub fn convolution_backward_weight(s: &Signature) -> Factors {
+    let mut all: Factors = smallvec![Factor::terms(&[Piece::Block(0); 2], Combine::Sum, s.shape(0).dims()[0])];
+    if s.attrs[8] == 1 {
+        let channels = Factor::block(&[Piece::Whole, Piece::Block(1)], 0, s.out().dims()[0]);
+        all.push(Factor { size_attr: Some(9), ..channels });
+    }
+    all
+}
+
+/// Images and channels of a pool divide, for all operands alike.
+pub fn images_and_channels(s: &Signature) -> Factors {
+    let all = |d: usize| SmallVec::<[Piece; 4]>::from_elem(Piece::Block(d as u8), s.operands.len());
+    (0..2).map(|d| Factor::block(&all(d), d, s.out().dims()[d])).collect()
+}
+
 /// A sum over devices along another axis: linear, and no element depends on another one. `attrs`: [axis, combination].
 pub fn all_reduce(s: &Signature) -> Factors {
     let mut all = elementwise(s);
@@ -421,28 +457,56 @@ pub fn other_dims_of_collective(s: &Signature) -> Factors {
 }
 
 /// A block of every segment of a dim: the dim is `segments` parts of equal size, and a device has up to `block` adjacent elements of
-/// each, in their order. Devices cut each segment from its start on; the last blocks may be shorter, or empty.
+/// each, in their order. Devices cut each segment from its start on; the last blocks may be shorter, or empty. A single segment may
+/// be cut into sections of different sizes: then a device has so many blocks of each.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct Cut {
     pub dim: usize,
     pub segments: usize,
+    pub sections: [u8; 3],
     pub block: usize,
 }
 
 impl Cut {
-    /// The size of a segment.
+    pub fn has_sections(&self) -> bool {
+        self.sections != ONE_SECTION
+    }
+
+    /// The size of a segment, or of a section for each of its blocks.
     pub fn segment(&self, whole: &Shape) -> usize {
-        whole.dims()[self.dim] / self.segments
+        whole.dims()[self.dim] / self.parts()
+    }
+
+    /// The number of blocks of a device.
+    pub fn parts(&self) -> usize {
+        self.segments * units(self.sections)
+    }
+
+    /// The elements of the dim on a device.
+    pub fn size(&self) -> usize {
+        self.parts() * self.block
     }
 
     /// The shape of a device's part of a tensor.
     pub fn local(&self, whole: &Shape) -> Shape {
-        whole.with(self.dim, self.segments * self.block)
+        whole.with(self.dim, self.size())
     }
 
     /// Whether some of `devices` have padding.
     pub fn is_padded(&self, whole: &Shape, devices: usize) -> bool {
         self.block * devices != self.segment(whole)
+    }
+
+    /// The part of a dim that is some of its sections.
+    fn of_sections(self, sections: &[u8]) -> Option<Cut> {
+        let first = *sections.first().filter(|n| **n > 0)?;
+        if sections.iter().all(|n| *n == first) {
+            let (segments, block) = (sections.len(), self.block * usize::from(first));
+            return Some(Cut { segments, sections: ONE_SECTION, block, ..self });
+        }
+        let mut own = [0; 3];
+        own[..sections.len()].copy_from_slice(sections);
+        Some(Cut { sections: own, ..self })
     }
 }
 
@@ -478,7 +542,8 @@ fn reshaped(x: &Shape, y: &Shape, cut: Cut) -> Option<Cut> {
         // The segments end within this dim, or with the dim before it.
         let segments = outer / before;
         if outer.is_multiple_of(before) && size.is_multiple_of(segments) && size > segments {
-            return block.is_multiple_of(inner).then_some(Cut { dim, segments, block: block / inner });
+            let fits = block.is_multiple_of(inner) && size.is_multiple_of(segments * units(cut.sections));
+            return fits.then_some(Cut { dim, segments, block: block / inner, ..cut });
         }
         before *= size;
     }
@@ -491,7 +556,7 @@ pub static SLICING: Regrouping = Regrouping {
     back: |s, cut| as_segments(s, &s.out(), cut, &s.shape(0)).map(|cut| smallvec![cut]),
     attrs: |s, from, to| {
         let start = s.attrs[1] as usize / from.segment(&s.shape(0)) * from.block;
-        smallvec![s.attrs[0], start as i64, s.attrs[2], (to.segments * to.block) as i64]
+        smallvec![s.attrs[0], start as i64, s.attrs[2], to.size() as i64]
     },
 };
 
@@ -501,7 +566,7 @@ pub static PADDING: Regrouping = Regrouping {
     back: |s, cut| as_segments(s, &s.out(), cut, &s.shape(0)).map(|cut| smallvec![cut]),
     attrs: |s, from, to| {
         let start = s.attrs[1] as usize / from.segment(&s.shape(0)) * from.block;
-        smallvec![s.attrs[0], start as i64, s.attrs[2], (to.segments * to.block) as i64, s.attrs[4]]
+        smallvec![s.attrs[0], start as i64, s.attrs[2], to.size() as i64, s.attrs[4]]
     },
 };
 
@@ -509,20 +574,36 @@ pub static PADDING: Regrouping = Regrouping {
 fn as_segments(s: &Signature, x: &Shape, cut: Cut, y: &Shape) -> Option<Cut> {
     let segment = cut.segment(x);
     let size = y.dims()[s.axis()];
+    if cut.has_sections() {
+        // Whole sections of them are taken.
+        let end = |k: usize| cut.sections[..k].iter().map(|n| usize::from(*n)).sum::<usize>() * segment;
+        let at = |place: usize| (0..=cut.sections.len()).find(|k| end(*k) == place);
+        let taken =
+            s.attrs[2] == 1 && cut.dim == s.axis() && size > 0 && s.attrs.len() == 4 && size < x.dims()[s.axis()];
+        let start = s.attrs[1] as usize;
+        let (from, to) = (at(start).filter(|_| taken)?, at(start + size)?);
+        return cut.of_sections(&cut.sections[from..to]);
+    }
     let fits = cut.dim == s.axis() && s.attrs[2] == 1 && segment > 0 && size > 0;
     (fits && size.is_multiple_of(segment) && (s.attrs[1] as usize).is_multiple_of(segment))
         .then(|| Cut { segments: size / segment, ..cut })
 }
 
-/// `attrs`: [dim]: operands of equal segments are joined.
+/// `attrs`: [dim]: operands of equal segments are joined, or some whose blocks are in the same proportion as they are.
 pub static JOINING: Regrouping = Regrouping {
     forward: |s, cuts| {
         let segment = |k: usize| cuts[k].segment(&s.shape(k));
         let alike = |k: usize| cuts[k].dim == s.axis() && cuts[k].block == cuts[0].block && segment(k) == segment(0);
         let segments = cuts.iter().map(|cut| cut.segments).sum();
-        (0..cuts.len()).all(alike).then(|| Cut { segments, ..cuts[0] })
+        let plain = cuts.iter().all(|cut| !cut.has_sections());
+        if plain && (0..cuts.len()).all(alike) { Some(Cut { segments, ..cuts[0] }) } else { in_sections(s, cuts) }
     },
     back: |s, cut| {
+        if cut.has_sections() {
+            let own = |k: usize| cut.of_sections(&[*cut.sections.get(k)?]);
+            let own: SmallVec<[Cut; 2]> = (0..s.operands.len()).map(own).collect::<Option<_>>()?;
+            return in_sections(s, &own).filter(|found| *found == cut).map(|_| own);
+        }
         let segment = cut.segment(&s.out());
         let own = |(shape, _): &(Shape, DType)| {
             let size = shape.dims()[s.axis()];
@@ -547,12 +628,29 @@ pub static SCATTERING: Regrouping = Regrouping {
     attrs: |s, _, _| s.attrs.into(),
 };
 
+/// Joined operands as sections.
+fn in_sections(s: &Signature, cuts: &[Cut]) -> Option<Cut> {
+    let block = cuts.iter().map(|cut| cut.block).min().filter(|n| *n > 0 && cuts.len() <= 3)?;
+    let unit = cuts.iter().zip(s.operands).find(|(cut, _)| cut.block == block).map(|(cut, x)| cut.segment(&x.0))?;
+    let mut sections = [0; 3];
+    for (k, cut) in cuts.iter().enumerate() {
+        let size = s.shape(k).dims()[s.axis()];
+        let plain = cut.dim == s.axis() && cut.segments == 1 && !cut.has_sections();
+        if !plain || cut.block % block != 0 || size != cut.block / block * unit {
+            return None;
+        }
+        sections[k] = u8::try_from(cut.block / block).ok()?;
+    }
+    Some(Cut { sections, block, ..cuts[0] })
+}
+
 fn gathered(cut: Cut, attrs: &[i64]) -> Option<Cut> {
-    (cut.dim as i64 == attrs[1]).then(|| Cut { segments: cut.segments * attrs[2] as usize, ..cut })
+    (cut.dim as i64 == attrs[1] && !cut.has_sections())
+        .then(|| Cut { segments: cut.segments * attrs[2] as usize, ..cut })
 }
 
 fn scattered(cut: Cut, attrs: &[i64]) -> Option<Cut> {
     let devices = attrs[2] as usize;
-    (cut.dim as i64 == attrs[1] && cut.segments.is_multiple_of(devices))
+    (cut.dim as i64 == attrs[1] && cut.segments.is_multiple_of(devices) && !cut.has_sections())
         .then(|| Cut { segments: cut.segments / devices, ..cut })
 }

@@ -46,6 +46,6 @@ impl Division {
     /// The words of a plan key: the mesh, and the placement of each input.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(self.inputs.iter().map(Placement::word))
+        sizes.chain(self.inputs.iter().flat_map(Placement::words))
     }
 }

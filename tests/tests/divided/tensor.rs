@@ -173,13 +173,15 @@ fn llama(projection: Projection, groups: i64) -> (Step, Vec<Along>) {
     (s, places)
 }
 
-fn qkv(_heads: i64, _groups: i64) -> Along {
-    Along::Segments(0, 3)
+fn qkv(heads: i64, groups: i64) -> Along {
+    if heads == groups { Along::Segments(0, 3) } else { Along::Sections(0, [(heads / groups) as u8, 1, 1]) }
 }
 
 #[test]
 fn a_llama_block_has_a_reduction_for_each_product_over_rows() {
-    for (projection, groups) in [(Projection::Apart, 8), (Projection::Apart, 4), (Projection::Fused, 8)] {
+    for (projection, groups) in
+        [(Projection::Apart, 8), (Projection::Apart, 4), (Projection::Fused, 8), (Projection::Fused, 4)]
+    {
         let (s, weights) = llama(projection, groups);
         let (want, _) = s.run("", &[]).unwrap();
         for mesh in MESHES {

@@ -2,6 +2,7 @@
 
 use super::part::Part;
 use perilune_core::graph::Attrs;
+use perilune_core::mesh::ONE_SECTION;
 use perilune_core::ops::Op;
 use perilune_core::sharding::{self, Cut, Factor, Piece, Positions, Signature};
 use smallvec::SmallVec;
@@ -20,6 +21,7 @@ pub(super) struct Candidate {
 #[derive(Clone, Copy, PartialEq, Eq)]
 struct Form {
     segments: usize,
+    sections: [u8; 3],
     block: usize,
 }
 
@@ -27,13 +29,14 @@ impl Form {
     /// The form of a cut of a dim of `size` elements, of which a factor has `units`.
     fn of(cut: Cut, size: usize, units: usize) -> Option<Form> {
         let scale = size.checked_div(units).filter(|scale| *scale > 0 && scale * units == size)?;
-        let fits = units.is_multiple_of(cut.segments) && cut.block.is_multiple_of(scale);
-        fits.then(|| Form { segments: cut.segments, block: cut.block / scale })
+        let fits = units.is_multiple_of(cut.parts()) && cut.block.is_multiple_of(scale);
+        fits.then(|| Form { segments: cut.segments, sections: cut.sections, block: cut.block / scale })
     }
 
     fn cut(self, dim: usize, size: usize, units: usize) -> Option<Cut> {
         let scale = size / units;
-        (scale * units == size).then(|| Cut { dim, segments: self.segments, block: self.block * scale })
+        let Form { segments, sections, block } = self;
+        (scale * units == size).then(|| Cut { dim, segments, sections, block: block * scale })
     }
 }
 
@@ -123,9 +126,12 @@ fn instance(factor: &Factor, s: &Signature, form: Option<Form>) -> Option<Candid
     let results: Option<SmallVec<[Part; 2]>> =
         factor.results.iter().zip(s.results).map(|(p, y)| part(p, y.0.dims())).collect();
     let results = results?;
+    if factor.positions.is_some() && form.is_some_and(|form| form.sections != ONE_SECTION) {
+        return None;
+    }
     let attrs = factor.size_attr.zip(results[0].cut()).map(|(k, cut)| {
         let mut attrs: Attrs = s.attrs.into();
-        attrs[usize::from(k)] = (cut.segments * cut.block) as i64;
+        attrs[usize::from(k)] = cut.size() as i64;
         attrs
     });
     Some(Candidate { operands: operands?, results, attrs, positions: factor.positions })

@@ -7,9 +7,9 @@ use super::part::Part;
 use perilune_core::Shape;
 use perilune_core::error::Result;
 use perilune_core::graph::{Attrs, Node, NodeId};
-use perilune_core::mesh::{Combine, Start};
+use perilune_core::mesh::{Combine, ONE_SECTION, Start};
 use perilune_core::ops::{
-    Class, Generator, ReduceFn, collective, create, elementwise, index, movement, reduce, slicing,
+    Class, Generator, ReduceFn, collective, create, elementwise, index, join, movement, reduce, slicing,
 };
 use perilune_core::sharding::{Cut, Positions};
 use smallvec::{SmallVec, smallvec};
@@ -43,7 +43,9 @@ impl Divider<'_> {
 
     pub(super) fn derivable(&self, id: NodeId, part: Part, depth: usize) -> bool {
         match (self.graph().generator(id), part) {
-            (Some(Generator::Iota | Generator::Uniform | Generator::Shard), Part::Block(cut)) => cut.segments == 1,
+            (Some(Generator::Iota | Generator::Uniform | Generator::Shard), Part::Block(cut)) => {
+                cut.segments == 1 && !cut.has_sections()
+            }
             _ => self.derivation(id, part, depth).is_some(),
         }
     }
@@ -81,6 +83,10 @@ impl Divider<'_> {
 
     /// Joins the blocks of all devices, without their padding.
     pub(super) fn all_gather(&mut self, x: NodeId, cut: Cut, whole: Shape) -> Result<NodeId> {
+        if cut.has_sections() {
+            let part = |this: &mut Self, x, cut, whole| this.all_gather(x, cut, whole);
+            return self.by_section(x, cut, cut.block, &whole, &part);
+        }
         let (padded, axis, n) = (cut.is_padded(&whole, self.devices), self.axis as i64, self.devices as i64);
         let g = &mut self.to.out.graph;
         if cut.segments == 1 {
@@ -95,8 +101,31 @@ impl Divider<'_> {
         movement::reshape(g, all, whole)
     }
 
+    /// Converts each section of `x`, which has `unit` elements for each of its blocks, and joins the results.
+    fn by_section(
+        &mut self,
+        x: NodeId,
+        cut: Cut,
+        unit: usize,
+        whole: &Shape,
+        convert: &dyn Fn(&mut Self, NodeId, Cut, Shape) -> Result<NodeId>,
+    ) -> Result<NodeId> {
+        let (mut first, mut done) = (0, SmallVec::<[NodeId; 4]>::new());
+        for blocks in cut.sections.map(usize::from).into_iter().filter(|n| *n > 0) {
+            let own = slicing::slice(&mut self.to.out.graph, x, cut.dim, first * unit, (first + blocks) * unit, 1)?;
+            let one = Cut { sections: ONE_SECTION, block: blocks * cut.block, ..cut };
+            done.push(convert(self, own, one, whole.with(cut.dim, blocks * cut.segment(whole)))?);
+            first += blocks;
+        }
+        join::cat(&mut self.to.out.graph, &done, cut.dim)
+    }
+
     /// Combines the terms of all devices; each gets its block.
     fn reduce_scatter(&mut self, x: NodeId, cut: Cut, whole: Shape, how: Combine) -> Result<NodeId> {
+        if cut.has_sections() {
+            let part = |this: &mut Self, x, cut, whole| this.reduce_scatter(x, cut, whole, how);
+            return self.by_section(x, cut, cut.segment(&whole), &whole, &part);
+        }
         let attrs = |dim: usize| [self.axis as i64, dim as i64, self.devices as i64, collective::code(how)];
         let (plain, segments) = (attrs(cut.dim), attrs(2));
         let total = cut.block * self.devices;
@@ -114,6 +143,10 @@ impl Divider<'_> {
     /// The block of a whole tensor that belongs to this device. Padding repeats the last element.
     fn cut(&mut self, whole: NodeId, cut: Cut) -> Result<NodeId> {
         let shape = self.to.out.graph.shape(whole);
+        if cut.has_sections() {
+            let part = |this: &mut Self, x, cut, _| this.cut(x, cut);
+            return self.by_section(whole, cut, cut.segment(&shape), &shape, &part);
+        }
         let mut ids = self.ramp(cut.block)?;
         let g = &mut self.to.out.graph;
         if cut.is_padded(&shape, self.devices) {

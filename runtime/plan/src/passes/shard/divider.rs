@@ -174,7 +174,7 @@ impl<'a> Divider<'a> {
         };
         let costs = all
             .into_iter()
-            .filter(|c| self.keeps_terms(id, node, c))
+            .filter(|c| self.keeps_terms(id, node, c) && self.is_even_in_sections(id, c))
             .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
@@ -193,6 +193,12 @@ impl<'a> Divider<'a> {
             || blocks
             || (passes_on_terms(self.graph(), id) || node.inputs.iter().all(alone))
                 && node.inputs.iter().zip(&c.operands).all(passes_on)
+    }
+
+    /// Sections have no padding.
+    fn is_even_in_sections(&self, id: NodeId, c: &Candidate) -> bool {
+        let shape = self.graph().shape(id);
+        c.results[0].cut().is_none_or(|cut| !cut.has_sections() || !cut.is_padded(&shape, self.devices))
     }
 
     /// The cuts of the blocks that exist of an old node.
