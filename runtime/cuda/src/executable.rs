@@ -279,8 +279,19 @@ impl Compiled {
         let writes_state = |k: usize| program.kernels[k].writes().into_iter().any(|v| input(v).is_some());
         let agreement = steps.iter().position(|(k, _)| writes_state(*k)).unwrap_or(steps.len());
         let (graphs, parts) = (Graphs::default(), Vec::new());
-        let mut out =
-            Compiled { writes, agreement, steps, graphs, is_meshed: false, parts, operands, slots, cells, scratch, runs: 0 };
+        let mut out = Compiled {
+            writes,
+            agreement,
+            steps,
+            graphs,
+            is_meshed: false,
+            parts,
+            operands,
+            slots,
+            cells,
+            scratch,
+            runs: 0,
+        };
         out.divide(false);
         Ok(out)
     }

@@ -1,8 +1,8 @@
 //! Plans and prints kernels for a GPU that is not present: a backend that neither compiles nor runs.
 
 use crate::launch::{Arg, Props, Work};
-use crate::library::{collective, fp8};
 use crate::library::source::{ENTRY, OWN};
+use crate::library::{collective, fp8};
 use crate::{conv, emit, executable, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};

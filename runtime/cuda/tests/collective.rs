@@ -141,7 +141,8 @@ fn phases_have_the_bits_of_the_cpu() {
             let (_, c) = lowered(&planned.program, &Props::H200);
             let want = case.on_cpu();
             let pieces: Vec<_> = (0..ranks).map(|k| piece(&case.data(k), &planned.program, &c)).collect();
-            let got = if c.is_empty() { vec![Vec::new(); ranks] } else { execute(&case, &c, &pieces, want[0].bytes.len()) };
+            let got =
+                if c.is_empty() { vec![Vec::new(); ranks] } else { execute(&case, &c, &pieces, want[0].bytes.len()) };
             for (k, (got, want)) in got.into_iter().zip(&want).enumerate() {
                 same(&case, k, &HostTensor::new(want.dtype, want.shape, got), want);
             }

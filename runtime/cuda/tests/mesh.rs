@@ -212,14 +212,15 @@ fn train(target: &dyn Backend, dp: usize, tp: usize, tall: usize) {
     let on_gpu = Step::new(target, dp, tp, tall);
     // A product without a mesh keeps one device's stream busy while the others go ahead.
     let mut s = Sketch::default();
-    let a = s.leaf(DType::F32, &[2048, 2048]);
+    let n = if is_on_cpu() { 64 } else { 2048 };
+    let a = s.leaf(DType::F32, &[n, n]);
     let b = s.call("matmul", &[t(a), t(a)]);
     let busy = Planned::new(&s.g, &s.request(&[b]), target);
     let start = Instant::now();
     let got = each(mesh, 500, open, |mut rank| {
         let ballast = rank.load(&busy);
         let payload = 1 << 40;
-        rank.upload(payload, &ones(DType::F32, &[2048, 2048], |i| (i % 5) as f64 - 2.0));
+        rank.upload(payload, &ones(DType::F32, &[n, n], |i| (i % 5) as f64 - 2.0));
         on_gpu.train(&mut rank, runs, |rank, run| {
             if (run + rank.device.rank) % 3 == 0 {
                 for _ in 0..4 {

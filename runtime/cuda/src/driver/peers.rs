@@ -33,7 +33,8 @@ impl Endpoint {
     pub fn new(device: &Arc<Device>) -> Result<Endpoint> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-        let link = Arc::new(Link { device: device.clone(), events: [Event::untimed(device)?, Event::untimed(device)?] });
+        let link =
+            Arc::new(Link { device: device.clone(), events: [Event::untimed(device)?, Event::untimed(device)?] });
         lock(&LINKS).insert(number, link.clone());
         Ok(Endpoint { number, link })
     }

@@ -114,7 +114,14 @@ impl Group {
 
 impl Mesh<'_> {
     /// Meets the devices along an axis: what they have queued so far comes before what this one queues from now on.
-    fn meet(&self, axis: Axis, what: &str, nbytes: usize, [input, output]: [Address; 2], failed: bool) -> Result<Group> {
+    fn meet(
+        &self,
+        axis: Axis,
+        what: &str,
+        nbytes: usize,
+        [input, output]: [Address; 2],
+        failed: bool,
+    ) -> Result<Group> {
         let Connection { endpoint, turns, .. } = self.connection;
         let mut turns = turns.lock().unwrap_or_else(PoisonError::into_inner);
         turns.event ^= 1;

@@ -99,9 +99,7 @@ impl Compiled {
         match step {
             Step::Collective { collective, entries } => match run.mesh {
                 Some(mesh) => mesh.run(collective, entries, [place(&collective.input), place(&collective.output)]),
-                None => {
-                    Err(Error::system("cuda", format!("this is a bug: {} on a single device", collective.name)))
-                }
+                None => Err(Error::system("cuda", format!("this is a bug: {} on a single device", collective.name))),
             },
             Step::Conv { plan, call } => {
                 let Some(dnn) = context.opened_dnn() else { return Ok(()) };

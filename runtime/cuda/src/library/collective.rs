@@ -147,8 +147,7 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
     };
     let most_blocks = BLOCKS * props.sms as usize;
     let (name, axis, output) = (l.op.name, axis(&l.attrs), c.output(0));
-    let collective =
-        Collective { name, axis, input, output, nbytes, functions, kind, size, vector, word, most_blocks };
+    let collective = Collective { name, axis, input, output, nbytes, functions, kind, size, vector, word, most_blocks };
     Ok((c.finish(), collective))
 }
 

@@ -147,11 +147,16 @@ impl Case {
     /// The results of CPU devices.
     pub fn on_cpu(&self) -> Vec<HostTensor> {
         let planned = self.plan(&Null);
-        virtual_mesh::each(self.mesh(), 0, |_| Box::new(Cpu::new(Some(1))), |mut rank| {
-            rank.upload(1, &self.data(rank.device.at[self.axis as usize]));
-            let roots = rank.run(&rank.load(&planned)).unwrap_or_else(|f| panic!("{}", f.error));
-            rank.read(&roots[0]).unwrap()
-        })
+        virtual_mesh::each(
+            self.mesh(),
+            0,
+            |_| Box::new(Cpu::new(Some(1))),
+            |mut rank| {
+                rank.upload(1, &self.data(rank.device.at[self.axis as usize]));
+                let roots = rank.run(&rank.load(&planned)).unwrap_or_else(|f| panic!("{}", f.error));
+                rank.read(&roots[0]).unwrap()
+            },
+        )
     }
 }
 
