@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/collectives.rs"]
-#[allow(dead_code)]
 mod collectives;
 #[allow(dead_code)]
 mod common;
@@ -15,6 +14,7 @@ mod common;
 mod virtual_mesh;
 
 use collectives::{Case, Kind, Lie, cases, same};
+use common::nvrtc::skip;
 use common::{Sketch, float, int, t};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Axis, Combine};
@@ -26,9 +26,6 @@ use perilune_plan::{Backend, Null};
 use std::sync::Mutex;
 use std::time::Instant;
 use virtual_mesh::{Planned, Rank, each};
-
-#[path = "../../../tests/src/skip.rs"]
-mod skip;
 
 /// The tests run one after the other: each opens many devices.
 static ALONE: Mutex<()> = Mutex::new(());
