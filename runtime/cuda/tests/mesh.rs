@@ -25,7 +25,7 @@ use perilune_cuda::Cuda;
 use perilune_plan::{Backend, Null};
 use std::sync::Mutex;
 use std::time::Instant;
-use virtual_mesh::{Planned, Rank, each};
+use virtual_mesh::{Device, Exchanges, Planned, Rank, each};
 
 /// The tests run one after the other: each opens many devices.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -308,6 +308,46 @@ fn a_bad_index_on_one_device_stops_all() {
             println!("{mesh}: bad in run {bad_run}, error in run {error}");
             let lost = if bad_run == 0 { 1 } else { error - bad_run + 1 };
             assert!(all.iter().all(|a| a.2.get_i64(0) == 16 - lost as i64), "{mesh}, bad in run {bad_run}");
+        }
+    }
+}
+
+/// A device that fails ends the run of the others, which write no State; the next run is as if there had been none.
+#[test]
+fn a_failed_device_ends_the_run_of_all() {
+    let Some(target) = target() else { return };
+    let _alone = alone();
+    let mut s = Sketch::default();
+    let (state, w) = s.state(DType::F32, &[1000]);
+    let sums = s.g.push(&ALL_REDUCE, &[w], &[Axis::Dp as i64, code(Combine::Sum)]).unwrap();
+    let joined = s.g.push(&ALL_GATHER, &[sums], &[Axis::Dp as i64, 0, 3]).unwrap();
+    let most = s.call("amax", &[t(joined)]);
+    let w2 = s.call("add", &[t(sums), t(most)]);
+    s.assign(state, w2);
+    let planned = Planned::new(&s.g, &s.request(&[]), &*target);
+    let mesh = Mesh::new(&[(Axis::Dp, 3)]).unwrap();
+    for good in 0..6 {
+        let again = Exchanges::new(mesh, 100);
+        let all = each(mesh, 100, open, |mut rank| {
+            rank.upload(state, &ones(DType::F32, &[1000], |i| (i % 2) as f64));
+            let loaded = rank.load(&planned);
+            (0..good).for_each(|_| drop(rank.run(&loaded).unwrap_or_else(|f| panic!("{}", f.error))));
+            if rank.device.rank == 1 {
+                rank.device.shared.fail();
+            } else {
+                let failure = rank.run(&loaded).unwrap_err();
+                assert!(failure.error.message.contains("another device has failed"), "{}", failure.error);
+            }
+            let between = rank.value(state);
+            let device = Device::new(&again, rank.device.rank);
+            let rank = Rank { device: &device, ..rank };
+            (0..6).for_each(|_| drop(rank.run(&loaded).unwrap_or_else(|f| panic!("{}", f.error))));
+            (between, rank.value(state))
+        });
+        let sum = |runs| (0..runs).fold(vec![0.0, 1.0], |w: Vec<f64>, _| w.iter().map(|x| 3.0 * (x + w[1])).collect());
+        let values = |runs| ones(DType::F32, &[1000], |i| sum(runs)[i % 2]);
+        for (between, end) in all {
+            assert!(between == values(good) && end == values(good + 6), "after {good} runs");
         }
     }
 }

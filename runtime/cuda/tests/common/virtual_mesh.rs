@@ -39,7 +39,7 @@ impl Exchanges {
     }
 
     /// Ends the exchanges of all devices: one of them has failed.
-    fn fail(&self) {
+    pub fn fail(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
         self.arrived.notify_all();
     }
@@ -77,14 +77,14 @@ impl Exchanges {
 pub struct Device {
     pub rank: usize,
     pub at: Coordinates,
-    shared: Arc<Exchanges>,
+    pub shared: Arc<Exchanges>,
     /// Exchanges so far along each axis, and barriers.
     count: [AtomicU64; Axis::ALL.len() + 1],
     seed: AtomicU64,
 }
 
 impl Device {
-    fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
+    pub fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
         let (at, seed) = (shared.mesh.coordinates(rank), AtomicU64::new(rank as u64 + 1));
         Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
     }
