@@ -10,7 +10,8 @@
 //! Failures. An error of the host, and a bad index that a host has seen, end the run on all devices before the first State write, where
 //! all meet along every axis ([`Mesh::agree`]). There they also combine their `halt` words on the devices: a bad index that no host has
 //! seen yet stops the State writes of all devices, and is reported on all. This relies on every run with a mesh to pass its peers. An
-//! error after the first State write leaves States partly written, as on one device.
+//! error after the first State write leaves States partly written, as on one device. A bad index that a download raises on one device is
+//! still pending on the others: a mesh backend then downloads from each of them too, before the next run.
 //!
 //! `Group` is the seam for other transports: NCCL would be chosen there, once for the devices along an axis.
 
