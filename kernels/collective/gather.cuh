@@ -16,6 +16,23 @@ __device__ __forceinline__ i32 turn(i64 ranks, i64 own) {
     return k < (i32)ranks ? k : k - (i32)ranks;
 }
 
+// Copies n words; the loads of a thread's next 4 words are issued before they are stored.
+template <typename W, typename I, typename Load, typename Store>
+__device__ __forceinline__ void copy(I n, Load load, Store store) {
+    const I step = threads<I>();
+    for (I first = thread<I>(); first < n; first += 4 * step) {
+        W x[4];
+#pragma unroll
+        for (i32 k = 0; k < 4; k++) {
+            if (first + k * step < n) x[k] = load(first + k * step);
+        }
+#pragma unroll
+        for (i32 k = 0; k < 4; k++) {
+            if (first + k * step < n) store(first + k * step, x[k]);
+        }
+    }
+}
+
 // Copies `total` bytes. OTHERS: the span of this device is in place already.
 template <typename W, bool OTHERS>
 __device__ __forceinline__ void spans(const Pieces& pieces, u8* out, i64 ranks, i64 own, i64 total, i64 step) {
@@ -26,8 +43,7 @@ __device__ __forceinline__ void spans(const Pieces& pieces, u8* out, i64 ranks, 
     const u8* from = (const u8*)pieces.at[k];
     u8* to = out + begin;
     const i64 words = bytes / (i64)sizeof(W);
-#pragma unroll 4
-    for (i64 i = thread<i64>(); i < words; i += threads<i64>()) ((W*)to)[i] = ((const W*)from)[i];
+    copy<W, i64>(words, [=](i64 i) { return ((const W*)from)[i]; }, [=](i64 i, W x) { ((W*)to)[i] = x; });
     const i64 i = words * (i64)sizeof(W) + thread<i64>();
     if (i < bytes) to[i] = from[i];
 }
@@ -36,10 +52,10 @@ template <typename W, typename I>
 __device__ __forceinline__ void rows(const Pieces& pieces, W* out, i64 ranks, i64 own, i64 words, i64 block) {
     const i32 k = turn(ranks, own);
     const W* from = (const W*)pieces.at[k];
-    for (I i = thread<I>(); i < (I)words; i += threads<I>()) {
+    copy<W, I>((I)words, [=](I i) { return from[i]; }, [=](I i, W x) {
         const I row = i / (I)block;
-        out[((u64)row * (u64)ranks + k) * (u64)block + (i - row * (I)block)] = from[i];
-    }
+        out[((u64)row * (u64)ranks + k) * (u64)block + (i - row * (I)block)] = x;
+    });
 }
 
 }  // namespace collective

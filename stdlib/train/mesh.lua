@@ -25,6 +25,10 @@ local mesh = {}
 ---@field tp integer
 ---@field zero integer? the stage, if it was given
 
+---@class perilune.train.Cut what devices divide of a State
+---@field dim integer
+---@field sections integer[]? relative sizes of the sections of the dim, each of which is divided
+
 ---Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh; the option --mesh of the command line goes first.
 ---@param recipe perilune.Recipe
 ---@param params table
@@ -56,14 +60,14 @@ end
 local kinds = { "column", "row", "whole" }
 
 ---What a rule divides along tp of a matrix (out, in), or of a vector (out).
----@return {dim: integer, segments: integer}|false
+---@return perilune.train.Cut|false
 local function cut_of(rule, rank)
-  if rule.kind == "column" then return { dim = 0, segments = rule.segments } end
-  return rule.kind == "row" and rank >= 2 and { dim = 1, segments = 1 }
+  if rule.kind == "column" then return { dim = 0, sections = rule.sections } end
+  return rule.kind == "row" and rank >= 2 and { dim = 1 }
 end
 
----Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", segments = 3 } for outputs
----that are several of equal size, each of which is divided.
+---Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", sections = { 4, 1, 1 } } for
+---outputs that are three of these relative sizes, each of which is divided.
 local function rules_of_modules(model)
   local out, seen = {}, {}
   local function visit(t, path)
@@ -74,7 +78,7 @@ local function rules_of_modules(model)
       for _, name in ipairs(tree.names(own)) do
         local rule = own[name]
         local kind = type(rule) == "table" and rule[1] or rule
-        out[#out + 1] = { path = tree.join(path, name), kind = kind, segments = type(rule) == "table" and rule.segments or 1 }
+        out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = type(rule) == "table" and rule.sections or nil }
       end
     end
     for _, key in ipairs(tree.keys(t)) do
@@ -89,7 +93,7 @@ end
 ---Returns what tp divides of each weight, by path.
 ---@param run perilune.Run
 ---@param weights perilune.Entry[]
----@return table<string, {dim: integer, segments: integer}|false>
+---@return table<string, perilune.train.Cut|false>
 local function cuts_along_tp(run, weights)
   local rules = rules_of_modules(run.model)
   local own = run.recipe.sharding
@@ -98,7 +102,7 @@ local function cuts_along_tp(run, weights)
   end
   for _, pattern in ipairs(own and tree.names(own) or {}) do
     check.word("recipe.sharding", tostring(pattern), own[pattern], kinds)
-    rules[#rules + 1] = { path = pattern, kind = own[pattern], segments = 1, given = true }
+    rules[#rules + 1] = { path = pattern, kind = own[pattern], given = true }
   end
   local cuts = {}
   for _, rule in ipairs(rules) do
@@ -165,12 +169,13 @@ function mesh.place(run)
     local weight = owner[state] or state
     local cut = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"]
     if cut and #weight.shape == #shape then
-      local size = shape[cut.dim + 1] // cut.segments
-      if size % axes.tp ~= 0 then
-        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, cut.dim, entry.path, size),
+      local size, sections = shape[cut.dim + 1], cut.sections
+      local units = sections and sections[1] + sections[2] + sections[3] or 1
+      if size % (units * axes.tp) ~= 0 then
+        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, cut.dim, entry.path, size // units),
           "choose another tp, or keep the layer whole: recipe.sharding = { [\"...\"] = \"whole\" }")
       end
-      dims.tp, taken[cut.dim] = cut.segments > 1 and { cut.dim, cut.segments } or cut.dim, axes.tp
+      dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
     end
     if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
     native.place_state(state, dims)

@@ -1,7 +1,8 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
 //! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
-//! each run, the run-time numbers (slots) are uploaded to a block of device memory.
+//! each run, the run-time numbers (slots) are uploaded to a block of device memory. Collectives are steps between graphs, in
+//! which the devices of a mesh meet (`mesh.rs`).
 //!
 //! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
 //! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index

@@ -22,8 +22,8 @@ use std::collections::BTreeSet;
 
 /// The collective of a program, which has no other library call.
 fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
-    let calls = program.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
-    let (before, collective) = collective::parts(program, calls.last().unwrap(), props).unwrap();
+    let mut calls = program.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
+    let (before, collective) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
     (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
 }
 

@@ -7,7 +7,6 @@
 #![allow(clippy::unwrap_used)]
 
 #[path = "common/collectives.rs"]
-#[allow(dead_code)]
 mod collectives;
 #[allow(dead_code)]
 mod common;
@@ -15,6 +14,7 @@ mod common;
 mod virtual_mesh;
 
 use collectives::{Case, Kind, Lie, cases, same};
+use common::nvrtc::skip;
 use common::{Sketch, float, int, t};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Axis, Combine};
@@ -25,10 +25,7 @@ use perilune_cuda::Cuda;
 use perilune_plan::{Backend, Null};
 use std::sync::Mutex;
 use std::time::Instant;
-use virtual_mesh::{Planned, Rank, each};
-
-#[path = "../../../tests/src/skip.rs"]
-mod skip;
+use virtual_mesh::{Device, Exchanges, Planned, Rank, each};
 
 /// The tests run one after the other: each opens many devices.
 static ALONE: Mutex<()> = Mutex::new(());
@@ -212,14 +209,15 @@ fn train(target: &dyn Backend, dp: usize, tp: usize, tall: usize) {
     let on_gpu = Step::new(target, dp, tp, tall);
     // A product without a mesh keeps one device's stream busy while the others go ahead.
     let mut s = Sketch::default();
-    let a = s.leaf(DType::F32, &[2048, 2048]);
+    let n = if is_on_cpu() { 64 } else { 2048 };
+    let a = s.leaf(DType::F32, &[n, n]);
     let b = s.call("matmul", &[t(a), t(a)]);
     let busy = Planned::new(&s.g, &s.request(&[b]), target);
     let start = Instant::now();
     let got = each(mesh, 500, open, |mut rank| {
         let ballast = rank.load(&busy);
         let payload = 1 << 40;
-        rank.upload(payload, &ones(DType::F32, &[2048, 2048], |i| (i % 5) as f64 - 2.0));
+        rank.upload(payload, &ones(DType::F32, &[n, n], |i| (i % 5) as f64 - 2.0));
         on_gpu.train(&mut rank, runs, |rank, run| {
             if (run + rank.device.rank) % 3 == 0 {
                 for _ in 0..4 {
@@ -310,6 +308,46 @@ fn a_bad_index_on_one_device_stops_all() {
             println!("{mesh}: bad in run {bad_run}, error in run {error}");
             let lost = if bad_run == 0 { 1 } else { error - bad_run + 1 };
             assert!(all.iter().all(|a| a.2.get_i64(0) == 16 - lost as i64), "{mesh}, bad in run {bad_run}");
+        }
+    }
+}
+
+/// A device that fails ends the run of the others, which write no State; the next run is as if there had been none.
+#[test]
+fn a_failed_device_ends_the_run_of_all() {
+    let Some(target) = target() else { return };
+    let _alone = alone();
+    let mut s = Sketch::default();
+    let (state, w) = s.state(DType::F32, &[1000]);
+    let sums = s.g.push(&ALL_REDUCE, &[w], &[Axis::Dp as i64, code(Combine::Sum)]).unwrap();
+    let joined = s.g.push(&ALL_GATHER, &[sums], &[Axis::Dp as i64, 0, 3]).unwrap();
+    let most = s.call("amax", &[t(joined)]);
+    let w2 = s.call("add", &[t(sums), t(most)]);
+    s.assign(state, w2);
+    let planned = Planned::new(&s.g, &s.request(&[]), &*target);
+    let mesh = Mesh::new(&[(Axis::Dp, 3)]).unwrap();
+    for good in 0..6 {
+        let again = Exchanges::new(mesh, 100);
+        let all = each(mesh, 100, open, |mut rank| {
+            rank.upload(state, &ones(DType::F32, &[1000], |i| (i % 2) as f64));
+            let loaded = rank.load(&planned);
+            (0..good).for_each(|_| drop(rank.run(&loaded).unwrap_or_else(|f| panic!("{}", f.error))));
+            if rank.device.rank == 1 {
+                rank.device.shared.fail();
+            } else {
+                let failure = rank.run(&loaded).unwrap_err();
+                assert!(failure.error.message.contains("another device has failed"), "{}", failure.error);
+            }
+            let between = rank.value(state);
+            let device = Device::new(&again, rank.device.rank);
+            let rank = Rank { device: &device, ..rank };
+            (0..6).for_each(|_| drop(rank.run(&loaded).unwrap_or_else(|f| panic!("{}", f.error))));
+            (between, rank.value(state))
+        });
+        let sum = |runs| (0..runs).fold(vec![0.0, 1.0], |w: Vec<f64>, _| w.iter().map(|x| 3.0 * (x + w[1])).collect());
+        let values = |runs| ones(DType::F32, &[1000], |i| sum(runs)[i % 2]);
+        for (between, end) in all {
+            assert!(between == values(good) && end == values(good + 6), "after {good} runs");
         }
     }
 }

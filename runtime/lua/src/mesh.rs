@@ -59,7 +59,7 @@ fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
 }
 
 /// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
-/// the dim and the number of its segments, of each of which they have a block.
+/// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
 fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     let host = host(lua)?;
     let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
@@ -71,7 +71,10 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     for pair in dims.pairs::<String, Value>() {
         let (name, cut) = pair?;
         let along = match &cut {
-            Value::Table(t) => Along::Segments(t.get(1)?, t.get(2)?),
+            Value::Table(t) => match t.get::<Option<[u8; 3]>>("sections")? {
+                Some(sections) => Along::Sections(t.get(1)?, sections),
+                None => Along::Segments(t.get(1)?, t.get(2)?),
+            },
             dim => Along::Split(u8::from_lua(dim.clone(), lua)?),
         };
         let Some(axis) = Axis::ALL.into_iter().find(|axis| axis.name() == name) else {

@@ -51,11 +51,11 @@ impl Endpoint {
         other.map_or(Ok(()), |other| self.link.device.wait_for(&other.events[event]))
     }
 
-    /// Allows another device to access the memory of this one.
-    pub fn open_to(&self, number: u64) -> Result<()> {
+    /// Gives this device access to the memory of another one.
+    pub fn open(&self, number: u64) -> Result<()> {
         let other = lock(&LINKS).get(&number).cloned();
         match other {
-            Some(other) => self.link.device.peer_access.open(&self.link.device, &other.device),
+            Some(other) => other.device.peer_access.open(&other.device, &self.link.device),
             None => Err(Error::system("cuda", "a device of the mesh has been closed")),
         }
     }

@@ -10,7 +10,8 @@
 //! Failures. An error of the host, and a bad index that a host has seen, end the run on all devices before the first State write, where
 //! all meet along every axis ([`Mesh::agree`]). There they also combine their `halt` words on the devices: a bad index that no host has
 //! seen yet stops the State writes of all devices, and is reported on all. This relies on every run with a mesh to pass its peers. An
-//! error after the first State write leaves States partly written, as on one device.
+//! error after the first State write leaves States partly written, as on one device. A bad index that a download raises on one device is
+//! still pending on the others: a mesh backend then downloads from each of them too, before the next run.
 //!
 //! `Group` is the seam for other transports: NCCL would be chosen there, once for the devices along an axis.
 
@@ -38,8 +39,8 @@ pub(crate) struct Connection {
 struct Turns {
     /// Which event is recorded next.
     event: usize,
-    /// The groups of devices, by their numbers, whose memory is open to each other.
-    open: BTreeSet<Vec<u64>>,
+    /// The numbers of the devices whose memory this one may access.
+    open: BTreeSet<u64>,
 }
 
 /// What a device sends when it meets others.
@@ -154,14 +155,11 @@ impl Mesh<'_> {
             let message = format!("{} devices along {}; at most {MOST}", all.len(), axis.name());
             return Err(Error::system("cuda", message));
         }
-        let numbers: Vec<u64> = all.iter().map(|o| o.number).collect();
-        if !turns.open.contains(&numbers) {
-            // All devices of the group have met for the first time, so all of them come here.
-            numbers.iter().filter(|n| **n != own.number).try_for_each(|n| endpoint.open_to(*n))?;
-            self.peers.exchange(axis, &[])?;
-            turns.open.insert(numbers);
-        }
         for other in all.iter().filter(|o| o.number != own.number) {
+            if !turns.open.contains(&other.number) {
+                endpoint.open(other.number)?;
+                turns.open.insert(other.number);
+            }
             endpoint.wait_for(other.number, other.event as usize)?;
         }
         Ok(Group { all, coordinate })

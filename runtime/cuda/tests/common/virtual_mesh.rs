@@ -39,7 +39,7 @@ impl Exchanges {
     }
 
     /// Ends the exchanges of all devices: one of them has failed.
-    fn fail(&self) {
+    pub fn fail(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
         self.arrived.notify_all();
     }
@@ -77,14 +77,14 @@ impl Exchanges {
 pub struct Device {
     pub rank: usize,
     pub at: Coordinates,
-    shared: Arc<Exchanges>,
+    pub shared: Arc<Exchanges>,
     /// Exchanges so far along each axis, and barriers.
     count: [AtomicU64; Axis::ALL.len() + 1],
     seed: AtomicU64,
 }
 
 impl Device {
-    fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
+    pub fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
         let (at, seed) = (shared.mesh.coordinates(rank), AtomicU64::new(rank as u64 + 1));
         Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
     }
@@ -123,6 +123,7 @@ impl Peers for Device {
 pub struct Planned {
     pub program: Arc<Program>,
     pub inputs: Vec<InputBuffer>,
+    pub slots: Vec<u64>,
 }
 
 impl Planned {
@@ -131,7 +132,7 @@ impl Planned {
         tracer.run(g, request, |_| None);
         let program = perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).unwrap();
         perilune_plan::check::check(&program).unwrap();
-        Planned { program: Arc::new(program), inputs: tracer.trace.inputs }
+        Planned { program: Arc::new(program), inputs: tracer.trace.inputs, slots: tracer.trace.slots }
     }
 }
 
@@ -177,7 +178,8 @@ impl Rank<'_> {
         let outputs: Vec<Buffer> = p.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
         let interrupt = Interrupt::default();
         let context = RunContext { peers: Some(self.device), ..RunContext::new(&interrupt) };
-        loaded.exec.run(&inputs, &[], &outputs, context)?;
+        let numbers = p.numbers(&loaded.planned.slots, &self.device.at);
+        loaded.exec.run(&inputs, &numbers, &outputs, context)?;
         let root = |r: &Root| match r {
             Root::Output(k) => outputs[*k as usize].clone(),
             Root::Input(k) => inputs[*k as usize].clone(),
@@ -193,7 +195,10 @@ impl Rank<'_> {
             loaded.planned.program.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
         let interrupt = Interrupt::default();
         let inputs = [self.buffers[&payload].clone()];
-        loaded.exec.run(&inputs, &[], &outputs, RunContext::new(&interrupt)).unwrap_or_else(|f| panic!("{}", f.error));
+        loaded
+            .exec
+            .run(&inputs, &loaded.planned.slots, &outputs, RunContext::new(&interrupt))
+            .unwrap_or_else(|f| panic!("{}", f.error));
     }
 
     /// Waits for all work of the device.
