@@ -1,19 +1,26 @@
-//! Parses `--device`, `--precision` and `--threads`, and opens the backend.
+//! Parses `--device`, `--mesh`, `--precision` and `--threads`, and opens the backend.
 
+use perilune_core::Mesh;
 use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
-use perilune_lua::{Failed, Runtime, RuntimeOptions};
+use perilune_dist::{MeshBackend, MeshOptions};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Options for the device.
 #[derive(clap::Args, Clone, Debug)]
 pub struct PlaceArgs {
-    /// Device: cpu, cuda, cuda:N or auto
+    /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. Without GPUs the devices are virtual ones that
+    /// share the threads of the CPU
+    #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
+    mesh: Option<MeshOptions>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -60,6 +67,10 @@ impl DeviceArgs {
     /// Creates the runtime of a command, with its limits.
     pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
+        match self.place.mesh {
+            Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
+            None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener()),
+        }
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;
         }
@@ -89,6 +100,11 @@ impl PlaceArgs {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
+    /// The mesh that `--mesh` names, or one device.
+    pub fn mesh(&self) -> Mesh {
+        self.mesh.unwrap_or_default().mesh
+    }
+
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
     /// a value that a flag does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
@@ -102,6 +118,12 @@ impl PlaceArgs {
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
         }
+        self.open_on(self.mesh())
+    }
+
+    /// Opens the devices of a mesh.
+    fn open_on(&self, mesh: Mesh) -> Result<Arc<dyn Backend>> {
+        let no = |text: String| Err(Error::Usage(text));
         let limit = match std::env::var("PERILUNE_MEMORY_LIMIT") {
             Ok(text) => match amount(&text) {
                 Ok(n) => Some(n),
@@ -109,14 +131,27 @@ impl PlaceArgs {
             },
             Err(_) => None,
         };
+        if mesh.devices() > 1 {
+            return match self.device.as_str() {
+                "cpu" => self.virtual_cpus(mesh, limit),
+                "auto" if Cuda::new(0).is_err() => self.virtual_cpus(mesh, limit),
+                "auto" | "cuda" => self.gpus(mesh, &(0..mesh.devices()).collect::<Vec<_>>()),
+                d => match d.strip_prefix("cuda:").and_then(numbers) {
+                    Some(list) => self.gpus(mesh, &list),
+                    None => {
+                        no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N, cuda:0,1 or auto"))
+                    }
+                },
+            };
+        }
         let cpu = || Arc::new(Cpu::limited(self.threads, limit));
         match self.device.as_str() {
             "cpu" => Ok(cpu()),
             "auto" => Ok(Cuda::new(0).map_or_else(|_| cpu() as Arc<dyn Backend>, |gpu| Arc::new(gpu))),
-            d if d.contains(',') && d.strip_prefix("cuda:").is_some_and(is_list) => {
-                no(format!("--device {d}: this version supports one GPU; several are planned for a later one"))
+            d if d.strip_prefix("cuda:").and_then(numbers).is_some_and(|list| list.len() > 1) => {
+                no(format!("--device {d}: several GPUs need a mesh, such as --mesh dp=2"))
             }
-            d if d == "cuda" || d.strip_prefix("cuda:").is_some_and(is_list) => match Cuda::named(d) {
+            d if d == "cuda" || d.strip_prefix("cuda:").and_then(numbers).is_some() => match Cuda::named(d) {
                 Ok(gpu) => Ok(Arc::new(gpu)),
                 // The message without the op, which is the device's name once more.
                 Err(e) => {
@@ -126,11 +161,65 @@ impl PlaceArgs {
             d => no(format!("--device {d}: there is no such device; use cpu, cuda, cuda:N or auto")),
         }
     }
+
+    /// Opens the virtual CPU devices of a mesh; each has its share of the threads and of the memory.
+    fn virtual_cpus(&self, mesh: Mesh, limit: Option<usize>) -> Result<Arc<dyn Backend>> {
+        let n = mesh.devices();
+        if n > MOST_THREADS {
+            return Err(Error::Usage(format!(
+                "mesh {mesh}: a machine has at most {MOST_THREADS} virtual devices, not {n}"
+            )));
+        }
+        let threads = (self.threads() / n).max(1);
+        let device = || Arc::new(Cpu::limited(Some(threads), limit.map(|bytes| bytes / n))) as Arc<dyn Backend>;
+        let backend = MeshBackend::new(mesh, (0..n).map(|_| device()).collect());
+        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+    }
+
+    /// Opens the GPUs of a mesh. If it has more devices than GPUs are named, neighbours share one.
+    fn gpus(&self, mesh: Mesh, ordinals: &[usize]) -> Result<Arc<dyn Backend>> {
+        let n = mesh.devices();
+        if ordinals.len() > n || !n.is_multiple_of(ordinals.len()) {
+            return Err(Error::Usage(format!(
+                "--device {}: the {n} devices of mesh {mesh} cannot be spread evenly over {} GPUs",
+                self.device,
+                ordinals.len()
+            )));
+        }
+        let open = |rank: usize| match Cuda::new(ordinals[rank * ordinals.len() / n]) {
+            Ok(gpu) => Ok(Arc::new(gpu) as Arc<dyn Backend>),
+            Err(e) => Err(Error::System(format!(
+                "mesh {mesh} needs {} GPUs: {}\n  hint: --device cuda:0 puts all its devices on one GPU, which tests it",
+                ordinals.len(),
+                e.message
+            ))),
+        };
+        let backend = MeshBackend::new(mesh, (0..n).map(open).collect::<Result<_>>()?);
+        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+    }
+
+    /// Returns what opens the mesh that a recipe asks for.
+    fn opener(self) -> OpenMesh {
+        Rc::new(move |text, now| {
+            let MeshOptions { mesh, zero } = MeshOptions::parse(text)?;
+            let open = || self.open_on(mesh).map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()));
+            let backend = if mesh == now { None } else { Some(open()?) };
+            Ok(OpenedMesh { backend, zero })
+        })
+    }
 }
 
-/// Whether the text is a list of device numbers: `0` or `0,1`.
-fn is_list(text: &str) -> bool {
-    !text.is_empty() && text.split(',').all(|n| !n.is_empty() && n.chars().all(|c| c.is_ascii_digit()))
+/// Parses `--mesh`.
+fn mesh_options(text: &str) -> std::result::Result<MeshOptions, String> {
+    MeshOptions::parse(text).map_err(|e| match &e.hint {
+        Some(hint) => format!("{} ({hint})", e.message),
+        None => e.message,
+    })
+}
+
+/// Reads a list of device numbers: `0` or `0,1`.
+fn numbers(text: &str) -> Option<Vec<usize>> {
+    text.split(',').map(|n| n.parse().ok().filter(|_| n.chars().all(|c| c.is_ascii_digit()))).collect()
 }
 
 /// Parses `key=value`.

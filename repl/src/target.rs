@@ -1,5 +1,6 @@
 //! Parses `check --for`: a GPU that is not in this machine, by its name or its memory.
 
+use perilune_core::Mesh;
 use perilune_core::byte_size::{amount, show};
 use perilune_core::error::did_you_mean;
 use perilune_cuda::OfflineTarget;
@@ -59,9 +60,10 @@ impl Target {
         Err(format!("it is neither a known GPU ({}) nor an amount of memory such as 24GiB{near}", names.join(", ")))
     }
 
-    /// Opens a backend that plans for the GPU.
-    pub fn open(&self) -> Arc<dyn Backend> {
-        Arc::new(Estimate::new(Arc::new(OfflineTarget { props: self.props, cudnn: true }), self.bytes))
+    /// Opens a backend that plans for the GPU, or for each GPU of a mesh.
+    pub fn open(&self, mesh: Mesh) -> Arc<dyn Backend> {
+        let target = Arc::new(OfflineTarget { props: self.props, cudnn: true });
+        Arc::new(Estimate::new(target, self.bytes).of_mesh(mesh))
     }
 }
 

@@ -6,6 +6,8 @@
 -- A shuffled loader is an endless stream: the epochs one after another, each in its own order, cut into batches of equal size.
 -- A batch may span two epochs, so every step has the same shapes and every sample is used. With `drop_last` an epoch ends with
 -- its last full batch instead. A sequential loader has one epoch, whose last batch may be smaller; higher numbers wrap around.
+--
+-- A batch is that of all devices: on a mesh each gets its share of the samples.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -84,8 +86,9 @@ end
 function Loader:batch_at(k)
   local first, count = span(self, k)
   -- Attribute the ops to the line that made the loader: the default loop has no line of the recipe on the stack.
-  local before = native.at(self.place)
+  local before, outer = native.at(self.place), native.batch(count)
   local made, batch = pcall(self.make, first, count)
+  native.batch(outer)
   native.at(before)
   if not made then error(batch, 0) end
   if self.prefetch then

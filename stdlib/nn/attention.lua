@@ -168,6 +168,8 @@ local function MultiHeadAttention(width, heads, opts)
     causal = o.causal, window = o.window, rope = rope, dropout = check.between(op, "dropout", o.dropout, 0, 1),
     qkv = Linear(width, (heads + 2 * kv_heads) * head_dim, { bias = o.bias }),
     out = Linear(heads * head_dim, width, { bias = o.bias }),
+    -- The outputs are queries, keys and values, each of which is divided by heads.
+    sharding = { qkv = { "column", sections = { heads // kv_heads, 1, 1 } }, out = "row" },
   }
 end
 

@@ -36,6 +36,7 @@ local function FeedForward(width, opts)
     gate = swiglu and Linear(width, hidden, { bias = o.bias }) or nil,
     up = Linear(width, hidden, { bias = o.bias }),
     down = Linear(hidden, width, { bias = o.bias }),
+    sharding = { gate = "column", up = "column", down = "row" },
   }
 end
 

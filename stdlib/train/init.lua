@@ -17,6 +17,7 @@ local check = require "perilune.check"
 local tree = require "perilune.tree"
 local optimizers = require "perilune.train.optimizers"
 local options = require "perilune.train.options"
+local mesh = require "perilune.train.mesh"
 local parts = require "perilune.train.recipe"
 local runs = require "perilune.train.run"
 
@@ -77,6 +78,7 @@ function train.new(recipe, params, opts)
   parts.check_names(recipe)
   params = params or recipe.params or {}
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
+  mesh.open(recipe, params)
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
   check.word(op, "precision", precision, parts.precisions)
@@ -99,7 +101,9 @@ function train.new(recipe, params, opts)
   local loop = recipe.step or loss ---@type any
   run.place = type(loop) == "function" and native.written_at(loop) or 0
   options.schedule(run)
-  return runs.new(run)
+  local made = runs.new(run)
+  mesh.place(made)
+  return made
 end
 
 ---Overfits the first training batch, as a test of model and loss.

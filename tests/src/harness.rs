@@ -3,9 +3,10 @@
 use crate::case::{Arg, Case, Data};
 use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Args, Op, Value};
-use perilune_core::{DType, HostTensor, Shape};
+use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::{Cpu, Isa};
 use perilune_cuda::Cuda;
+use perilune_dist::MeshBackend;
 use perilune_engine::Engine;
 use perilune_plan::Backend;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,8 +33,24 @@ pub fn on_gpu() -> bool {
     std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")
 }
 
-/// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names.
+/// The CPU with that many threads, or the device that `PERILUNE_DEVICE` names; as many of them as `PERILUNE_MESH` has.
 pub fn device(threads: usize) -> Arc<dyn Backend> {
+    match std::env::var("PERILUNE_MESH") {
+        Ok(mesh) => on_mesh(Mesh::parse(&mesh).unwrap_or_else(|e| panic!("PERILUNE_MESH: {e}")), threads),
+        Err(_) => one_device(threads),
+    }
+}
+
+/// The devices of a mesh: CPUs, or virtual ones on the GPU that `PERILUNE_DEVICE` names.
+pub fn on_mesh(mesh: Mesh, threads: usize) -> Arc<dyn Backend> {
+    if mesh.devices() == 1 {
+        return one_device(threads);
+    }
+    let devices = (0..mesh.devices()).map(|_| one_device(threads)).collect();
+    Arc::new(MeshBackend::new(mesh, devices).unwrap_or_else(|e| panic!("{e}")))
+}
+
+fn one_device(threads: usize) -> Arc<dyn Backend> {
     match std::env::var("PERILUNE_DEVICE") {
         Ok(name) if name != "cpu" => Arc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
         _ => {

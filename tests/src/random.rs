@@ -8,6 +8,9 @@ use perilune_core::graph::{NodeId, Number};
 use perilune_core::ops::Value;
 use perilune_core::{DType, HostTensor, Shape, grad};
 use perilune_engine::{Engine, Handle, StateId};
+use perilune_plan::Request;
+use perilune_plan::request::InputBuffer;
+use std::collections::HashMap;
 
 /// The seed of the graph.
 #[derive(Clone, Copy, Debug)]
@@ -30,6 +33,8 @@ pub enum Mode {
     Apart,
     /// In one plan whose backward pass recomputes random spans of the recording.
     Recomputed,
+    /// Recorded only, with floats in f64.
+    Wide,
 }
 
 const BASES: &[&[usize]] = &[
@@ -68,6 +73,16 @@ struct Maker<'a> {
     states: Vec<StateId>,
     limit: usize,
     assigned: Vec<(StateId, NodeId)>,
+    /// Whether floats are f64.
+    wide: bool,
+    /// The values of leaves.
+    values: HashMap<InputBuffer, HostTensor>,
+}
+
+/// A recorded graph that has not been evaluated.
+pub struct Recorded {
+    pub request: Request,
+    pub values: HashMap<InputBuffer, HostTensor>,
 }
 
 /// Runs the graph of `recipe` and returns its roots, then the final values of its States.
@@ -86,7 +101,37 @@ pub fn run(e: &mut Engine, recipe: Recipe, mode: Mode) -> Vec<HostTensor> {
     out
 }
 
+/// Records the graph of `recipe` in f64 and leaves its step open. With `spans`, its backward pass recomputes.
+pub fn record(e: &mut Engine, recipe: Recipe, recomputed: bool) -> Recorded {
+    let (m, roots) = make(e, recipe, Mode::Wide, recomputed);
+    let mut state_writes: Vec<(u64, NodeId)> = Vec::new();
+    for (state, read) in m.assigned {
+        // A read of an assigned State is a boundary behind its value.
+        let value = m.e.recorder.graph.node(read).inputs[0];
+        state_writes.retain(|w| w.0 != state.0);
+        state_writes.push((state.0, value));
+    }
+    Recorded { request: Request { roots, state_writes, ..Request::default() }, values: m.values }
+}
+
 fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<Handle>, Vec<StateId>) {
+    let (m, roots) = make(e, recipe, mode, mode == Mode::Recomputed);
+    let (states, assigned) = (m.states, m.assigned);
+    text.push_str(&describe(e, &roots, &assigned));
+    let handles: Vec<Handle> = roots.iter().map(|r| e.recorder.handle(*r)).collect();
+    if mode == Mode::Apart {
+        for r in &roots {
+            e.evaluate(&[*r]).unwrap_or_else(|f| panic!("{}", f.error));
+        }
+    }
+    e.end_step(&roots).unwrap_or_else(|f| panic!("{}", f.error));
+    (handles, states)
+}
+
+/// Records a graph and picks its roots.
+fn make(e: &mut Engine, recipe: Recipe, mode: Mode, recomputed: bool) -> (Maker<'_>, Vec<NodeId>) {
+    let wide = mode == Mode::Wide;
+    let mut values = HashMap::new();
     let mut rng = Pcg::new(recipe.seed);
     let base = match () {
         () if recipe.big => *rng.pick(BIG),
@@ -98,14 +143,18 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     let mut states = Vec::new();
     for _ in 0..rng.below(3) {
         let dtype = if rng.one_in(3) { *rng.pick(&FLOATS) } else { DType::F32 };
-        let init = e.from_host(randn(&mut rng, dtype, base));
-        states.push(e.new_state(init, true).unwrap());
+        let value = randn(&mut rng, if wide { DType::F64 } else { dtype }, base);
+        let init = e.from_host(value.clone());
+        let state = e.new_state(init, true).unwrap();
+        values.insert(InputBuffer::State(state.0), value);
+        states.push(state);
     }
     e.flush().unwrap_or_else(|f| panic!("{}", f.error));
     e.recorder.seed(recipe.seed);
     e.begin_step().unwrap_or_else(|f| panic!("{}", f.error));
     let limit = (numel * 2).max(64);
-    let mut m = Maker { e, rng, pool: Vec::new(), leaves: Vec::new(), states, limit, assigned: Vec::new() };
+    let mut m =
+        Maker { e, rng, pool: Vec::new(), leaves: Vec::new(), states, limit, assigned: Vec::new(), wide, values };
     m.leaf(base);
     for _ in 0..1 + m.rng.below(3) {
         let dims = m.broadcastable(base);
@@ -118,7 +167,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     for _ in 0..recipe.ops {
         m.step();
     }
-    if mode == Mode::Recomputed {
+    if recomputed {
         let end = m.e.recorder.graph.len() as u32;
         spans(&mut m.e.recorder.graph.remat.spans, &mut Pcg::new(recipe.seed ^ 0xca11), 0, end, 3);
     }
@@ -136,16 +185,7 @@ fn build(e: &mut Engine, recipe: Recipe, mode: Mode, text: &mut String) -> (Vec<
     if let Some(k) = recipe.root {
         roots = vec![roots[k % roots.len()]];
     }
-    let (states, assigned) = (m.states, m.assigned);
-    text.push_str(&describe(e, &roots, &assigned));
-    let handles: Vec<Handle> = roots.iter().map(|r| e.recorder.handle(*r)).collect();
-    if mode == Mode::Apart {
-        for r in &roots {
-            e.evaluate(&[*r]).unwrap_or_else(|f| panic!("{}", f.error));
-        }
-    }
-    e.end_step(&roots).unwrap_or_else(|f| panic!("{}", f.error));
-    (handles, states)
+    (m, roots)
 }
 
 /// Marks random spans, side by side and nested, within the nodes `from..to`.
@@ -174,6 +214,14 @@ pub fn show(recipe: Recipe) -> String {
         text.push_str("(recording it panics)\n");
     }
     text
+}
+
+/// As [`show`], for what [`record`] records.
+pub fn show_wide(recipe: Recipe) -> String {
+    let mut e = Engine::new(std::sync::Arc::new(perilune_plan::Null));
+    let made = record(&mut e, recipe, recipe.seed % 4 == 3);
+    let writes: Vec<(StateId, NodeId)> = made.request.state_writes.iter().map(|w| (StateId(w.0), w.1)).collect();
+    describe(&e, &made.request.roots, &writes)
 }
 
 fn describe(e: &Engine, roots: &[NodeId], pending: &[(StateId, NodeId)]) -> String {
@@ -235,6 +283,7 @@ impl Maker<'_> {
             4 => *self.rng.pick(&[DType::I32, DType::U8, DType::Bool]),
             _ => DType::F32,
         };
+        let dtype = if self.wide && dtype.is_float() { DType::F64 } else { dtype };
         let x = self.data(dtype, dims);
         if dtype.is_float() {
             self.leaves.push(x);
@@ -252,7 +301,13 @@ impl Maker<'_> {
                 (0..n).map(|_| self.rng.range(0, 5) as f64 - f64::from(u8::from(dtype != DType::U8)) * 2.0).collect();
             HostTensor::from_f64(dtype, Shape::of(dims), &values)
         };
-        self.e.from_host(host)
+        self.input(host)
+    }
+
+    fn input(&mut self, host: HostTensor) -> NodeId {
+        let x = self.e.from_host(host.clone());
+        self.values.insert(InputBuffer::Leaf(self.e.recorder.graph.node(x).payload), host);
+        x
     }
 
     /// Picks a node, mostly a recent one.
@@ -271,7 +326,10 @@ impl Maker<'_> {
             }
         }
         let x = self.any();
-        self.e.recorder.graph.cast(x, DType::F32).unwrap()
+        {
+            let to = if self.wide { DType::F64 } else { DType::F32 };
+            self.e.recorder.graph.cast(x, to).unwrap()
+        }
     }
 
     /// Picks a node that broadcasts with `x` to a shape of limited size.
@@ -434,6 +492,7 @@ impl Maker<'_> {
     fn cast(&mut self) -> Result<NodeId, String> {
         let x = self.any();
         let to = if self.rng.one_in(3) { *self.rng.pick(&DType::ALL) } else { *self.rng.pick(&FLOATS) };
+        let to = if self.wide && to.is_float() { DType::F64 } else { to };
         call(self.e, "to", &[t(x), Value::DType(to)], &[])
     }
 
@@ -556,7 +615,7 @@ impl Maker<'_> {
             0 => call(self.e, "cumsum", &[t(x), at], &[]),
             1 if n > 0 => {
                 let values: Vec<i64> = (0..3).map(|_| self.rng.range(0, n as i64)).collect();
-                let index = self.e.from_host(HostTensor::from_i64(Shape::of(&[3]), &values));
+                let index = self.input(HostTensor::from_i64(Shape::of(&[3]), &values));
                 call(self.e, "index_select", &[t(x), at, t(index)], &[])
             }
             2 if n > 0 && n <= 600 => {
@@ -572,7 +631,7 @@ impl Maker<'_> {
             }
             5 if n > 0 => {
                 let values: Vec<i64> = (0..n).map(|_| self.rng.range(0, n as i64)).collect();
-                let index = self.e.from_host(HostTensor::from_i64(Shape::of(&[n]), &values));
+                let index = self.input(HostTensor::from_i64(Shape::of(&[n]), &values));
                 call(self.e, "index_add", &[t(x), at, t(index), t(x)], &[])
             }
             _ => call_all(self.e, "max", &[t(x), at], &[]).map(|o| o[0]),
@@ -607,7 +666,7 @@ impl Maker<'_> {
         let (groups, n, dtype) = (1 + self.rng.below(3), 1 + self.rng.below(5), self.dtype(x));
         let mut ends: Vec<i64> = (0..groups).map(|_| self.rng.range(0, rows as i64 + 1)).collect();
         ends.sort_unstable();
-        let ends = self.e.from_host(HostTensor::from_i64(Shape::of(&[groups]), &ends));
+        let ends = self.input(HostTensor::from_i64(Shape::of(&[groups]), &ends));
         let y = if self.rng.one_in(2) {
             let w = self.data(dtype, &[groups, k, n]);
             call(self.e, "grouped_matmul", &[t(x), t(w), t(ends)], &[])?
@@ -648,6 +707,10 @@ impl Maker<'_> {
                 self.e.assign(s, x).unwrap();
                 self.assigned.push((s, x));
                 let now = self.e.state_node(s).unwrap();
+                if self.wide {
+                    self.assigned.pop();
+                    self.assigned.push((s, now));
+                }
                 self.pool.push(now);
                 return;
             }

@@ -4,6 +4,7 @@
 //! contain no path of a machine. `PERILUNE_BLESS=1` rewrites golden files instead of comparing.
 
 use perilune_lua::{Failed, Loaded, Recipe, Runtime, RuntimeOptions};
+use perilune_plan::Backend;
 use perilune_policy::Policy;
 use std::cell::RefCell;
 use std::path::{Path, PathBuf};
@@ -30,12 +31,17 @@ pub fn policy(params: &[(String, String)]) -> Arc<Policy> {
 
 /// Creates a runtime; `params` are those of `--set`.
 pub fn script(threads: usize, params: &[(&str, &str)]) -> Result<Script, Failed> {
+    script_on(crate::harness::device(threads), params)
+}
+
+/// Creates a runtime on a device.
+pub fn script_on(backend: Arc<dyn Backend>, params: &[(&str, &str)]) -> Result<Script, Failed> {
     let printed: Rc<RefCell<Vec<String>>> = Rc::default();
     let sink = printed.clone();
     let params: Vec<_> = params.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
     let policy = policy(&params);
     let runtime = Runtime::new(RuntimeOptions {
-        backend: crate::harness::device(threads),
+        backend,
         params,
         policy,
         strict: true,

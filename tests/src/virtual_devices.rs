@@ -1,11 +1,11 @@
 //! Runs a program on the virtual devices of a mesh: a CPU device in a thread for each rank, which exchange data through memory.
 
-use perilune_core::error::{Error, Result};
+use perilune_core::error::Error;
 use perilune_core::mesh::{Axis, Coordinates};
-use perilune_core::{Graph, HostTensor, Interrupt, Mesh};
+use perilune_core::{DType, Graph, HostTensor, Interrupt, Mesh, Placement, Shape};
 use perilune_cpu::Cpu;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::request::{Division, InputBuffer};
+use perilune_plan::request::InputBuffer;
 use perilune_plan::{Backend, Buffer, BufferDesc, Options, Peers, Request, RunContext, Tracer, pipeline};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -37,7 +37,7 @@ impl Peers for Device {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>, Error> {
         let mut group = self.at;
         group[axis as usize] = 0;
         let round = (axis, group.to_vec(), self.count[axis as usize].fetch_add(1, Ordering::Relaxed));
@@ -66,82 +66,143 @@ pub struct Values {
     pub states: Vec<HostTensor>,
 }
 
-/// The part of a tensor on the device at `at`.
-fn part(whole: &HostTensor, division: &Division, buffer: InputBuffer, at: &Coordinates) -> HostTensor {
-    let Some(placement) = division.inputs.get(&buffer) else { return whole.clone() };
-    let local = placement.local(&division.mesh, at, &whole.shape).unwrap_or_else(|e| panic!("{e}"));
-    let (size, strides) = (whole.dtype.size(), whole.shape.strides());
-    let mut bytes = Vec::new();
-    for k in 0..local.shape.numel() {
-        let (mut rest, mut from) = (k, 0);
-        for d in (0..local.shape.rank()).rev() {
-            from += (local.start[d] + rest % local.shape.dims()[d]) * strides[d] as usize;
-            rest /= local.shape.dims()[d];
-        }
-        bytes.extend(&whole.bytes[from * size..(from + 1) * size]);
+/// What each device of a mesh has of the inputs of a step.
+#[derive(Clone, Debug)]
+pub struct Spread {
+    pub mesh: Mesh,
+    /// Inputs that are not listed are replicated.
+    pub placements: HashMap<InputBuffer, Placement>,
+}
+
+impl Spread {
+    fn placement(&self, buffer: InputBuffer) -> Placement {
+        self.placements.get(&buffer).copied().unwrap_or_default()
     }
-    HostTensor::new(whole.dtype, local.shape, bytes)
+
+    /// For each element in the memory of the device at `at`, its index in the tensor; `None` for padding.
+    fn elements(&self, buffer: InputBuffer, at: &Coordinates, whole: &Shape) -> (Shape, Vec<Option<usize>>) {
+        let placement = self.placement(buffer);
+        let local = placement.local(&self.mesh, at, whole).unwrap_or_else(|e| panic!("{e}")).shape;
+        let mut out = vec![None; local.numel()];
+        for run in placement.runs(&self.mesh, at, whole).unwrap_or_else(|e| panic!("{e}")) {
+            (0..run.len).for_each(|k| out[run.local + k] = Some(run.global + k));
+        }
+        (local, out)
+    }
+
+    /// The part of a tensor on the device at `at`. Padding is NaN, or a large number: no result may depend on it.
+    fn part(&self, whole: &HostTensor, buffer: InputBuffer, at: &Coordinates) -> HostTensor {
+        let (shape, elements) = self.elements(buffer, at, &whole.shape);
+        let size = whole.dtype.size();
+        let padding = match whole.dtype.is_float() {
+            true => HostTensor::from_f64(whole.dtype, Shape::SCALAR, &[f64::NAN]),
+            false => HostTensor::from_i64(Shape::SCALAR, &[1 << 40]).cast(whole.dtype),
+        };
+        let bytes = |from: &Option<usize>| match from {
+            Some(k) => &whole.bytes[k * size..(k + 1) * size],
+            None => &padding.bytes,
+        };
+        HostTensor::new(whole.dtype, shape, elements.iter().flat_map(|e| bytes(e).to_vec()).collect())
+    }
+
+    /// Puts the parts of all devices together. Devices that hold the same element must agree.
+    fn join(
+        &self,
+        parts: &[&HostTensor],
+        buffer: InputBuffer,
+        whole: Shape,
+        dtype: DType,
+    ) -> Result<HostTensor, String> {
+        let size = dtype.size();
+        let mut all: Vec<Option<&[u8]>> = vec![None; whole.numel()];
+        for (rank, part) in parts.iter().enumerate() {
+            let (_, elements) = self.elements(buffer, &self.mesh.coordinates(rank), &whole);
+            for (k, bytes) in elements.iter().zip(part.bytes.chunks_exact(size)) {
+                let Some(k) = *k else { continue };
+                if *all[k].get_or_insert(bytes) != bytes {
+                    return Err(format!("device {rank} has another element {k} of {buffer:?} than a device before"));
+                }
+            }
+        }
+        let bytes: Option<Vec<&[u8]>> = all.into_iter().collect();
+        Ok(HostTensor::new(dtype, whole, bytes.ok_or("an element is on no device")?.concat()))
+    }
 }
 
 /// Runs a program as the device at `at`.
 fn run_device(
     program: &Arc<Program>,
     tracer: &Tracer,
-    division: &Division,
+    spread: &Spread,
     values: &HashMap<InputBuffer, HostTensor>,
     device: &Device,
-) -> Result<Values> {
+) -> Result<Values, Error> {
     let cpu = Cpu::new(Some(1));
     let exec = cpu.compile(program.clone())?;
     let upload = |b: &InputBuffer| {
-        let own = part(&values[b], division, *b, &device.at);
+        let own = spread.part(&values[b], *b, &device.at);
         cpu.upload(&BufferDesc::new(own.shape, own.dtype), &own.bytes)
     };
-    let inputs: Vec<Buffer> = tracer.trace.inputs.iter().map(upload).collect::<Result<_>>()?;
-    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| cpu.alloc(desc)).collect::<Result<_>>()?;
+    let inputs: Vec<Buffer> = tracer.trace.inputs.iter().map(upload).collect::<Result<_, _>>()?;
+    let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| cpu.alloc(desc)).collect::<Result<_, _>>()?;
     let numbers = program.numbers(&tracer.trace.slots, &device.at);
     let interrupt = Interrupt::default();
     let context = RunContext { peers: Some(device), ..RunContext::new(&interrupt) };
     exec.run(&inputs, &numbers, &outputs, context).map_err(|f| f.error)?;
-    let read = |b: &Buffer| Ok(HostTensor::new(b.desc().dtype, b.desc().shape, cpu.download(b)?));
+    let read = |b: &Buffer| -> Result<HostTensor, Error> {
+        Ok(HostTensor::new(b.desc().dtype, b.desc().shape, cpu.download(b)?))
+    };
     let root = |r: &Root| match r {
         Root::Output(k) => read(&outputs[*k as usize]),
         Root::Input(k) => read(&inputs[*k as usize]),
     };
-    let states = tracer.trace.state_write_inputs.iter().map(|k| read(&inputs[*k as usize])).collect::<Result<_>>()?;
-    Ok(Values { roots: program.results.iter().map(root).collect::<Result<_>>()?, states })
+    let states =
+        tracer.trace.state_write_inputs.iter().map(|k| read(&inputs[*k as usize])).collect::<Result<_, _>>()?;
+    Ok(Values { roots: program.results.iter().map(root).collect::<Result<_, _>>()?, states })
 }
 
-/// Plans a request for a mesh and runs it; all devices must end with the same values. Returns them and the program.
+/// Plans a request for a mesh.
+pub fn plan(g: &Graph, request: &Request, spread: &Spread) -> Result<(Arc<Program>, Tracer), String> {
+    let mut tracer = Tracer::default();
+    tracer.run(g, request, |_| None);
+    tracer.divide(&spread.mesh, |buffer| spread.placement(buffer));
+    let null = perilune_plan::Null;
+    let program = pipeline::plan(g, &tracer, request, Options::default(), &null).map_err(|e| e.to_string())?;
+    perilune_plan::check::check(&program)?;
+    Ok((Arc::new(program), tracer))
+}
+
+/// Plans a request for a mesh and runs it. All devices must end with the same roots, and with parts that make up the States. Returns
+/// these and the program.
 pub fn run(
     g: &Graph,
     request: &Request,
     values: &HashMap<InputBuffer, HostTensor>,
-    division: &Division,
-) -> std::result::Result<(Values, Arc<Program>), String> {
-    let request = Request { division: Some(Arc::new(division.clone())), ..request.clone() };
-    let mut tracer = Tracer::default();
-    tracer.run(g, &request, |_| None);
-    let null = perilune_plan::Null;
-    let program = pipeline::plan(g, &tracer, &request, Options::default(), &null).map_err(|e| e.to_string())?;
-    perilune_plan::check::check(&program)?;
-    let program = Arc::new(program);
-    let (shared, mesh) = (Arc::<Exchanges>::default(), division.mesh);
+    spread: &Spread,
+) -> Result<(Values, Arc<Program>), String> {
+    let (program, tracer) = plan(g, request, spread)?;
+    let (shared, mesh) = (Arc::<Exchanges>::default(), spread.mesh);
     let (program_, tracer_) = (&program, &tracer);
-    let all: Vec<Result<Values>> = std::thread::scope(|scope| {
+    let all: Vec<Result<Values, Error>> = std::thread::scope(|scope| {
         let device = |rank| {
             let shared = shared.clone();
             scope.spawn(move || {
                 let device = Device { mesh, at: mesh.coordinates(rank), shared, count: Default::default() };
-                run_device(program_, tracer_, division, values, &device)
+                run_device(program_, tracer_, spread, values, &device)
             })
         };
         let threads: Vec<_> = (0..mesh.devices()).map(device).collect();
         threads.into_iter().map(|t| t.join().unwrap_or_else(|_| panic!("a device panicked"))).collect()
     });
-    let mut all = all.into_iter().collect::<Result<Vec<_>>>().map_err(|e| e.to_string())?;
-    if all.iter().any(|v| *v != all[0]) {
+    let mut all = all.into_iter().collect::<Result<Vec<_>, _>>().map_err(|e| e.to_string())?;
+    if all.iter().any(|v| v.roots != all[0].roots) {
         return Err(format!("the devices of {mesh} end with different values"));
     }
-    Ok((all.swap_remove(0), program))
+    let join = |(i, k): (usize, &u32)| {
+        let buffer = tracer.trace.inputs[*k as usize];
+        let (parts, whole): (Vec<_>, _) = (all.iter().map(|v| &v.states[i]).collect(), &values[&buffer]);
+        spread.join(&parts, buffer, whole.shape, whole.dtype)
+    };
+    let states = tracer.trace.state_write_inputs.iter().enumerate().map(join).collect::<Result<_, _>>()?;
+    Ok((Values { roots: all.swap_remove(0).roots, states }, program))
 }

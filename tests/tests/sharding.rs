@@ -8,7 +8,7 @@
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::Combine;
 use perilune_core::ops::{self, Class, create};
-use perilune_core::sharding::{self, Factor, Piece, Signature};
+use perilune_core::sharding::{self, Factor, Piece, Positions, Signature};
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_engine::Engine;
 use perilune_tests::case::{self, Case, Variant};
@@ -73,6 +73,13 @@ struct Call {
     results: Vec<HostTensor>,
 }
 
+impl Call {
+    /// The dim that the node is about.
+    fn node_axis(&self, e: &Engine) -> usize {
+        e.recorder.graph.node(self.node).attrs[0] as usize
+    }
+}
+
 /// The results of a node: itself and what `tuple_get` takes from it.
 fn results(e: &Engine, node: NodeId) -> Vec<NodeId> {
     let g = &e.recorder.graph;
@@ -99,6 +106,7 @@ fn run_piece(e: &mut Engine, call: &Call, factor: &Factor, k: usize, n: usize) -
     if let Some(a) = factor.size_attr {
         attrs[a as usize] /= n as i64;
     }
+    let left_out = own_positions(e, call, factor, k, n, &mut inputs);
     let main = e.recorder.graph.push(node.op, &inputs, &attrs).map_err(|e| e.to_string())?;
     let parts: Vec<(Shape, DType)> = (call.results.iter().zip(&factor.results).skip(1))
         .map(|(whole, piece)| match piece {
@@ -107,7 +115,40 @@ fn run_piece(e: &mut Engine, call: &Call, factor: &Factor, k: usize, n: usize) -
         })
         .collect();
     let out = ops::out_of(&mut e.recorder.graph, main, &parts);
-    read_all(e, &out)
+    let mut read = read_all(e, &out)?;
+    if factor.positions == Some(Positions::Read) {
+        read[0] = zeroed(&read[0], call.node_axis(e), &left_out);
+    }
+    Ok(read)
+}
+
+/// `x` with 0 where an index along `dim`, or of all of x, names a position of another device.
+fn zeroed(x: &HostTensor, dim: usize, left_out: &[bool]) -> HostTensor {
+    let inner: usize = x.shape.dims()[dim + 1..].iter().product();
+    let size = x.dtype.size();
+    let mut bytes = x.bytes.to_vec();
+    for i in 0..x.numel() {
+        let of_list = i / inner % x.shape.dims()[dim];
+        if left_out[if left_out.len() == x.numel() { i } else { of_list }] {
+            bytes[i * size..(i + 1) * size].fill(0);
+        }
+    }
+    HostTensor::new(x.dtype, x.shape, bytes)
+}
+
+/// Makes positions count from the start of block `k`. Returns which of them are in other blocks.
+fn own_positions(e: &mut Engine, call: &Call, factor: &Factor, k: usize, n: usize, inputs: &mut [NodeId]) -> Vec<bool> {
+    let (Some(how), Piece::Block(d)) = (factor.positions, factor.operands[0]) else { return Vec::new() };
+    let block = (call.operands[0].shape.dims()[d as usize] / n) as i64;
+    let index = &call.operands[1];
+    let own: Vec<i64> = (0..index.numel()).map(|i| index.get_i64(i) - k as i64 * block).collect();
+    let left_out: Vec<bool> = own.iter().map(|i| !(0..block).contains(i)).collect();
+    let own: Vec<i64> = own.iter().map(|i| if (0..block).contains(i) { *i } else { 0 }).collect();
+    inputs[1] = e.from_host(HostTensor::from_i64(index.shape, &own));
+    if how == Positions::Add {
+        inputs[2] = e.from_host(zeroed(&call.operands[2], d as usize, &left_out));
+    }
+    left_out
 }
 
 /// Divides a node along one factor and compares.

@@ -5,6 +5,7 @@
 //! recipe, runs until its first step has ended.
 
 use super::check_against::against;
+use super::check_mesh;
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -39,8 +40,8 @@ pub struct CheckArgs {
 }
 
 /// Params that the training loop reads.
-const OF_THE_LOOP: [&str; 8] =
-    ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike"];
+const OF_THE_LOOP: [&str; 9] =
+    ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike", "mesh"];
 
 /// Checks a recipe, or a plain script up to the end of its first step.
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
@@ -48,7 +49,7 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let backend = match &args.target {
         Some(target) => {
             args.device.check_precision()?;
-            target.open()
+            target.open(args.device.place.mesh())
         }
         None => args.device.open()?,
     };
@@ -110,6 +111,7 @@ impl Report<'_> {
         let run = recipe.start(None, args.precision.as_deref(), args.memory_budget)?;
         self.built(&run)?;
         self.dry_step(runtime, &run)?;
+        self.mesh(runtime, &run)?;
         // After the step, which creates the moments.
         check_state_names(&run)?;
         self.dry_evaluation(&run)?;
@@ -180,6 +182,26 @@ impl Report<'_> {
         let engine = runtime.host().engine.borrow();
         for (k, line) in engine.show_owners(&engine.memory(), 4).iter().enumerate() {
             self.row(if k == 0 { "owners" } else { "" }, line);
+        }
+        Ok(())
+    }
+
+    /// On a mesh: what a device stores of each State, and what the devices send each other in the step.
+    fn mesh(&self, runtime: &Runtime, run: &Run) -> Result<(), Failure> {
+        let (mesh, transfers) = {
+            let engine = runtime.host().engine.borrow();
+            (engine.mesh(), engine.transfers())
+        };
+        if mesh.devices() == 1 {
+            return Ok(());
+        }
+        let states = check_mesh::states(&mesh, &run.state_infos()?);
+        let engine = runtime.host().engine.borrow();
+        let sent = check_mesh::transfers(&transfers, |loc| engine.recorder.source_map.show(loc));
+        for (name, table) in [("States", states), ("sent a step", sent)] {
+            for (k, line) in table.iter().enumerate() {
+                self.row(if k == 0 { name } else { "" }, line);
+            }
         }
         Ok(())
     }

@@ -5,6 +5,7 @@
 mod bench;
 mod check;
 mod check_against;
+mod check_mesh;
 mod ckpt;
 mod completions;
 mod doctor;

@@ -41,6 +41,8 @@ pub struct Op {
     pub reads: Option<fn(&Work, usize) -> u64>,
     /// How a node divides among devices; `None`: by the rule of its class (see [`crate::sharding`]).
     pub shard: Option<crate::sharding::Rule>,
+    /// How a node divides whose operand 0 and result have different dims that go together.
+    pub regroups: Option<&'static crate::sharding::Regrouping>,
     /// Whether a kernel of this op may apply a map to its result before it stores it (a GEMM epilogue).
     pub epilogue: bool,
     /// For an op that checks indices at run time: how an index out of range is reported, given the node's attributes.
@@ -68,6 +70,7 @@ impl Op {
         flops: None,
         reads: None,
         shard: None,
+        regroups: None,
         epilogue: false,
         index_fault: None,
         tolerance: None,

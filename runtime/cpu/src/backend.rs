@@ -138,15 +138,14 @@ impl Backend for Cpu {
         let first_state_write = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
         let threads = self.threads();
         let temporary_bytes = kernels.iter().map(|k| k.temporary_bytes(threads)).max().unwrap_or(0);
-        let IndexChecks { early, restored } = IndexChecks::of(&program, &kernels, first_state_write);
+        let index_checks = IndexChecks::of(&program, &kernels, first_state_write);
         Ok(Box::new(CpuProgram {
             state: self.state.clone(),
             program,
             kernels,
             parallel,
             first_state_write,
-            early,
-            restored,
+            index_checks,
             temporary_bytes,
             has_run: AtomicBool::new(false),
         }))
@@ -219,8 +218,9 @@ impl CompiledKernel {
 struct IndexChecks {
     /// Kernels after the first State write whose indices are known before it: they are checked there.
     early: Vec<usize>,
-    /// Inputs that are written before a kernel whose indices are computed after the first State write: they are copied, and restored
-    /// if that kernel fails.
+    /// The other kernels after it that take indices: those are computed after the first State write.
+    late: Vec<usize>,
+    /// Inputs that are written before a kernel of `late`: they are copied, and restored if that kernel fails.
     restored: Vec<u32>,
 }
 
@@ -240,6 +240,7 @@ impl IndexChecks {
                 out.early.push(at);
                 continue;
             }
+            out.late.push(at);
             for v in since.iter().flat_map(Kernel::writes) {
                 if let Storage::Input(k) = storage(&v)
                     && !out.restored.contains(&k)
@@ -260,9 +261,7 @@ struct CpuProgram {
     parallel: bool,
     /// The first kernel that writes a State. A run can be cancelled before it.
     first_state_write: usize,
-    /// See [`IndexChecks`].
-    early: Vec<usize>,
-    restored: Vec<u32>,
+    index_checks: IndexChecks,
     /// The most that a kernel allocates besides its values, and whether the machine was seen to have it.
     temporary_bytes: usize,
     has_run: AtomicBool,
@@ -319,7 +318,7 @@ impl Executable for CpuProgram {
             self.has_run.store(true, Ordering::Relaxed);
         }
         let mut before: Vec<(&CpuBuffer, Vec<u8>)> = Vec::new();
-        for k in &self.restored {
+        for k in &self.index_checks.restored {
             let input = &inputs[*k as usize];
             let buffer = self.state.buffer(input).map_err(fail)?;
             let mut bytes = host_memory::reserve("cpu", input.nbytes()).map_err(fail)?;
@@ -328,6 +327,11 @@ impl Executable for CpuProgram {
             before.push((buffer, bytes));
         }
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
+        // Either all devices of a mesh write their States, or none.
+        let agree = |at: usize| match peers {
+            Some(peers) => peers.barrier().map_err(|error| Failure { origin: plan[at].origin(), error }),
+            None => Ok(()),
+        };
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
                 if at <= self.first_state_write {
@@ -335,11 +339,12 @@ impl Executable for CpuProgram {
                     interrupt.check().map_err(stop)?;
                 }
                 if at == self.first_state_write {
-                    for &later in &self.early {
+                    for &later in &self.index_checks.early {
                         if let CompiledKernel::Library(routine, _) = &kernels[later] {
                             routine.check_indices(&context)?;
                         }
                     }
+                    agree(at)?;
                 }
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
@@ -350,6 +355,9 @@ impl Executable for CpuProgram {
                         l.run(&context)?;
                         e.iter().try_for_each(|r| run(r, at))?
                     }
+                }
+                if self.index_checks.late.contains(&at) {
+                    agree(at)?;
                 }
                 if let (Some(times), Some(start)) = (&mut times, start) {
                     times[at] += start.elapsed().as_secs_f64();

@@ -6,7 +6,7 @@ use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
 use crate::driver::{self, Allocation, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::dylib;
-use crate::executable::{CudaExecutable, Fault, Faults};
+use crate::executable::{Connection, CudaExecutable, Fault, Faults};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::env_flags;
@@ -35,6 +35,8 @@ pub(crate) struct SharedDevice {
 /// State that all programs of a device share. Memory is the last field, so that it is unmapped after everything that
 /// uses it.
 pub(crate) struct DeviceContext {
+    /// What connects the device to its mesh, once a run has had peers. Dropped first: other devices may use memory until then.
+    pub connection: Option<Arc<Connection>>,
     pub compiler: Compiler,
     pub modules: HashMap<[u8; 32], Arc<Module>>,
     pub blas: Blas,
@@ -72,6 +74,7 @@ impl Cuda {
         let halt = heap.alloc(4)?;
         device.upload(halt.address, &[0; 4])?;
         let context = DeviceContext {
+            connection: None,
             compiler: Compiler::new(device.props.arch, nvrtc::folder())?,
             modules: HashMap::new(),
             blas: Blas::new(&device, workspace.address)?,

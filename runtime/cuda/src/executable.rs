@@ -1,7 +1,8 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
 //! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
-//! each run, the run-time numbers (slots) are uploaded to a block of device memory.
+//! each run, the run-time numbers (slots) are uploaded to a block of device memory. Collectives are steps between graphs, in
+//! which the devices of a mesh meet (`mesh.rs`).
 //!
 //! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
 //! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index
@@ -9,12 +10,14 @@
 //! The first runs of a program synchronize and raise the error at once; later ones raise it at the next host wait or run.
 
 mod errors;
+mod mesh;
 mod products;
 mod replay;
 mod run;
 
 use errors::DeviceErrors;
 pub(crate) use errors::{Fault, Faults};
+pub(crate) use mesh::Connection;
 pub(crate) use products::{epilogue, product};
 pub use replay::STAGED_BYTES;
 
@@ -23,6 +26,7 @@ use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
 use crate::driver::{Allocation, Entry, Module};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
+use crate::library::collective::{self, Collective};
 use crate::library::fp8;
 use crate::{attention, conv, emit, library, nvrtc};
 use perilune_core::DType;
@@ -46,6 +50,11 @@ pub fn has_kernel(node: &Node, props: &Props) -> bool {
 }
 
 enum Step {
+    Collective {
+        collective: Box<Collective>,
+        /// Those of its functions.
+        entries: Vec<Entry>,
+    },
     Conv {
         plan: Arc<Plan>,
         call: conv::Call,
@@ -90,7 +99,12 @@ pub(crate) struct CudaExecutable {
 /// The launches of a program, and what its runs leave for later ones.
 struct Compiled {
     steps: Vec<(usize, Step)>,
+    /// The first step that writes a State, or their number: there the devices of a mesh agree that none has failed.
+    agreement: usize,
     graphs: Graphs,
+    /// Whether the last run was on a mesh, and what such a run queues.
+    is_meshed: bool,
+    parts: Vec<run::Part>,
     /// Inputs, then outputs.
     operands: Vec<Operand>,
     slots: Allocation,
@@ -101,9 +115,10 @@ struct Compiled {
     writes: Vec<usize>,
 }
 
-/// What a kernel takes: launches, and products.
+/// What a kernel takes: launches, products and collectives.
 enum Part {
     Work(Work),
+    Collective(Box<Collective>),
     Conv(Box<conv::Call>),
     Gemm(Box<Step>),
 }
@@ -114,8 +129,12 @@ pub(crate) fn functions(context: &mut DeviceContext, program: &Program) -> Resul
 }
 
 fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
-    let launches = parts.iter().flat_map(|(_, p)| if let Part::Work(w) = p { &w.launches[..] } else { &[] });
-    launches.map(|l| l.function.clone()).collect()
+    let functions = |(_, part): &(usize, Part)| match part {
+        Part::Work(w) => w.launches.iter().map(|l| l.function.clone()).collect(),
+        Part::Collective(c) => c.functions.clone(),
+        Part::Conv(_) | Part::Gemm(_) => Vec::new(),
+    };
+    parts.iter().flat_map(functions).collect()
 }
 
 /// What each kernel takes, with its number, in order.
@@ -139,6 +158,14 @@ fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, P
                 let gemm = context.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
                 let operands = Box::new(operands);
                 parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
+            }
+            Kernel::Library(l) if collective::is(l.op) => {
+                let (before, collective) = collective::parts(program, l, props)?;
+                parts.push((k, Part::Work(before)));
+                parts.push((k, Part::Collective(Box::new(collective))));
+                if let Some(r) = &l.epilogue {
+                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
+                }
             }
             Kernel::Library(l) => {
                 let (gemm, rest) = match product(program, l) {
@@ -172,7 +199,11 @@ impl CudaExecutable {
 impl Compiled {
     fn new(context: &mut DeviceContext, program: &Arc<Program>) -> Result<Compiled> {
         let parts = parts(context, program)?;
-        let mut entries = entries(context, &launched(&parts))?;
+        let entries = entries(context, &launched(&parts))?;
+        let entry = |function: &Function| {
+            let found = entries.get(&nvrtc::name(function)).cloned();
+            found.ok_or_else(|| Error::system("cuda", "this is a bug: no entry"))
+        };
         let mut steps = Vec::new();
         let mut scratch = 0;
         let mut plans: HashMap<conv::Problem, Arc<Plan>> = HashMap::new();
@@ -180,6 +211,10 @@ impl Compiled {
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
+                Part::Collective(collective) => {
+                    let entries = collective.functions.iter().map(|f| entry(f)).collect::<Result<_>>()?;
+                    steps.push((k, Step::Collective { collective, entries }));
+                }
                 Part::Conv(call) => {
                     let Some(dnn) = context.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
                     let plan = match plans.get(&call.problem) {
@@ -199,9 +234,7 @@ impl Compiled {
                         if launch.grid.contains(&0) {
                             continue;
                         }
-                        let entry = entries.remove(&nvrtc::name(&launch.function));
-                        let Some(entry) = entry else { return Err(Error::system("cuda", "this is a bug: no entry")) };
-                        entries.insert(nvrtc::name(&launch.function), entry.clone());
+                        let entry = entry(&launch.function)?;
                         // Together with the kernel's static shared memory, more than 48 KiB needs an explicit limit.
                         if launch.shared_bytes > 32 << 10 {
                             entry.allow_shared(launch.shared_bytes)?;
@@ -244,7 +277,24 @@ impl Compiled {
         let writes: BTreeSet<usize> = program.kernels.iter().flat_map(Kernel::writes).filter_map(input).collect();
         let operands = operands(program, &writes);
         let writes = writes.into_iter().collect();
-        Ok(Compiled { writes, steps, graphs: Graphs::default(), operands, slots, cells, scratch, runs: 0 })
+        let writes_state = |k: usize| program.kernels[k].writes().into_iter().any(|v| input(v).is_some());
+        let agreement = steps.iter().position(|(k, _)| writes_state(*k)).unwrap_or(steps.len());
+        let (graphs, parts) = (Graphs::default(), Vec::new());
+        let mut out = Compiled {
+            writes,
+            agreement,
+            steps,
+            graphs,
+            is_meshed: false,
+            parts,
+            operands,
+            slots,
+            cells,
+            scratch,
+            runs: 0,
+        };
+        out.divide(false);
+        Ok(out)
     }
 }
 

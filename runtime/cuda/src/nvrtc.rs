@@ -16,7 +16,7 @@ use std::ffi::{CStr, CString};
 use std::path::{Path, PathBuf};
 use std::ptr::null_mut;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 
 /// Maximum functions per program.
@@ -79,6 +79,13 @@ impl Compiler {
                 None => missing.push((key, f.clone())),
             }
         }
+        // Several devices of a process compile the same functions: the first generates the code, the others read it from the cache.
+        static COMPILING: Mutex<()> = Mutex::new(());
+        let _alone = (self.folder.is_some() && !missing.is_empty()).then(|| COMPILING.lock());
+        missing.retain(|(key, _)| match self.cached(key) {
+            Some(c) => found.insert(key.clone(), c).is_some(),
+            None => true,
+        });
         // The sort is stable and groups functions with the same options.
         missing.sort_by_key(|m| Kind::of(&m.1.text));
         let cores = std::thread::available_parallelism().map_or(1, |n| n.get());
@@ -180,7 +187,9 @@ impl Compiler {
         let Some(folder) = &self.folder else { return };
         let code = blake3::Hash::from(cubin.hash).to_hex()[..32].to_string();
         let write = |name: String, bytes: &[u8]| -> std::io::Result<()> {
-            let part = folder.join(format!("{name}.{}.part", std::process::id()));
+            static COUNT: AtomicUsize = AtomicUsize::new(0);
+            let number = COUNT.fetch_add(1, Ordering::Relaxed);
+            let part = folder.join(format!("{name}.{}.{number}.part", std::process::id()));
             std::fs::write(&part, bytes)?;
             std::fs::rename(&part, folder.join(name))
         };

@@ -1,8 +1,8 @@
 //! Plans and prints kernels for a GPU that is not present: a backend that neither compiles nor runs.
 
 use crate::launch::{Arg, Props, Work};
-use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
+use crate::library::{collective, fp8};
 use crate::{conv, emit, executable, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
@@ -110,6 +110,12 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
             product = Some(format!("cuBLASLt: {}", operands.problem.describe(false)));
             works.push(before);
             &[]
+        }
+        Kernel::Library(l) if collective::is(l.op) => {
+            let (before, collective) = collective::parts(program, l, props)?;
+            product = Some(format!("{} along {}", collective.name, collective.axis.name()));
+            works.extend([before, collective.example()?]);
+            l.epilogue.as_slice()
         }
         Kernel::Library(l) => match executable::product(program, l) {
             Some(p) => {

@@ -14,6 +14,7 @@ mod host_list;
 #[cfg(unix)]
 pub mod launch;
 pub mod links;
+mod options;
 mod parts;
 pub mod rendezvous;
 pub mod submit;
@@ -22,4 +23,5 @@ mod workers;
 pub use backend::MeshBackend;
 pub use exchange::{Carrier, Exchange, Group, Rank, Round};
 pub use links::Links;
+pub use options::MeshOptions;
 pub use rendezvous::Place;

@@ -5,8 +5,25 @@ use perilune_core::mesh::{Along, Axis, Coordinates, Local};
 use perilune_core::{Mesh, Shape, host_memory};
 use perilune_plan::BufferDesc;
 
-/// Calls `f` with (element of the tensor, element of the part, count) for each run of elements that are neighbours in both.
-fn for_each_run(global: &Shape, part: &Local, mut f: impl FnMut(usize, usize, usize)) {
+/// Calls `f` with (element of the tensor, element of the part, count) for each run of elements that are adjacent in both.
+fn for_each_run(
+    desc: &BufferDesc,
+    mesh: &Mesh,
+    at: &Coordinates,
+    mut f: impl FnMut(usize, usize, usize),
+) -> Result<()> {
+    if Axis::ALL.into_iter().any(|axis| matches!(desc.placement.along(axis), Along::Segments(..) | Along::Sections(..))) {
+        for run in desc.placement.runs(mesh, at, &desc.shape)? {
+            f(run.global, run.local, run.len);
+        }
+    } else {
+        for_each_row(&desc.shape, &desc.placement.local(mesh, at, &desc.shape)?, f);
+    }
+    Ok(())
+}
+
+/// As [`for_each_run`] for a part that is one block of each dim.
+fn for_each_row(global: &Shape, part: &Local, mut f: impl FnMut(usize, usize, usize)) {
     let rank = global.rank();
     let (whole, local, valid) = (global.dims(), part.shape.dims(), part.valid.dims());
     if part.valid.numel() == 0 {
@@ -35,29 +52,26 @@ fn for_each_run(global: &Shape, part: &Local, mut f: impl FnMut(usize, usize, us
 
 /// Returns the part of a tensor on the device at `at`; its padding is zero. `bytes`: the whole tensor.
 pub fn cut(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, bytes: &[u8]) -> Result<Vec<u8>> {
-    let part = desc.placement.local(mesh, at, &desc.shape)?;
     let size = desc.dtype.size();
-    let mut out = host_memory::filled("mesh", part.shape.numel() * size)?;
-    for_each_run(&desc.shape, &part, |from, to, n| {
+    let mut out = host_memory::filled("mesh", desc.local(mesh)?.nbytes())?;
+    for_each_run(desc, mesh, at, |from, to, n| {
         out[to * size..(to + n) * size].copy_from_slice(&bytes[from * size..(from + n) * size]);
-    });
+    })?;
     Ok(out)
 }
 
 /// Copies the part of the device at `at` into the whole tensor.
 pub fn join(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, part: &[u8], whole: &mut [u8]) -> Result<()> {
-    let local = desc.placement.local(mesh, at, &desc.shape)?;
     let size = desc.dtype.size();
-    for_each_run(&desc.shape, &local, |to, from, n| {
+    for_each_run(desc, mesh, at, |to, from, n| {
         whole[to * size..(to + n) * size].copy_from_slice(&part[from * size..(from + n) * size]);
-    });
-    Ok(())
+    })
 }
 
 /// Whether the part of that device is needed to join a tensor: of devices that store the same part, the first one's is.
 pub fn is_first_holder(desc: &BufferDesc, mesh: &Mesh, rank: usize) -> bool {
     let at = mesh.coordinates(rank);
-    Axis::ALL.into_iter().all(|axis| matches!(desc.placement.along(axis), Along::Split(_)) || at[axis as usize] == 0)
+    Axis::ALL.into_iter().all(|axis| desc.placement.along(axis).split().is_some() || at[axis as usize] == 0)
 }
 
 #[cfg(test)]
@@ -68,8 +82,8 @@ mod tests {
     #[test]
     fn joined_parts_are_the_tensor() {
         let mesh = Mesh::parse("dp=2,tp=3").unwrap();
-        let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2)];
-        for dims in [[4, 6, 2], [5, 7, 3], [1, 1, 1], [2, 0, 3], [3, 2, 8]] {
+        let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2), Along::Segments(1, 3)];
+        for dims in [[4, 6, 2], [5, 9, 3], [1, 3, 1], [2, 0, 3], [3, 12, 8]] {
             let shape = Shape::of(&dims);
             for dtype in [DType::U8, DType::F32] {
                 let bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|i| i as u8).collect();

@@ -54,7 +54,7 @@ pub struct Stats {
     pub output_bytes: usize,
 }
 
-/// One device with one recording: see the crate's head.
+/// One device, or the devices of a mesh, with one recording: see the crate's head.
 pub struct Engine {
     pub recorder: Recorder,
     pub executor: Executor,
@@ -65,6 +65,10 @@ pub struct Engine {
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
+    /// How far the States of a run are divided among devices with different samples (ZeRO); `None` for the default of the mesh.
+    pub zero: Option<u8>,
+    /// Samples of the batch that is being made: see [`Engine::set_batch`].
+    pub(crate) batch: Option<usize>,
     /// Bytes of the last snapshot.
     pub(crate) snapshot: Option<SnapshotBytes>,
 }
@@ -80,6 +84,8 @@ impl Engine {
             states: StateTable::default(),
             step: Step::default(),
             stats: Stats::default(),
+            zero: None,
+            batch: None,
             snapshot: None,
         }
     }

@@ -62,6 +62,11 @@ impl Executor {
 }
 
 impl Executor {
+    /// Drops all plans: they are for a device that has been left.
+    pub(crate) fn forget_plans(&mut self) {
+        (self.cache, self.largest, self.attempt) = (Cache::default(), None, None);
+    }
+
     /// Returns the recipe line of the last error, if a run before the failed call caused it.
     pub(crate) fn line_of_earlier_fault(&self) -> Option<SourceLoc> {
         let (program, origin) = self.backend.take_fault_origin()?;
@@ -72,8 +77,8 @@ impl Executor {
 impl Engine {
     /// Makes a tensor of host memory an input of the recording. The first run that reads it copies it to the device.
     pub fn from_host(&mut self, t: HostTensor) -> NodeId {
-        let (shape, dtype, loc) = (t.shape, t.dtype, self.recorder.graph.modes.loc);
-        let value = self.recorder.new_value(shape, dtype, Residence::Host(t), Role::Inputs, loc);
+        let placement = self.input_placement(&t.shape);
+        let value = self.recorder.new_input(t, placement);
         self.recorder.leaf(value)
     }
 
@@ -130,6 +135,7 @@ impl Engine {
     pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {
         self.executor.tracer.budgeted = false;
         self.executor.tracer.run(&self.recorder.graph, request, known);
+        self.divide_trace();
     }
 
     pub(crate) fn tracer(&self) -> &Tracer {
@@ -324,6 +330,7 @@ impl Engine {
     pub(crate) fn trace_run(&mut self, request: &Request) {
         self.executor.tracer.budgeted = self.executor.memory_budget.is_some();
         self.executor.tracer.run(&self.recorder.graph, request, self.recorder.known());
+        self.divide_trace();
     }
 
     /// Plans the last trace without compiling or running anything.

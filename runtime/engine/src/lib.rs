@@ -15,6 +15,7 @@ mod engine;
 mod evaluate;
 pub mod memory;
 mod nan_guard;
+mod placement;
 pub mod profile;
 mod recorder;
 mod repl_gc;

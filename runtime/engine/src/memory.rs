@@ -104,11 +104,11 @@ impl Engine {
 
     /// `planned`: the plan's outputs and new States are not allocated yet, and are included.
     fn report(&self, plan: Option<&PlannedStep>, planned: bool) -> Report {
-        let mut entries: Vec<Entry> = self.states.entries().collect();
+        let mut entries: Vec<Entry> = self.states.entries(self.mesh()).collect();
         entries.extend(self.snapshot.iter().flat_map(|c| c.entries()));
         entries.extend(self.recorder.values().map(|v| (v.role, v.loc, v.dtype, v.shape, v.device_bytes())));
         if planned {
-            entries.extend(self.states.unborn_entries());
+            entries.extend(self.states.unborn_entries(self.mesh()));
         }
         if let Some(plan) = plan {
             entries.extend(plan_entries(plan, planned));

@@ -13,7 +13,7 @@ use perilune_core::graph::{Graph, NodeId, RngState};
 use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, create};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
-use perilune_core::{DType, Shape};
+use perilune_core::{DType, HostTensor, Placement, Shape};
 use perilune_plan::Buffer;
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
@@ -208,9 +208,28 @@ impl Recorder {
     pub(crate) fn new_value(&mut self, shape: Shape, dtype: DType, at: Residence, role: Role, loc: SourceLoc) -> Value {
         self.next_uid += 1;
         let value = StoredValue::new(self.next_uid, (shape, dtype), at, role, loc);
+        self.count_bytes(&value);
+        Rc::new(value)
+    }
+
+    /// Makes an input of host memory of which each device gets its part.
+    pub(crate) fn new_input(&mut self, t: HostTensor, placement: Placement) -> Value {
+        self.next_uid += 1;
+        let (meta, loc) = ((t.shape, t.dtype), self.graph.modes.loc);
+        let value = StoredValue::new(self.next_uid, meta, Residence::Host(t), Role::Inputs, loc).placed(placement);
+        self.count_bytes(&value);
+        Rc::new(value)
+    }
+
+    fn count_bytes(&mut self, value: &StoredValue) {
         self.fresh_bytes += value.nbytes();
         self.made_bytes += value.nbytes();
-        Rc::new(value)
+    }
+
+    /// Returns every value, some of them several times.
+    pub(crate) fn all_values(&self) -> impl Iterator<Item = &Value> {
+        let carried = self.carried.values().map(|c| &c.value);
+        self.live.values().chain(self.evaluated.iter().flatten()).chain(carried)
     }
 
     /// Returns the values with handles, each once.

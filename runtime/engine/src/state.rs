@@ -5,7 +5,7 @@
 //! model's initial values are computed by one plan.
 
 use crate::engine::{Engine, Fault};
-use crate::memory::Role;
+use crate::memory::{Entry, Role};
 use crate::recorder::Deferred;
 use crate::shadow_weights::ShadowWeight;
 use perilune_core::error::{Error, Result};
@@ -44,6 +44,12 @@ pub(crate) struct State {
 }
 
 impl State {
+    /// Returns role, line, dtype, shape and bytes on one device of `mesh`.
+    fn entry(&self, mesh: &Mesh) -> Entry {
+        let nbytes = self.desc.local(mesh).map_or(self.desc.nbytes(), |part| part.nbytes());
+        (self.role, self.loc, self.desc.dtype, self.desc.shape, nbytes)
+    }
+
     /// Returns its path for messages, in brackets behind a space; empty if it has none.
     pub fn name(&self) -> String {
         self.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
@@ -84,16 +90,14 @@ impl StateTable {
         self.all.values().map(|s| s.desc.local(mesh).map_or(0, |part| part.nbytes())).sum()
     }
 
-    /// Returns role, line, dtype, shape and bytes of each State that has memory.
-    pub fn entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
-        let held = self.all.values().filter_map(|s| Some((s, s.buffer.as_ref()?)));
-        held.map(|(s, b)| (s.role, s.loc, s.desc.dtype, s.desc.shape, b.nbytes()))
+    /// Returns role, line, dtype, shape and bytes on one device of `mesh` of each State that has memory.
+    pub fn entries(&self, mesh: Mesh) -> impl Iterator<Item = Entry> {
+        self.all.values().filter(|s| s.buffer.is_some()).map(move |s| s.entry(&mesh))
     }
 
     /// Returns the same of each State that has no memory yet.
-    pub fn unborn_entries(&self) -> impl Iterator<Item = (Role, SourceLoc, DType, Shape, usize)> {
-        let unborn = self.all.values().filter(|s| s.buffer.is_none());
-        unborn.map(|s| (s.role, s.loc, s.desc.dtype, s.desc.shape, s.desc.nbytes()))
+    pub fn unborn_entries(&self, mesh: Mesh) -> impl Iterator<Item = Entry> {
+        self.all.values().filter(|s| s.buffer.is_none()).map(move |s| s.entry(&mesh))
     }
 
     pub fn get(&self, id: StateId) -> Result<&State> {
@@ -116,6 +120,36 @@ impl StateTable {
     /// Returns the State's buffer, if it contains the current value.
     pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
         self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
+    }
+
+    /// Moves the values of all States to another device, where each is whole.
+    pub fn move_to(&mut self, old: &dyn Backend, new: &dyn Backend) -> Result<()> {
+        for s in self.all.values_mut() {
+            if let Some(Deferred::Value(v)) = &s.grad {
+                v.to_host(old)?;
+            }
+            s.desc.placement = Placement::REPLICATED;
+            if let Some(buffer) = &s.buffer {
+                s.buffer = Some(new.upload(&s.desc, &old.download(buffer)?)?);
+            }
+        }
+        Ok(())
+    }
+
+    /// Changes the placement of a State. Returns the buffer that it had; its 16-bit copies are dropped.
+    pub fn place(&mut self, id: StateId, placement: Placement) -> Result<Option<Buffer>> {
+        let s = self.get_mut(id)?;
+        s.desc.placement = placement;
+        let old = s.buffer.take();
+        let all = &mut self.all;
+        self.shadow_weights.retain(|(base, _), copy| {
+            let other = *base != id.0;
+            if !other {
+                all.remove(&copy.state.0);
+            }
+            other
+        });
+        Ok(old)
     }
 
     /// The recipe line that made it.
@@ -144,10 +178,11 @@ impl StateTable {
         }
         self.next += 1;
         let copy = ShadowWeight { state: StateId(self.next), valid: false };
-        let loc = self.all.get(&base).map_or(SourceLoc::NONE, |s| s.loc);
+        let (loc, placement) =
+            self.all.get(&base).map_or((SourceLoc::NONE, Placement::REPLICATED), |s| (s.loc, s.desc.placement));
         let state = State {
             path: None,
-            desc: BufferDesc::new(shape, dtype),
+            desc: BufferDesc { shape, dtype, placement },
             trainable: false,
             buffer: None,
             current: None,

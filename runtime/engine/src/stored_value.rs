@@ -2,12 +2,12 @@
 //!
 //! A batch that the host has made is an input of the step that reads it. Its upload is a part of the run, so that a column
 //! which no kernel reads is never copied, a value that only the host reads stays there, and memory that runs out is an error
-//! of the step. With several devices each will be given its part.
+//! of the step. On a mesh each device gets its part.
 
 use crate::memory::Role;
 use perilune_core::error::Result;
 use perilune_core::source_loc::SourceLoc;
-use perilune_core::{DType, HostTensor, Shape};
+use perilune_core::{DType, HostTensor, Placement, Shape};
 use perilune_plan::{Backend, Buffer, BufferDesc};
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
@@ -21,6 +21,8 @@ pub(crate) struct StoredValue {
     pub role: Role,
     /// The recipe line that made it.
     pub loc: SourceLoc,
+    /// What each device of the engine's mesh has of it.
+    pub placement: Placement,
     residence: RefCell<Residence>,
 }
 
@@ -35,7 +37,16 @@ pub(crate) enum Residence {
 
 impl StoredValue {
     pub fn new(uid: u64, (shape, dtype): (Shape, DType), at: Residence, role: Role, loc: SourceLoc) -> StoredValue {
-        StoredValue { uid, shape, dtype, role, loc, residence: RefCell::new(at) }
+        let placement = match &at {
+            Residence::Host(_) => Placement::REPLICATED,
+            Residence::Device(buffer) => buffer.desc().placement,
+        };
+        StoredValue { uid, shape, dtype, role, loc, placement, residence: RefCell::new(at) }
+    }
+
+    /// Sets what each device gets of a value that is on the host.
+    pub fn placed(self, placement: Placement) -> StoredValue {
+        StoredValue { placement, ..self }
     }
 
     /// Returns the value's buffer, uploading the value if the host has it. A failed upload leaves it on the host.
@@ -43,10 +54,22 @@ impl StoredValue {
         let mut at = self.residence.borrow_mut();
         let buffer = match &*at {
             Residence::Device(buffer) => return Ok(buffer.clone()),
-            Residence::Host(t) => backend.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes)?,
+            Residence::Host(t) => {
+                let desc = BufferDesc { shape: t.shape, dtype: t.dtype, placement: self.placement };
+                backend.upload(&desc, &t.bytes)?
+            }
         };
         *at = Residence::Device(buffer.clone());
         Ok(buffer)
+    }
+
+    /// Moves the value to host memory.
+    pub fn to_host(&self, backend: &dyn Backend) -> Result<()> {
+        let mut at = self.residence.borrow_mut();
+        if let Residence::Device(buffer) = &*at {
+            *at = Residence::Host(HostTensor::new(self.dtype, self.shape, backend.download(buffer)?));
+        }
+        Ok(())
     }
 
     /// Returns the value if it is in host memory.

@@ -4,6 +4,7 @@ use crate::errors::{self, Raise};
 use crate::tensor::{Ref, Tensor};
 use mlua::Lua;
 use perilune_core::Interrupt;
+use perilune_core::error::Error;
 use perilune_core::graph::NodeId;
 use perilune_core::modes::Modes;
 use perilune_core::source_loc::SourceLoc;
@@ -44,6 +45,8 @@ pub struct Host {
     pub pause: RefCell<Option<crate::console::Pause>>,
     /// Shows plans with the source of a device that is not there.
     pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
+    /// Opens the mesh that a recipe asks for; `None` if the devices are chosen already.
+    pub open_mesh: RefCell<Option<crate::mesh::OpenMesh>>,
     /// Whether the first step of a plain script ends it.
     pub first_step_only: Cell<bool>,
     /// The globals defined at breakpoints, shared by all of them.
@@ -80,9 +83,25 @@ impl Host {
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
             offline: RefCell::default(),
+            open_mesh: RefCell::default(),
             first_step_only: Cell::new(false),
             scratch: RefCell::default(),
         })
+    }
+
+    /// Keeps the mesh from now on: a version of the recipe that asks for another one is refused. `zero` may change.
+    pub fn fix_mesh(&self) {
+        if let Some(open) = &mut *self.open_mesh.borrow_mut() {
+            let fixed = self.engine.borrow().mesh();
+            let before = open.clone();
+            *open = Rc::new(move |text, now| match perilune_dist::MeshOptions::parse(text)?.mesh == fixed {
+                true => before(text, now),
+                false => {
+                    Err(Error::argument("recipe.mesh", format!("the mesh of a running job is {fixed}, not {text}"))
+                        .hint("stop the run and continue it with --resume, which may use another mesh"))
+                }
+            });
+        }
     }
 
     /// Queues a dropped handle.

@@ -179,7 +179,7 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
 /// Resolves a missing param: nil if the runtime reads an optional one, else an error.
 fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {
     let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(key));
-    if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget", "on_nan", "on_spike"]
+    if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget", "mesh", "on_nan", "on_spike"]
         .contains(&name.as_str())
     {
         return Ok(Value::Nil);

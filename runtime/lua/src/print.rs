@@ -17,8 +17,12 @@ pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
     let device = t.host().engine.borrow().backend().name().to_string();
     let state = match t.what {
         Ref::State(id) => {
-            let path = t.host().engine.borrow().state_path(id);
-            path.map_or_else(|| " state".into(), |path| format!(" state {path}"))
+            let engine = t.host().engine.borrow();
+            let path = engine.state_path(id).map_or_else(String::new, |path| format!(" {path}"));
+            let mesh = engine.mesh();
+            let placement = engine.state_info(id).ok().map(|info| info.placement).filter(|p| !p.is_replicated(&mesh));
+            let placement = placement.map_or_else(String::new, |p| format!(" ({p})"));
+            format!(" state{path}{placement}")
         }
         Ref::Node(_) => String::new(),
     };

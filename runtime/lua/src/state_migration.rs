@@ -10,7 +10,7 @@ use crate::runtime::Failed;
 use crate::tensor::{Ref, Tensor};
 use mlua::{AnyUserData, Lua, Table, Value};
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_engine::{Code, StateId};
+use perilune_engine::{Code, StateId, StateInfo};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 use std::thread::JoinHandle;
@@ -245,6 +245,14 @@ impl Run {
     pub fn describe_states(&self) -> Result<Vec<Described>, Failed> {
         let list = self.list_states()?;
         Ok(list.into_iter().map(|(path, s)| described(&self.host, path, &s)).collect::<mlua::Result<_>>()?)
+    }
+
+    /// Returns path and description of every State, in path order.
+    pub fn state_infos(&self) -> Result<Vec<(String, StateInfo)>, Failed> {
+        let list = self.list_states()?;
+        let engine = self.host.engine.borrow();
+        let info = |state: &AnyUserData| engine.state_info(id_of(state)?).map_err(mlua::Error::external);
+        Ok(list.into_iter().map(|(path, s)| Ok((path, info(&s)?))).collect::<mlua::Result<_>>()?)
     }
 
     /// Returns path and line of every State, in path order; a State that the library made may have none.

@@ -13,9 +13,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A device of `bytes` of memory that runs the kernels of `target`, which is asked only how it plans.
+///
+/// With a mesh it stands for each of its devices, which have equal parts of everything: what it counts is the memory of one.
 pub struct Estimate {
     target: Arc<dyn Backend>,
     bytes: usize,
+    mesh: Mesh,
     counts: Arc<Counts>,
 }
 
@@ -29,12 +32,14 @@ struct Counts {
 #[derive(Debug)]
 struct Counted {
     desc: BufferDesc,
+    /// On one device.
+    nbytes: usize,
     counts: Arc<Counts>,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.counts.allocated.fetch_sub(self.desc.nbytes(), Ordering::Relaxed);
+        self.counts.allocated.fetch_sub(self.nbytes, Ordering::Relaxed);
     }
 }
 
@@ -50,7 +55,13 @@ impl DeviceBuffer for Counted {
 
 impl Estimate {
     pub fn new(target: Arc<dyn Backend>, bytes: usize) -> Estimate {
-        Estimate { target, bytes, counts: Arc::default() }
+        Estimate { target, bytes, mesh: Mesh::ONE, counts: Arc::default() }
+    }
+
+    /// The same for a device of a mesh.
+    #[must_use]
+    pub fn of_mesh(self, mesh: Mesh) -> Estimate {
+        Estimate { mesh, ..self }
     }
 }
 
@@ -73,7 +84,10 @@ impl Backend for Estimate {
     }
 
     fn describe(&self) -> String {
-        format!("{}, planned and not run", self.target.describe())
+        match self.mesh.devices() {
+            1 => format!("{}, planned and not run", self.target.describe()),
+            n => format!("mesh {} of {n} x {}, planned and not run", self.mesh, self.target.describe()),
+        }
     }
 
     fn has_kernel(&self, node: &Node) -> bool {
@@ -97,12 +111,13 @@ impl Backend for Estimate {
     }
 
     fn mesh(&self) -> Mesh {
-        self.target.mesh()
+        self.mesh
     }
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
-        self.counts.allocated.fetch_add(desc.nbytes(), Ordering::Relaxed);
-        Ok(Arc::new(Counted { desc: *desc, counts: self.counts.clone() }))
+        let nbytes = desc.local(&self.mesh)?.nbytes();
+        self.counts.allocated.fetch_add(nbytes, Ordering::Relaxed);
+        Ok(Arc::new(Counted { desc: *desc, nbytes, counts: self.counts.clone() }))
     }
 
     fn upload(&self, desc: &BufferDesc, _: &[u8]) -> Result<Buffer> {

@@ -8,12 +8,12 @@
 
 use crate::passes::remat::{self, Spans};
 use crate::reachability::{self, NEEDED, RECOMPUTED};
-use crate::request::{InputBuffer, Request};
-use perilune_core::DType;
+use crate::request::{Division, InputBuffer, Request};
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
 use perilune_core::ops::{Class, Generator, Op, create};
+use perilune_core::{DType, Mesh, Placement};
 
 /// The needed part of a graph in canonical order.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +37,8 @@ pub struct Trace {
     pub state_write_inputs: Vec<u32>,
     /// The recomputation spans that the recording marks.
     pub spans: Spans,
+    /// The devices among which the step is divided; `None` for one device. Set by [`Tracer::divide`].
+    pub division: Option<Division>,
 }
 
 /// Marks in the upper half of a word. The first word of any other node is an op's code, which fits the lower half.
@@ -75,6 +77,7 @@ impl Trace {
         self.key.clear();
         self.state_write_inputs.clear();
         self.spans = Spans::default();
+        self.division = None;
     }
 
     /// The node whose words hold the first difference from `key`, as a position in `order`.
@@ -203,15 +206,24 @@ impl Tracer {
             let mark = if guarded { GUARDED_STATE_WRITE } else { STATE_WRITE };
             t.key.extend([mark | u64::from(self.position[v.index()]), u64::from(k)]);
         }
-        if let Some(division) = &request.division {
-            t.key.push(MESH);
-            t.key.extend(division.words(&t.inputs));
-        }
         if self.budgeted || !g.remat.spans.is_empty() {
             t.spans = Spans::new(g, &[]);
             t.key.push(SPANS);
             remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
         }
+    }
+
+    /// Divides the traced step among the devices of `mesh`; follows [`Tracer::run`]. `placement` returns what each device
+    /// has of a buffer that the step reads or writes. One device leaves the step and its key as they are.
+    pub fn divide(&mut self, mesh: &Mesh, placement: impl Fn(InputBuffer) -> Placement) {
+        if mesh.devices() == 1 {
+            return;
+        }
+        let t = &mut self.trace;
+        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect() };
+        t.key.push(MESH);
+        t.key.extend(division.words());
+        t.division = Some(division);
     }
 
     /// The position of a needed node in `trace.order`.

@@ -33,6 +33,7 @@ pub mod reading;
 pub mod recompute;
 pub mod request;
 pub mod show;
+mod transfers;
 
 pub use backend::{
     Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot,
@@ -44,3 +45,4 @@ pub use key::Tracer;
 pub use null::{Null, NullWith};
 pub use pipeline::Options;
 pub use request::{Guard, InputBuffer, Request};
+pub use transfers::{Transfer, transfers};

@@ -67,8 +67,8 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     if let Some(guard) = &request.guard {
         step = guard::apply(step, &guard.state_writes, &trace.state_write_inputs)?;
     }
-    if let Some(division) = &request.division {
-        step = shard::apply(step, division, &trace.inputs)?;
+    if let Some(division) = &trace.division {
+        step = shard::apply(step, division, g, trace)?;
     }
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;

@@ -23,7 +23,8 @@ use std::collections::BinaryHeap;
 fn inputs(low: &Lowered, recorded: &Graph, trace: &Trace) -> Vec<(Shape, DType)> {
     let whole = |x: &NodeId| (recorded.shape(*x), recorded.dtype(*x));
     let mut out: Vec<(Shape, DType)> = trace.input_nodes.iter().map(whole).collect();
-    for (id, k) in &low.inputs {
+    let written = low.state_writes.iter().zip(&trace.state_write_inputs);
+    for (id, k) in written.chain(&low.inputs) {
         let (part, whole) = (low.graph.shape(*id), &mut out[*k as usize].0);
         if part.numel() != whole.numel() {
             *whole = part;

@@ -3,8 +3,6 @@
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::Axis;
 use perilune_core::{Mesh, Placement};
-use rustc_hash::FxHashMap;
-use std::sync::Arc;
 
 /// The results and State writes of one evaluation.
 #[derive(Clone, Debug, Default)]
@@ -16,8 +14,6 @@ pub struct Request {
     pub state_writes: Vec<(u64, NodeId)>,
     /// Makes State writes conditional on a bool that the device computes.
     pub guard: Option<Guard>,
-    /// The devices among which the step is divided; `None` for one device.
-    pub division: Option<Arc<Division>>,
     /// (node, payload of a State that already holds its value): the node is read, not computed. Sorted by node.
     pub copies: Vec<(NodeId, u64)>,
 }
@@ -42,14 +38,14 @@ pub enum InputBuffer {
 #[derive(Clone, Debug)]
 pub struct Division {
     pub mesh: Mesh,
-    /// Inputs that are not listed are replicated.
-    pub inputs: FxHashMap<InputBuffer, Placement>,
+    /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
+    pub inputs: Vec<Placement>,
 }
 
 impl Division {
     /// The words of a plan key: the mesh, and the placement of each input.
-    pub(crate) fn words<'a>(&'a self, inputs: &'a [InputBuffer]) -> impl Iterator<Item = u64> + 'a {
+    pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(inputs.iter().map(|b| self.inputs.get(b).map_or(0, Placement::word)))
+        sizes.chain(self.inputs.iter().flat_map(Placement::words))
     }
 }

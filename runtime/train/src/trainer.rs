@@ -226,8 +226,18 @@ impl Session<'_> {
     ) -> Result<Outcome> {
         let values = self.recipe.params()?;
         let (run, handover) = self.build()?;
+        self.runtime.host().fix_mesh();
         let samples: Vec<(String, u64)> =
             run.splits().into_iter().filter_map(|s| Some((s.clone(), run.samples(&s)?))).collect();
+        {
+            // The recipe may have chosen its mesh.
+            let engine = self.runtime.host().engine.borrow();
+            about.insert("device_description".into(), engine.backend().describe().into());
+            if engine.mesh().devices() > 1 {
+                about.insert("mesh".into(), engine.mesh().to_string().into());
+                about.insert("zero".into(), engine.zero.into());
+            }
+        }
         about.insert("recipe".into(), self.recipe.name().into());
         about.insert("params".into(), params::to_json(&values));
         about.insert("defaults".into(), json!(self.runtime.params().defaults));

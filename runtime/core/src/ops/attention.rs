@@ -217,6 +217,7 @@ pub static ATTENTION: Op = Op {
     // q k^T and p v.
     flops: Some(|w| seen(w, times([2, w.dim(1, 1), w.numel(0) + w.out.numel() as u64]))),
     results: crate::ops::Results::One,
+    shard: Some(crate::sharding::attention),
     class: Class::Fused(|g, x, attrs| {
         let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
         let (p, lse) = s.weights(g, x[0], x[1])?;
@@ -361,6 +362,7 @@ pub static ATTENTION_BACKWARD: Op = Op {
         let again = if w.count == Count::Executed { w.numel(0) } else { 0 };
         seen(w, times([2, w.dim(1, 1), 2 * w.numel(3) + 2 * w.numel(0) + again]))
     }),
+    shard: Some(crate::sharding::attention_backward),
     class: Class::Fused(|g, x, attrs| {
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]];
         let s = Scores::of(g, q, k, &x[6..], attrs);

@@ -6,11 +6,19 @@ use crate::graph::Meta;
 use crate::mesh::{Axis, Combine};
 
 /// Combines the terms of all devices; every device gets the whole. `attrs`: [axis, combination].
-pub static ALL_REDUCE: Op = Op { name: "all_reduce", class: Class::Library, infer: |i| Ok(i.inputs[0]), ..Op::BASE };
+pub static ALL_REDUCE: Op = Op {
+    name: "all_reduce",
+    shard: Some(crate::sharding::all_reduce),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
 
 /// Joins the blocks of all devices along a dim; every device gets the whole. `attrs`: [axis, dim, devices].
 pub static ALL_GATHER: Op = Op {
     name: "all_gather",
+    shard: Some(crate::sharding::other_dims_of_collective),
+    regroups: Some(&crate::sharding::GATHERING),
     class: Class::Library,
     infer: |i| {
         let (shape, dim) = (i.shape(0), i.attr(1));
@@ -22,6 +30,8 @@ pub static ALL_GATHER: Op = Op {
 /// Combines the terms of all devices; every device gets its block of a dim. `attrs`: [axis, dim, devices, combination].
 pub static REDUCE_SCATTER: Op = Op {
     name: "reduce_scatter",
+    shard: Some(crate::sharding::other_dims_of_collective),
+    regroups: Some(&crate::sharding::SCATTERING),
     class: Class::Library,
     infer: |i| {
         let (shape, dim) = (i.shape(0), i.attr(1));
@@ -29,6 +39,11 @@ pub static REDUCE_SCATTER: Op = Op {
     },
     ..Op::BASE
 };
+
+/// Whether an op exchanges data among devices.
+pub fn is_collective(op: &Op) -> bool {
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known)
+}
 
 /// The attribute that stands for a combination.
 pub fn code(combine: Combine) -> i64 {

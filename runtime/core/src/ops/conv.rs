@@ -299,6 +299,7 @@ pub static CONV1D: Op = Op {
 /// Inputs: x, weight, bias?; `attrs`: [stride h, w, padding before h, w, after h, w, dilation h, w, groups].
 pub static CONV2D: Op = Op {
     name: "conv2d",
+    shard: Some(crate::sharding::convolution),
     class: Class::Fused(CONV_EXPAND),
     sig: "x: tensor, weight: tensor, bias: tensor?, *, stride: ints = 1, padding: ints|'same'|'valid' = 0, dilation: ints = 1, groups: int = 1",
     doc: "x (N, C, H, W), weight (O, C / groups, kh, kw), bias (O) -> (N, O, OH, OW): cross-correlation, as in PyTorch.\n\
@@ -453,6 +454,7 @@ pub static CONV2D_BACKWARD_INPUT: Op = Op {
     name: "conv2d_backward_input",
     amp: Amp::Low,
     grad: Grad::Rule(backward_input_rule),
+    shard: Some(crate::sharding::convolution_backward_input),
     class: Class::Fused(BACKWARD_INPUT_EXPAND),
     // Each element of the gradient is multiplied with each weight of its filter.
     flops: Some(|w| times([2, w.numel(1), filter(w.inputs[0])])),
@@ -465,6 +467,7 @@ pub static CONV2D_BACKWARD_WEIGHT: Op = Op {
     name: "conv2d_backward_weight",
     amp: Amp::Low,
     grad: Grad::Rule(backward_weight_rule),
+    shard: Some(crate::sharding::convolution_backward_weight),
     class: Class::Fused(BACKWARD_WEIGHT_EXPAND),
     flops: Some(|w| times([2, w.numel(1), filter(w.out)])),
     infer: infer_conv_backward,

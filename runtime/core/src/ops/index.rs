@@ -73,7 +73,7 @@ pub static GATHER: Op = Op {
     reads: Some(super::lookup_reads),
     sig: "x: tensor, dim: int, index: tensor",
     doc: "x (..., N, ...), index (..., K, ...) int -> (..., K, ...): out[.., k, ..] = x[.., index[.., k, ..], ..] along `dim`.",
-    shard: Some(crate::sharding::along_other_dims),
+    shard: Some(crate::sharding::gather),
     class: Class::Library,
     infer: like_index,
     call: Some(call_gather),
@@ -171,7 +171,7 @@ pub static SCATTER_ADD: Op = Op {
     sig: "x: tensor, dim: int, index: tensor, src: operand",
     doc: "x (..., N, ...), index (..., K, ...) int, src (..., K, ...) or number -> x with src[.., k, ..] added at\n\
           [.., index[.., k, ..], ..], in row-major order of index.",
-    shard: Some(crate::sharding::along_other_dims),
+    shard: Some(crate::sharding::scatter_add),
     class: Class::Library,
     infer: check_src,
     call: Some(|g, a| call_scatter(g, a, &SCATTER_ADD)),

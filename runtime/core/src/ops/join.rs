@@ -36,6 +36,7 @@ pub static CAT: Op = Op {
     sig: "xs: tensors, dim: int = 0",
     doc: "xs of (..., Ni, ...) -> (..., sum of Ni, ...): concatenated along `dim`; all other dims must be equal.",
     shard: Some(crate::sharding::join),
+    regroups: Some(&crate::sharding::JOINING),
     class: Class::Library,
     infer: |i| {
         let at = i.attr(0);

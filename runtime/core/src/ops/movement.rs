@@ -97,6 +97,7 @@ pub static RESHAPE: Op = Op {
     doc: "x (...) -> (shape): the same elements in row-major order under other dims; one dim may be -1 and is inferred.\n\
           Free if strides can express it; otherwise the elements are copied.",
     shard: Some(crate::sharding::reshape),
+    regroups: Some(&crate::sharding::RESHAPING),
     class: Class::View(|l, _, out| l.reshape(*out)),
     infer: from_attrs,
     call: Some(call_reshape),

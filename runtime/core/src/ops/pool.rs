@@ -103,6 +103,7 @@ pub static MAX_POOL2D: Op = Op {
           (the kernel's size unless given). Padding counts as -inf. Equal elements share the gradient (PyTorch gives it to\n\
           the first). Sizes as in conv2d; with ceil_mode they are rounded up, so that the last window may extend beyond the\n\
           end if it starts inside x or the padding before it. x may be (C, H, W).",
+    shard: Some(crate::sharding::images_and_channels),
     call: Some(|g, a| call_pool(g, a, 2, true)),
     grad: Grad::Rule(|g, c| Ok(smallvec![Some(g.push(&MAX_POOL2D_BACKWARD, &[c.x(0), c.out, c.grad], c.attrs)?)])),
     samples: &[
@@ -119,6 +120,7 @@ pub static MAX_POOL2D: Op = Op {
 /// Inputs: x, the result, its gradient; `attrs` as the pool. The decomposition does not use the result.
 pub static MAX_POOL2D_BACKWARD: Op = Op {
     name: "max_pool2d_backward",
+    shard: Some(crate::sharding::images_and_channels),
     class: Class::Fused(|g, x, attrs| {
         let found = crate::grad::through(g, MAX_POOL_EXPAND, &x[..1], attrs, &[Some(x[2])], &[true])?;
         match found.into_iter().flat_map(|f| f.1).next() {

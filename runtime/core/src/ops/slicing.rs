@@ -36,6 +36,7 @@ pub static SLICE: Op = Op {
     doc: "x (...) -> elements start, start + step, ... below stop of dim `dim`. Negative ends count from the back; ends\n\
           beyond the dim are clamped. The same as `x[{ {start, stop} }]` on that dim. step must be 1 or more.",
     shard: Some(crate::sharding::linear_along_other_dims),
+    regroups: Some(&crate::sharding::SLICING),
     class: Class::View(|l, attrs, out| {
         let (at, lo, step) = (attrs[0] as usize, attrs[1] as isize, attrs[2] as isize);
         let mut y = Layout { shape: *out, strides: l.strides, offset: l.offset + lo * l.strides[at] };
@@ -118,6 +119,7 @@ pub static SELECT: Op = Op {
 pub static STRIDED_PAD: Op = Op {
     name: "strided_pad",
     shard: Some(crate::sharding::pad),
+    regroups: Some(&crate::sharding::PADDING),
     class: Class::Library,
     infer: |i| Ok(Meta { shape: i.shape(0).with(i.attr(0), i.attr(3)), dtype: i.dtype(0) }),
     grad: Grad::Rule(|g, c| {

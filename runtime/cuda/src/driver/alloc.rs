@@ -2,7 +2,8 @@
 //!
 //! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that
 //! nothing moves. [`Heap`] places buffers in such a range by best fit. A freed block is reused at once: all work of the
-//! device runs in one stream, so a later write follows every queued read.
+//! device runs in one stream, so a later write follows every queued read. Reads by other devices of a mesh have ended
+//! before the stream goes on (`executable/mesh.rs`).
 
 use super::{Address, Device, check, sys};
 use perilune_core::byte_size;
@@ -87,11 +88,8 @@ impl Range {
                 return Err(out(self.device.free_bytes()));
             }
             check(sys::cuMemMap(at, more, 0, handle, 0), "mapping memory on the GPU")?;
-            let mut access: sys::CUmemAccessDesc = std::mem::zeroed();
-            access.location = prop.location;
-            access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-            check(sys::cuMemSetAccess(at, more, &access, 1), "opening memory on the GPU")?;
             self.parts.push((handle, self.mapped, more));
+            self.device.peer_access.add(&self.device, at, more)?;
         }
         self.mapped += more;
         Ok(())
@@ -106,6 +104,7 @@ impl Drop for Range {
         // SAFETY: nothing queued uses the memory once the stream is idle; each part was mapped once.
         unsafe {
             sys::cuStreamSynchronize(self.device.stream.0);
+            self.device.peer_access.remove(self.base, self.reserved);
             for &(handle, at, nbytes) in &self.parts {
                 sys::cuMemUnmap(self.base + at as u64, nbytes);
                 sys::cuMemRelease(handle);

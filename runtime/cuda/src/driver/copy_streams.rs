@@ -59,6 +59,11 @@ impl CopyStreams {
         self.queued
     }
 
+    /// Returns the number of an operation up to which all have finished; 0 if none is known.
+    pub fn finished(&self) -> u64 {
+        self.marks.iter().rev().find(|(_, event)| event.is_over()).map_or(0, |(number, _)| *number)
+    }
+
     /// Records a mark after all queued operations.
     pub fn mark(&mut self) -> Result<()> {
         let event = match if self.marks.len() == MARKS { self.marks.pop_front() } else { None } {

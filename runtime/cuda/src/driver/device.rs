@@ -1,6 +1,6 @@
 //! Opens a GPU: its primary context, its properties and the stream in which all its work runs.
 
-use super::{Context, Handle, Snapshots, check, sys};
+use super::{Context, Handle, PeerAccess, Snapshots, check, sys};
 use crate::dylib;
 use crate::launch::Props;
 use perilune_core::error::{Error, Result};
@@ -21,6 +21,8 @@ pub struct Device {
     /// Snapshots for checkpoints, which separate threads transfer.
     pub snapshots: Arc<Snapshots>,
     pub(super) context: Arc<Context>,
+    /// The mapped memory, and which GPUs may access it.
+    pub(super) peer_access: PeerAccess,
 }
 
 impl Device {
@@ -68,10 +70,18 @@ impl Device {
                 sms: read(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 shared_bytes: read(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
             };
-            let (stream, snapshots) = (Handle(stream), Arc::default());
-            let device =
-                Device { ordinal, name, props, total_bytes, stream, device, driver_version, snapshots, context };
-            Ok(Arc::new(device))
+            Ok(Arc::new(Device {
+                ordinal,
+                name,
+                props,
+                total_bytes,
+                stream: Handle(stream),
+                device,
+                driver_version,
+                snapshots: Arc::default(),
+                context,
+                peer_access: PeerAccess::default(),
+            }))
         }
     }
 

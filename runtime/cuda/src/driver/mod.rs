@@ -11,6 +11,7 @@ mod copy_streams;
 mod device;
 mod graph;
 mod module;
+mod peers;
 mod snapshot;
 mod stream;
 
@@ -20,6 +21,7 @@ pub use copy_streams::CopyStreams;
 pub use device::Device;
 pub use graph::Replay;
 pub use module::{Entry, Module, TensorMap};
+pub use peers::{Endpoint, PeerAccess};
 pub use snapshot::{Snapshots, snapshot};
 pub use stream::Event;
 

@@ -12,6 +12,12 @@ impl Device {
         check(unsafe { sys::cuStreamSynchronize(self.stream.0) }, "waiting for the GPU")
     }
 
+    /// Makes later work wait until all work queued before the event, which may be of another device, has finished.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: the event is alive, and the driver keeps what it recorded.
+        check(unsafe { sys::cuStreamWaitEvent(self.stream.0, event.event.0, 0) }, "waiting for an event")
+    }
+
     /// Queues a copy to the device. `bytes` must not change until the stream is synchronized, unless it is pageable
     /// (then the driver copies it before it returns).
     pub fn upload(&self, to: Address, bytes: &[u8]) -> Result<()> {

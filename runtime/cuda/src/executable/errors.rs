@@ -1,8 +1,9 @@
 //! Reports indices out of range. Each kernel that checks indices has a cell in host memory, in which it stores the
-//! first bad index.
+//! first bad index. A program has a cell more, for bad indices on other devices of its mesh (`mesh.rs`).
 
 use crate::driver::{Address, Device, Pinned};
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
 use perilune_core::op::IndexFault;
 use perilune_plan::ir::{Origin, Program};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,23 +15,55 @@ pub(super) const FAULT_WORDS: usize = 4;
 /// Where the kernels of a program report bad indices.
 pub(crate) struct DeviceErrors {
     pub(super) memory: Pinned,
-    kernels: Vec<(Origin, IndexFault)>,
+    /// What the cells report; the last one is that of other devices.
+    kernels: Vec<(Origin, Report)>,
     program: Arc<Program>,
     /// The first of its runs that may have reported something unseen; 0 before the first.
     since: AtomicU64,
 }
 
+#[derive(Clone, Copy)]
+enum Report {
+    Index(IndexFault),
+    /// A bad index on another device: the value is its coordinate, the size the number of the axis.
+    Peer,
+}
+
+impl Report {
+    fn error(self, value: i64, size: i64) -> Error {
+        match self {
+            Report::Index(fault) => fault.error(value, size),
+            Report::Peer => peer_fault(usize::try_from(size).ok().and_then(|k| Some((value, *Axis::ALL.get(k)?)))),
+        }
+    }
+}
+
+/// The error on a device whose mesh has a bad index on another one: at that coordinate along that axis, if known.
+pub(super) fn peer_fault(at: Option<(i64, Axis)>) -> Error {
+    let at = at.map_or(String::new(), |(k, axis)| format!(", at {k} along {}", axis.name()));
+    Error::argument("", format!("an index was out of range on another device of the mesh{at}"))
+        .hint("that device reports the index")
+}
+
 impl DeviceErrors {
-    /// Allocates a cell for each kernel. `halt`: the word that stops State writes.
+    /// Allocates a cell for each kernel, and one for other devices. `halt`: the word that stops State writes.
     pub fn new(
         device: &Arc<Device>,
         halt: Address,
         kernels: Vec<(Origin, IndexFault)>,
         program: &Arc<Program>,
     ) -> Result<DeviceErrors> {
+        let origin = kernels.first().map_or(Origin::NONE, |(origin, _)| *origin);
+        let kernels = kernels.into_iter().map(|(origin, fault)| (origin, Report::Index(fault)));
+        let kernels: Vec<(Origin, Report)> = kernels.chain([(origin, Report::Peer)]).collect();
         let memory = Pinned::new(device, kernels.len() * FAULT_WORDS * 8)?;
         (0..kernels.len()).for_each(|k| memory.write(k * FAULT_WORDS + 3, halt));
         Ok(DeviceErrors { memory, kernels, program: program.clone(), since: AtomicU64::new(0) })
+    }
+
+    /// Returns the cell in which a kernel reports a bad index on another device.
+    pub fn peer_cell(&self) -> Address {
+        self.memory.address + ((self.kernels.len() - 1) * FAULT_WORDS * 8) as u64
     }
 
     /// Returns whether a kernel has reported a bad index.
@@ -79,6 +112,11 @@ impl Faults {
     /// Returns whether a report has arrived.
     pub fn arrived(&mut self) -> bool {
         self.cells.retain(|c| c.strong_count() > 0);
+        self.is_reported()
+    }
+
+    /// As [`Faults::arrived`].
+    pub fn is_reported(&self) -> bool {
         self.cells.iter().filter_map(Weak::upgrade).any(|cells| cells.is_set())
     }
 

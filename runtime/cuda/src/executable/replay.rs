@@ -65,6 +65,9 @@ pub(super) struct Operand {
     pub is_output: bool,
 }
 
+/// The graphs of a program at some places, in the order of its parts between collectives; empty before the first replay.
+pub(super) type Captured = Vec<Replay>;
+
 /// The graphs of a program.
 #[derive(Default)]
 pub(super) struct Graphs {
@@ -72,7 +75,7 @@ pub(super) struct Graphs {
     /// The buffer of each staged operand, by operand; shorter than their list.
     staged: Vec<Option<Allocation>>,
     /// Each key with its graph, once it has been seen twice. The most recently used is first.
-    captured: VecDeque<(Vec<Address>, Option<Replay>)>,
+    captured: VecDeque<(Vec<Address>, Captured)>,
 }
 
 impl Graphs {
@@ -107,26 +110,25 @@ impl Graphs {
     /// Notes the places of a run that was not replayed.
     pub fn remember(&mut self, places: Vec<Address>) {
         if !self.is_known(&places) {
-            self.captured.push_front((places, None));
+            self.captured.push_front((places, Vec::new()));
             self.captured.truncate(GRAPHS);
         }
     }
 
-    /// Replays the graph for `places`, which are known; `capture` makes it the first time. `at`: where the operands are.
+    /// Replays the graphs for `places`, which are known. `launch` launches them, and captures them first if there are none. `at`: where
+    /// the operands are.
     pub fn replay(
         &mut self,
         context: &DeviceContext,
         operands: &[Operand],
         at: &[Address],
         places: &[Address],
-        capture: impl FnOnce() -> Result<Replay>,
+        launch: impl FnOnce(&mut Captured) -> Result<()>,
     ) -> Result<()> {
         let Some(found) = self.captured.iter().position(|(key, _)| key == places) else { return Ok(()) };
-        let Some((key, graph)) = self.captured.remove(found) else { return Ok(()) };
-        let graph = graph.map_or_else(capture, Ok)?;
-        self.copy(context, operands, at, false)?;
-        let done = graph.launch();
-        self.captured.push_front((key, Some(graph)));
+        let Some((key, mut graphs)) = self.captured.remove(found) else { return Ok(()) };
+        let done = self.copy(context, operands, at, false).and_then(|()| launch(&mut graphs));
+        self.captured.push_front((key, graphs));
         done?;
         self.copy(context, operands, at, true)
     }

@@ -1,8 +1,10 @@
-//! Runs a compiled program: fills in addresses, queues its steps or replays them as a CUDA graph, and times kernels.
+//! Runs a compiled program: fills in addresses, queues its steps or replays them as CUDA graphs, and times kernels. The steps of a
+//! program without a mesh are one graph; collectives, and the agreement of a mesh, divide them into several.
 
-use super::errors::FAULT_WORDS;
-use super::replay::Operand;
-use super::{Compiled, CudaExecutable, Step};
+use super::errors::{DeviceErrors, FAULT_WORDS};
+use super::mesh::Mesh;
+use super::replay::{Captured, Operand};
+use super::{Compiled, CudaExecutable, Graphs, Step};
 use crate::backend::{DeviceContext, address, made, made_by, state_written};
 use crate::blas::Addresses;
 use crate::dnn;
@@ -12,10 +14,23 @@ use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::PoisonError;
 
 /// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
+
+/// The least steps that are worth a graph between two collectives.
+const LEAST_CAPTURED: usize = 3;
+
+/// A part of what a run queues.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    /// Steps without a collective.
+    Steps(Range<usize>),
+    Collective(usize),
+    Agreement,
+}
 
 /// Returns the addresses of the operands: inputs, then outputs.
 fn addresses(operands: &[Operand], inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
@@ -34,6 +49,19 @@ fn places(program: &Program, arena: Address, operands: &[Address]) -> Vec<Addres
         Storage::Arena(at) => arena + at as u64,
     };
     program.values.iter().map(place).collect()
+}
+
+/// What the steps of a run use beside their operands.
+struct Run<'a> {
+    context: &'a DeviceContext,
+    mesh: Option<&'a Mesh<'a>>,
+}
+
+/// The operands of a run.
+struct Operands<'a> {
+    inputs: &'a [Buffer],
+    slots: &'a [u64],
+    outputs: &'a [Buffer],
 }
 
 impl Compiled {
@@ -60,7 +88,8 @@ impl Compiled {
     }
 
     /// Queues one step.
-    fn queue(&self, context: &DeviceContext, step: &Step, places: &[Address]) -> Result<()> {
+    fn queue(&self, run: &Run, step: &Step, places: &[Address]) -> Result<()> {
+        let context = run.context;
         let at = |v: &ValueId| places[v.0 as usize];
         let place = |a: &Arg| match a {
             Arg::Value(v, offset) => at(v).wrapping_add_signed(*offset),
@@ -68,6 +97,10 @@ impl Compiled {
             _ => 0,
         };
         match step {
+            Step::Collective { collective, entries } => match run.mesh {
+                Some(mesh) => mesh.run(collective, entries, [place(&collective.input), place(&collective.output)]),
+                None => Err(Error::system("cuda", format!("this is a bug: {} on a single device", collective.name))),
+            },
             Step::Conv { plan, call } => {
                 let Some(dnn) = context.opened_dnn() else { return Ok(()) };
                 let scratch = context.scratch.base;
@@ -135,71 +168,158 @@ impl Compiled {
         }
     }
 
-    /// Queues all steps; an error comes with the kernel that caused it.
-    fn queue_all(&self, context: &DeviceContext, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
-        self.steps.iter().try_for_each(|(k, step)| self.queue(context, step, places).map_err(|e| (*k, e)))
+    /// Divides the steps for runs on a mesh or on one device. Graphs that were captured end elsewhere and are dropped.
+    pub(super) fn divide(&mut self, is_meshed: bool) {
+        let mut parts = Vec::new();
+        let mut start = 0;
+        let agrees = is_meshed && self.agrees();
+        for i in 0..=self.steps.len() {
+            let is_collective = matches!(self.steps.get(i), Some((_, Step::Collective { .. })));
+            let is_agreement = agrees && i == self.agreement;
+            if (is_collective || is_agreement || i == self.steps.len()) && start < i {
+                parts.push(Part::Steps(start..i));
+                start = i;
+            }
+            if is_agreement {
+                parts.push(Part::Agreement);
+            }
+            if is_collective {
+                parts.push(Part::Collective(i));
+                start = i + 1;
+            }
+        }
+        self.graphs = Graphs::default();
+        (self.parts, self.is_meshed) = (parts, is_meshed);
+    }
+
+    /// Whether the devices of a mesh agree in a run that none has failed.
+    fn agrees(&self) -> bool {
+        self.cells.is_some() || !self.writes.is_empty()
+    }
+
+    /// Lets the devices of the mesh agree that none has failed. Returns an error on all of them otherwise.
+    fn agree(&self, run: &Run) -> Result<()> {
+        let Some(mesh) = run.mesh else { return Ok(()) };
+        let cell = self.cells.as_deref().map(DeviceErrors::peer_cell);
+        mesh.agree(run.context.faults.is_reported(), run.context.halt.address, cell)?;
+        if self.writes.is_empty() { Ok(()) } else { mesh.peers.barrier() }
+    }
+
+    /// Queues some steps; an error comes with the kernel that caused it.
+    fn queue_some(
+        &self,
+        run: &Run,
+        steps: Range<usize>,
+        places: &[Address],
+    ) -> std::result::Result<(), (usize, Error)> {
+        self.steps[steps].iter().try_for_each(|(k, step)| self.queue(run, step, places).map_err(|e| (*k, e)))
+    }
+
+    /// Queues all steps.
+    fn queue_all(&self, run: &Run, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
+        self.parts.iter().try_for_each(|part| match part {
+            Part::Steps(steps) => self.queue_some(run, steps.clone(), places),
+            Part::Collective(i) => self.queue_some(run, *i..i + 1, places),
+            Part::Agreement => self.agree(run).map_err(|e| (self.kernel(self.agreement), e)),
+        })
+    }
+
+    /// The kernel of a step, or of the last one.
+    fn kernel(&self, step: usize) -> usize {
+        self.steps.get(step).or(self.steps.last()).map_or(0, |(k, _)| *k)
     }
 
     fn run_steps(
         &mut self,
         context: &mut DeviceContext,
         program: &Program,
-        inputs: &[Buffer],
-        slots: &[u64],
-        outputs: &[Buffer],
+        Operands { inputs, slots, outputs }: Operands,
+        mesh: Option<&Mesh>,
         times: Option<&mut [f64]>,
     ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
+        if self.is_meshed != mesh.is_some() {
+            self.divide(mesh.is_some());
+        }
         context.arena.ensure(program.arena_bytes).map_err(first)?;
         context.scratch.ensure(self.scratch).map_err(first)?;
         let context = &*context;
+        let run = &Run { context, mesh };
         let at = addresses(&self.operands, inputs, outputs).map_err(first)?;
         let bytes: Vec<u8> = slots[..program.slots.len()].iter().flat_map(|w| w.to_le_bytes()).collect();
         context.device.upload(self.slots.address, &bytes).map_err(first)?;
         let own = places(program, context.arena.base, &at);
         if let Some(times) = times {
             self.tables(context, &own).map_err(first)?;
-            return self.timed(context, &own, times);
+            return self.timed(run, &own, times);
         }
         if context.replay && self.steps.len() > 1 {
             self.graphs.observe(context, &self.operands, &at).map_err(first)?;
             let bound = places(program, context.arena.base, &self.graphs.bound(&at));
             if self.runs >= CAREFUL_RUNS && self.graphs.is_known(&bound) {
                 self.tables(context, &bound).map_err(first)?;
-                return self.replay(context, &at, &bound).map_err(first);
+                return self.replay(run, &at, &bound).map_err(first);
             }
             self.graphs.remember(bound);
         }
         self.tables(context, &own).map_err(first)?;
-        self.queue_all(context, &own)
+        self.queue_all(run, &own)
     }
 
-    /// Replays the graph of places that occurred before, and captures it first if there is none.
-    fn replay(&mut self, context: &DeviceContext, at: &[Address], bound: &[Address]) -> Result<()> {
+    /// Replays the graphs of places that occurred before, and captures them first if there are none.
+    fn replay(&mut self, run: &Run, at: &[Address], bound: &[Address]) -> Result<()> {
         let mut graphs = std::mem::take(&mut self.graphs);
-        let capture = || Replay::capture(&context.device, || self.queue_all(context, bound).map_err(|e| e.1));
-        let done = graphs.replay(context, &self.operands, at, bound, capture);
+        let launch = |captured: &mut Captured| self.replay_parts(run, captured, bound);
+        let done = graphs.replay(run.context, &self.operands, at, bound, launch);
         self.graphs = graphs;
         done
     }
 
-    fn timed(
-        &self,
-        context: &DeviceContext,
-        places: &[Address],
-        times: &mut [f64],
-    ) -> std::result::Result<(), (usize, Error)> {
-        let device = &context.device;
+    /// Launches the graph of each part, and captures those that are missing. On a mesh, collectives and short parts are queued.
+    fn replay_parts(&self, run: &Run, captured: &mut Captured, bound: &[Address]) -> Result<()> {
+        let queue = |steps: Range<usize>| self.queue_some(run, steps, bound).map_err(|e| e.1);
+        let mut next = 0;
+        for part in &self.parts {
+            match part {
+                Part::Steps(steps) if self.is_meshed && steps.len() < LEAST_CAPTURED => queue(steps.clone())?,
+                Part::Steps(steps) => {
+                    if next == captured.len() {
+                        captured.push(Replay::capture(&run.context.device, || queue(steps.clone()))?);
+                    }
+                    captured[next].launch()?;
+                    next += 1;
+                }
+                Part::Collective(i) => queue(*i..i + 1)?,
+                Part::Agreement => self.agree(run)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn timed(&self, run: &Run, places: &[Address], times: &mut [f64]) -> std::result::Result<(), (usize, Error)> {
+        let device = &run.context.device;
         let mut events = Vec::with_capacity(self.steps.len() + 1);
         events.push(Event::record(device).map_err(|e| (0, e))?);
-        for (k, step) in &self.steps {
-            let at = |e| (*k, e);
-            self.queue(context, step, places).map_err(at)?;
-            events.push(Event::record(device).map_err(at)?);
+        let mut ks = Vec::with_capacity(self.steps.len());
+        for part in &self.parts {
+            let steps = match part {
+                Part::Steps(steps) => steps.clone(),
+                Part::Collective(i) => *i..i + 1,
+                Part::Agreement => {
+                    self.agree(run).map_err(|e| (self.kernel(self.agreement), e))?;
+                    continue;
+                }
+            };
+            for (k, step) in &self.steps[steps] {
+                let at = |e| (*k, e);
+                self.queue(run, step, places).map_err(at)?;
+                events.push(Event::record(device).map_err(at)?);
+                ks.push(*k);
+            }
         }
         device.synchronize().map_err(|e| (0, e))?;
-        for (i, (k, _)) in self.steps.iter().enumerate() {
-            times[*k] += events[i + 1].since(&events[i]).map_err(|e| (*k, e))?;
+        for (i, k) in ks.into_iter().enumerate() {
+            times[k] += events[i + 1].since(&events[i]).map_err(|e| (k, e))?;
         }
         Ok(())
     }
@@ -213,7 +333,7 @@ impl Executable for CudaExecutable {
         outputs: &[Buffer],
         context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
-        let RunContext { interrupt, times, .. } = context;
+        let RunContext { interrupt, times, peers } = context;
         let origin = |k: usize| self.program.kernels.get(k).map_or(Origin::NONE, |k| k.origin());
         if slots.len() < self.program.slots.len() {
             let error = Error::system("cuda", "this is a bug: a run-time number is missing");
@@ -224,7 +344,12 @@ impl Executable for CudaExecutable {
         // Kernels are queued in less time than an interrupt takes to arrive; another thread's run may have held the device.
         interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
-        context.check_faults(&self.program)?;
+        let connection = peers.map(|_| context.connection()).transpose().map_err(first)?;
+        let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh { connection, peers });
+        // The devices of a mesh raise the error of an earlier run where they agree.
+        if mesh.is_none() || !compiled.agrees() {
+            context.check_faults(&self.program)?;
+        }
         for buffer in inputs {
             context.faults.check(made_by(buffer)).map_err(first)?;
         }
@@ -234,14 +359,27 @@ impl Executable for CudaExecutable {
         }
         compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| state_written(state, number));
         outputs.iter().for_each(|buffer| made(buffer, number));
-        let done = compiled.run_steps(context, &self.program, inputs, slots, outputs, times);
-        done.map_err(|(k, error)| Failure { origin: origin(k), error })?;
+        let operands = Operands { inputs, slots, outputs };
+        if let Err((k, error)) = compiled.run_steps(context, &self.program, operands, mesh.as_ref(), times) {
+            if mesh.is_some() {
+                // Other devices may read this one's memory, and have reported a bad index to it.
+                context.device.synchronize().map_err(first)?;
+                context.check_faults(&self.program)?;
+            }
+            return Err(Failure { origin: origin(k), error });
+        }
         context.beside.mark().map_err(first)?;
         compiled.runs += 1;
         if compiled.runs <= CAREFUL_RUNS && compiled.cells.is_some() {
             context.device.synchronize().map_err(first)?;
             context.check_faults(&self.program)?;
             context.faults.finished(number);
+        } else if mesh.is_some() {
+            // A device whose results no one reads learns here that runs have finished, so that all invalidate about the same.
+            let finished = context.beside.finished();
+            if !context.faults.is_reported() {
+                context.faults.finished(finished);
+            }
         }
         Ok(())
     }

@@ -6,6 +6,7 @@
 
 mod add;
 mod call;
+pub mod collective;
 pub mod fp8;
 mod grouped;
 mod index;

@@ -1,0 +1,162 @@
+//! Tests `--mesh` and meshes of recipes through the program: training, checkpoints that move between meshes, reports, errors.
+//!
+//! `PERILUNE_MESH=dp=2,zero=1 cargo test -p perilune` runs the other tests of this crate on a mesh.
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{Place, Ran, place};
+
+/// A recipe with everything that a run carries from step to step. Batches of 8 divide among up to 8 devices.
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local recipe = pl.recipe { name = "all", params = { lr = 0.05, steps = 12, seed = 3, width = 8, eval_every = 4 } }
+recipe.ema, recipe.accumulate = 0.9, 2
+function recipe.data(p)
+  local x = pl.randn { 80, 4 }
+  local set = pl.data.tensors { x = x, y = x:sum(1) }
+  return { train = set:split("train", 0.75, p.seed):shuffle(p.seed):batch(8), valid = set:split("valid", 0.25, p.seed):batch(8) }
+end
+function recipe.model(p)
+  return nn.Sequential { nn.Linear(4, p.width, { bias = false }), nn.BatchNorm1d(p.width), nn.ReLU(), nn.Dropout(0.3), nn.Linear(p.width, 1) }
+end
+function recipe.optimizer(p, model)
+  return optim.AdamW(model, { lr = optim.cosine { peak = p.lr, warmup = 3, steps = 12 }, clip_norm = 1 })
+end
+function recipe.loss(model, batch)
+  local error = model(batch.x):squeeze(-1) - batch.y
+  return (error * error):mean()
+end
+-- more
+return recipe
+"#;
+
+fn all(more: &str) -> Place {
+    let p = place();
+    p.file("all.lua", RECIPE.replace("-- more", more));
+    p
+}
+
+fn run(p: &Place, dir: &str, more: &[&str]) -> Ran {
+    let mut args = vec!["run", "all.lua", "--quiet", "--device", "cpu", "--run-dir", dir];
+    args.extend(more);
+    let ran = p.run(&args);
+    assert_eq!(ran.status, Some(0), "{more:?}: {}", ran.err);
+    ran
+}
+
+/// Losses of all steps and evaluations.
+fn losses(p: &Place, dir: &str) -> Vec<f64> {
+    let lines = p.read(&format!("{dir}/metrics.jsonl"));
+    let events = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
+    events.filter_map(|e| e["loss"].as_f64().or_else(|| e["metrics"]["valid/loss"].as_f64())).collect()
+}
+
+fn weights(p: &Place, dir: &str) -> String {
+    p.run_json(dir)["weights"].as_str().unwrap().to_string()
+}
+
+fn close(a: &[f64], b: &[f64], what: &str) {
+    assert_eq!(a.len(), b.len(), "{what}");
+    for (k, (a, b)) in a.iter().zip(b).enumerate() {
+        assert!((a - b).abs() <= 1e-4 * a.abs().max(1.0), "{what}: value {k} is {b}, not {a}");
+    }
+}
+
+#[test]
+fn a_run_on_a_mesh_follows_the_curve_of_one_device_in_equal_bits_each_time() {
+    let p = all("");
+    run(&p, "one", &["--mesh", ""]);
+    for mesh in ["dp=2", "dp=4,zero=1", "dp=2,shard=2", "dp=8,zero=3"] {
+        run(&p, &format!("a-{mesh}"), &["--mesh", mesh]);
+        close(&losses(&p, "one"), &losses(&p, &format!("a-{mesh}")), mesh);
+        run(&p, &format!("b-{mesh}"), &["--mesh", mesh, "--threads", "1"]);
+        assert_eq!(weights(&p, &format!("a-{mesh}")), weights(&p, &format!("b-{mesh}")), "{mesh}: another run");
+    }
+}
+
+#[test]
+fn a_run_resumes_on_its_mesh_to_the_bits_of_an_uninterrupted_one() {
+    let p = all("");
+    let mesh = ["--mesh", "dp=4,zero=3"];
+    run(&p, "whole", &mesh);
+    run(&p, "parts", &[&mesh[..], &["--steps", "5"]].concat());
+    run(&p, "parts", &[&mesh[..], &["--resume", "--steps", "12"]].concat());
+    assert_eq!(weights(&p, "whole"), weights(&p, "parts"));
+}
+
+#[test]
+fn a_checkpoint_fits_any_mesh_and_one_device() {
+    let p = all("");
+    run(&p, "one", &["--mesh", ""]);
+    run(&p, "moved", &["--mesh", "dp=4,zero=3", "--steps", "3"]);
+    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("dp=2,shard=4", "9"), ("", "12")] {
+        run(&p, "moved", &["--mesh", mesh, "--resume", "--steps", steps]);
+    }
+    // Evaluations at the ends of the parts are extra: the steps are compared.
+    let steps = |dir: &str| {
+        let lines = p.read(&format!("{dir}/metrics.jsonl"));
+        let events = lines.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
+        events.filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    close(&steps("one"), &steps("moved"), "five meshes in turns");
+}
+
+#[test]
+fn a_recipe_names_its_mesh_and_the_command_line_goes_first() {
+    let p = all("recipe.mesh = { dp = 2, zero = 1 }");
+    let device = |dir: &str| p.run_json(dir)["device_description"].as_str().unwrap().to_string();
+    let ran = p.run(&["run", "all.lua", "--device", "cpu", "--steps", "2", "--run-dir", "own"]);
+    assert!(ran.out.starts_with("all · mesh dp=2 of 2 x cpu"), "{}{}", ran.out, ran.err);
+    assert!(device("own").starts_with("mesh dp=2 of 2 x cpu"), "{}", device("own"));
+    run(&p, "given", &["--mesh", "dp=4", "--steps", "2"]);
+    assert!(device("given").starts_with("mesh dp=4 of 4 x cpu"), "{}", device("given"));
+    run(&p, "one", &["--mesh", "dp=1", "--steps", "2"]);
+    assert!(device("one").starts_with("cpu ("), "{}", device("one"));
+}
+
+#[test]
+fn check_reports_placements_and_collectives() {
+    let p = all("");
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=4,zero=1"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
+    assert!(line("optim.adamw.m.*.weight  {8, 4} f32").contains("dp: split 0"), "{}", ran.out);
+    assert!(line("model.*.weight").contains("replicated"), "{}", ran.out);
+    assert!(line("all_gather").contains("all.lua:"), "{}", ran.out);
+    assert!(line("collectives, ").contains(" in all"), "{}", ran.out);
+    // A mesh of GPUs that are not there.
+    let ran = p.run(&["check", "all.lua", "--mesh", "dp=4,zero=1", "--for", "h200"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("mesh dp=4 of 4 x "), "{}", ran.out);
+}
+
+#[test]
+fn wrong_meshes_are_refused_with_the_rule() {
+    let p = all("");
+    for (mesh, says) in [
+        ("dp=2,dq=2", "there is no axis \"dq\" (did you mean dp?)"),
+        ("dp=0", "dp=0: an axis has at least 1 device"),
+        ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
+        ("dp=2,zero=7", "zero=7: there is no such stage"),
+    ] {
+        let ran = p.run(&["run", "all.lua", "--mesh", mesh]);
+        assert_eq!(ran.status, Some(2), "{mesh}");
+        assert!(ran.err.contains(says), "{mesh}: {}", ran.err);
+    }
+    for (more, says) in [
+        ("recipe.mesh = { dp = 'two' }", "recipe.mesh: dp is 'two'"),
+        ("recipe.mesh = 'dp=2,tq=2'", "recipe.mesh: there is no axis \"tq\""),
+        (
+            "recipe.mesh, recipe.sharding = 'tp=2', { ['7.*'] = 'column' }",
+            "recipe.sharding: no State has the path '7.*'",
+        ),
+        ("recipe.mesh, recipe.sharding = 'tp=2', { ['1'] = 'col' }", "column"),
+    ] {
+        let p = all(more);
+        let ran = p.run(&["run", "all.lua"]);
+        assert_eq!(ran.status, Some(3), "{more}: {}", ran.err);
+        assert!(ran.err.contains(says) && ran.err.contains("all.lua:"), "{more}: {}", ran.err);
+    }
+}

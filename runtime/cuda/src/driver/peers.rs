@@ -1,0 +1,137 @@
+//! Connects the devices of a process: a device finds another by its number, waits for its events and reads its memory.
+//!
+//! Memory that is mapped into an address range is accessible to its own GPU only. [`PeerAccess`] records the ranges of a device and the GPUs
+//! that may access them; memory that is mapped later is opened to the same GPUs.
+
+use super::{Address, Device, Event, check, sys};
+use perilune_core::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The devices of this process that take part in collectives, by number.
+static LINKS: Mutex<BTreeMap<u64, Arc<Link>>> = Mutex::new(BTreeMap::new());
+
+/// What other devices may use of a device.
+struct Link {
+    device: Arc<Device>,
+    /// Recorded in turns: one may be recorded while others still begin to wait for the other.
+    events: [Event; 2],
+}
+
+/// The end of a device's connections to others. While it exists, others find the device by its number.
+pub struct Endpoint {
+    pub number: u64,
+    link: Arc<Link>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Endpoint {
+    pub fn new(device: &Arc<Device>) -> Result<Endpoint> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
+        let link =
+            Arc::new(Link { device: device.clone(), events: [Event::untimed(device)?, Event::untimed(device)?] });
+        lock(&LINKS).insert(number, link.clone());
+        Ok(Endpoint { number, link })
+    }
+
+    /// Records an event in the device's stream, for others to wait for.
+    pub fn record(&self, event: usize) -> Result<()> {
+        self.link.events[event].again()
+    }
+
+    /// Makes this device's stream wait for the last record of an event of another device. A device that has been closed has no work
+    /// left.
+    pub fn wait_for(&self, number: u64, event: usize) -> Result<()> {
+        let other = lock(&LINKS).get(&number).cloned();
+        other.map_or(Ok(()), |other| self.link.device.wait_for(&other.events[event]))
+    }
+
+    /// Gives this device access to the memory of another one.
+    pub fn open(&self, number: u64) -> Result<()> {
+        let other = lock(&LINKS).get(&number).cloned();
+        match other {
+            Some(other) => other.device.peer_access.open(&other.device, &self.link.device),
+            None => Err(Error::system("cuda", "a device of the mesh has been closed")),
+        }
+    }
+}
+
+impl Drop for Endpoint {
+    fn drop(&mut self) {
+        if self.link.device.bind().is_ok() {
+            // Those that do not find this device any more must not have to wait for it.
+            let _ = self.link.device.synchronize();
+        }
+        lock(&LINKS).remove(&self.number);
+    }
+}
+
+/// The mapped memory of a device, and which GPUs may access it.
+#[derive(Default)]
+pub struct PeerAccess(Mutex<Parts>);
+
+#[derive(Default)]
+struct Parts {
+    parts: Vec<(Address, usize)>,
+    /// GPUs other than the device's own.
+    peers: Vec<sys::CUdevice>,
+}
+
+impl PeerAccess {
+    /// Opens newly mapped memory to the device and its peers.
+    pub fn add(&self, device: &Device, at: Address, nbytes: usize) -> Result<()> {
+        let mut own = lock(&self.0);
+        let gpus: Vec<sys::CUdevice> = [device.device].iter().chain(&own.peers).copied().collect();
+        allow(at, nbytes, &gpus)?;
+        own.parts.push((at, nbytes));
+        Ok(())
+    }
+
+    /// Forgets the memory of a range of addresses, which will be unmapped.
+    pub fn remove(&self, base: Address, nbytes: usize) {
+        lock(&self.0).parts.retain(|(at, _)| !(base..base + nbytes as u64).contains(at));
+    }
+
+    /// Opens all memory of `device`, now and later, to the GPU of `peer`.
+    fn open(&self, device: &Device, peer: &Device) -> Result<()> {
+        let mut own = lock(&self.0);
+        if peer.device == device.device || own.peers.contains(&peer.device) {
+            return Ok(());
+        }
+        let mut can = 0;
+        // SAFETY: the out-pointer is to a local.
+        let status = unsafe { sys::cuDeviceCanAccessPeer(&mut can, peer.device, device.device) };
+        check(status, "asking whether a GPU can access another")?;
+        if can == 0 {
+            let message = format!("cuda:{} cannot access the memory of cuda:{}", peer.ordinal, device.ordinal);
+            return Err(Error::system("cuda", message)
+                .hint("the GPUs of a mesh need peer access (NVLink or PCIe): see `nvidia-smi topo -p2p r`"));
+        }
+        for (at, nbytes) in &own.parts {
+            allow(*at, *nbytes, &[peer.device])?;
+        }
+        own.peers.push(peer.device);
+        Ok(())
+    }
+}
+
+/// Allows GPUs to read and write mapped memory.
+fn allow(at: Address, nbytes: usize, gpus: &[sys::CUdevice]) -> Result<()> {
+    let access = |gpu: &sys::CUdevice| {
+        // SAFETY: a plain C structure for which zero means "default".
+        let mut access: sys::CUmemAccessDesc = unsafe { std::mem::zeroed() };
+        access.location.type_ = sys::CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
+        access.location.id = *gpu;
+        access.flags = sys::CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
+        access
+    };
+    let list: Vec<sys::CUmemAccessDesc> = gpus.iter().map(access).collect();
+    // SAFETY: the range is mapped; the list has the length that is passed.
+    let status = unsafe { sys::cuMemSetAccess(at, nbytes, list.as_ptr(), list.len()) };
+    check(status, "opening memory on the GPU")
+}

@@ -1,0 +1,285 @@
+//! Plans collectives between GPUs whose memory each of them can read: phases of one launch, between which the devices along the axis
+//! wait for each other (`executable/mesh.rs`).
+//!
+//! A device reads the pieces of the others by address and writes its own result. A large all-reduce takes two phases: each device
+//! combines one slice of the pieces, then all copy the slices of the others. That moves 2 (p - 1) / p of a piece over the links of each
+//! of p devices instead of p - 1 pieces. Both orders of work combine an element in the order of the coordinates, so they give the same
+//! bits, which are those of `runtime/cpu/src/library/collective.rs`.
+
+use super::call::{Call, Input, sized, typed};
+use super::strided::Strided;
+use crate::launch::{Arg, Function, Launch, Props, Work};
+use perilune_core::error::{Error, Result};
+use perilune_core::mesh::{Axis, Combine};
+use perilune_core::ops::Op;
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, axis, combine};
+use perilune_core::{DType, Layout};
+use perilune_plan::ir::{Library, Program};
+use std::sync::Arc;
+
+/// Most devices along an axis: `collective::MOST`.
+pub const MOST: usize = 64;
+/// Threads of a block: `collective::BLOCK`.
+pub const BLOCK: usize = 256;
+/// Bytes of a piece above which an all-reduce of more than two devices takes two phases. A phase more costs some 10 µs.
+const ONE_PHASE: usize = 256 << 10;
+/// Blocks of a launch for each multiprocessor.
+const BLOCKS: usize = 8;
+
+/// Whether an op is a collective.
+pub fn is(op: &Op) -> bool {
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].contains(&op)
+}
+
+/// A collective of a program: plain data, without a device.
+#[derive(Clone, Debug)]
+pub struct Collective {
+    pub name: &'static str,
+    pub axis: Axis,
+    /// Where the piece of this device is, contiguous, and where its result is.
+    pub input: Arg,
+    pub output: Arg,
+    /// Bytes of a piece.
+    pub nbytes: usize,
+    /// Distinct functions of its phases.
+    pub functions: Vec<Arc<Function>>,
+    kind: Kind,
+    /// Bytes of an element, of a vector of `reduce` and of a word of the copies.
+    pub size: usize,
+    pub vector: usize,
+    pub word: usize,
+    most_blocks: usize,
+}
+
+/// Lengths are in elements.
+#[derive(Clone, Copy, Debug)]
+enum Kind {
+    AllReduce { n: usize },
+    AllGather { rows: usize, block: usize, devices: usize },
+    ReduceScatter { rows: usize, block: usize, devices: usize },
+}
+
+/// What a launch of a phase does; the lengths are those of its kernel.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Task {
+    /// `n` elements of the result, in rows of `len` vectors that start `row` vectors apart in a piece. (`kernels/collective/reduce.cuh`)
+    Reduce { n: usize, len: usize, row: usize },
+    /// `total` bytes from all devices, or from all others, `step` bytes from each. (`kernels/collective/gather.cuh`)
+    Spans { total: usize, step: usize, others: bool },
+    /// Rows of a block of `block` words from each device, `words` of them in a piece.
+    Rows { words: usize, block: usize },
+}
+
+/// One launch of a collective.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Phase {
+    /// Index in `Collective::functions`.
+    pub function: usize,
+    pub task: Task,
+    /// Whether it reads the results of the phase before rather than the pieces.
+    pub reads_results: bool,
+    /// Where it begins to read, in bytes: of device k at `first + k * step`.
+    pub first: usize,
+    pub step: usize,
+    /// Where it begins to write, in bytes.
+    pub out: usize,
+    /// Blocks; no launch if one is 0.
+    pub grid: [u32; 3],
+}
+
+/// Lowers a collective: copies that make its piece contiguous, and the collective.
+pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collective)> {
+    let mut c = Call::new(program, l)?;
+    let (x, dtype, to) = (c.input(0)?, c.out_dtype(), c.out_aligned());
+    let size = dtype.size();
+    let dims = x.shape();
+    let split = |d: usize| {
+        let dims = dims.dims();
+        (dims[..d].iter().product::<usize>(), dims[d..].iter().product::<usize>())
+    };
+    let kind = if l.op == &ALL_REDUCE {
+        Kind::AllReduce { n: dims.numel() }
+    } else {
+        let (rows, block) = split(c.attr(1) as usize);
+        let devices = c.attr(2) as usize;
+        if l.op == &ALL_GATHER {
+            Kind::AllGather { rows, block, devices }
+        } else {
+            Kind::ReduceScatter { rows, block: block / devices, devices }
+        }
+    };
+    let nbytes = dims.numel() * size;
+    let (input, from) = match (&x.pointer, x.layout.is_contiguous()) {
+        (Arg::Value(..), true) => (x.pointer.clone(), x.aligned),
+        _ => (pack(&mut c, &x, dtype)?, 16),
+    };
+    // A power of two that divides the address of every vector, and the bytes of every block.
+    let aligned = |block: usize| from.min(to).min(1 << (block * size).trailing_zeros().min(4)).max(size);
+    let (vector, word) = match kind {
+        Kind::AllReduce { .. } => (from.min(to), from.min(to)),
+        Kind::ReduceScatter { block, .. } => (aligned(block), size),
+        Kind::AllGather { block, .. } => (size, aligned(block)),
+    };
+    let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
+    let reduce = |how: Combine, in_rows: bool| {
+        let t = typed(dtype);
+        let how = ["Sum", "Max", "Min"][how as usize];
+        let v = vector / size;
+        let body = format!("collective::reduce<{t}, collective::{how}<{t}>, {v}, {index}, {in_rows}>");
+        function("reduce", &format!("{t}* out, i64 ranks, i64 n, i64 len, i64 row"), &body, "out, ranks, n, len, row")
+    };
+    let spans = |others: bool| {
+        let body = format!("collective::spans<{}, {others}>", sized(word));
+        let params = "u8* out, i64 ranks, i64 own, i64 total, i64 step";
+        function("gather", params, &body, "out, ranks, own, total, step")
+    };
+    let functions = match kind {
+        Kind::AllReduce { .. } if nbytes <= ONE_PHASE => vec![reduce(combine(c.attr(1)), false)],
+        Kind::AllReduce { .. } => vec![reduce(combine(c.attr(1)), false), spans(true)],
+        Kind::ReduceScatter { rows, .. } => vec![reduce(combine(c.attr(3)), rows > 1)],
+        Kind::AllGather { rows: 0 | 1, .. } => vec![spans(false)],
+        Kind::AllGather { .. } => {
+            let w = sized(word);
+            let params = format!("{w}* out, i64 ranks, i64 own, i64 words, i64 block");
+            let body = format!("collective::rows<{w}, {index}>");
+            vec![function("gather_rows", &params, &body, "out, ranks, own, words, block")]
+        }
+    };
+    let most_blocks = BLOCKS * props.sms as usize;
+    let (name, axis, output) = (l.op.name, axis(&l.attrs), c.output(0));
+    let collective = Collective { name, axis, input, output, nbytes, functions, kind, size, vector, word, most_blocks };
+    Ok((c.finish(), collective))
+}
+
+/// Copies the input to contiguous scratch.
+fn pack(c: &mut Call, x: &Input, dtype: DType) -> Result<Arg> {
+    let to = Arg::Scratch(c.scratch(x.shape().numel() * dtype.size()));
+    let space = Strided::new(x.shape().dims(), &[x.strides(), Layout::contiguous(x.shape()).strides()]);
+    let (t, n, narrow) = (sized(dtype.size()), space.numel(), space.narrow());
+    let params = [
+        (&*format!("const {t}* x"), x.pointer.clone()),
+        (&*format!("{t}* out"), to.clone()),
+        (&*super::by_value(&space, narrow, "strided"), space.arg(narrow)),
+        ("i64 n", Arg::I64(n as i64)),
+    ];
+    c.each("pack_piece", "movement/strided_pad.cuh", &params, "library::copy(x, out, strided, n);", n)?;
+    Ok(to)
+}
+
+fn function(label: &str, params: &str, body: &str, args: &str) -> Arc<Function> {
+    let header = if label == "reduce" { "reduce" } else { "gather" };
+    let text = format!(
+        "#include \"collective/{header}.cuh\"\n\
+         extern \"C\" __global__ void __launch_bounds__({BLOCK}) KERNEL(const __grid_constant__ collective::Pieces pieces, {params}) {{\n    \
+         {body}(pieces, {args});\n}}\n"
+    );
+    Arc::new(Function { label: format!("collective_{label}"), text })
+}
+
+/// The function that spreads a bad index along an axis: of the addresses of `halt` words, a fault cell, ranks, coordinate and axis.
+pub fn agree() -> Arc<Function> {
+    let text = format!(
+        "#include \"collective/agree.cuh\"\n\
+         extern \"C\" __global__ void __launch_bounds__({MOST}) KERNEL(const __grid_constant__ collective::Pieces words, Fault* fault, i64 ranks, i64 own, i64 axis) {{\n    \
+         collective::agree(words, fault, ranks, own, axis);\n}}\n"
+    );
+    Arc::new(Function { label: "collective_agree".into(), text })
+}
+
+impl Collective {
+    /// Whether there is nothing to exchange.
+    pub fn is_empty(&self) -> bool {
+        self.nbytes == 0
+    }
+
+    /// The launches of one device of several, as an example: without the arguments, which depend on the run.
+    pub fn example(&self) -> Result<Work> {
+        let ranks = match self.kind {
+            Kind::AllReduce { .. } => 4,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+        };
+        let launch = |phase: &Phase| Launch {
+            function: self.functions[phase.function].clone(),
+            grid: phase.grid,
+            block: [BLOCK as u32, 1, 1],
+            shared_bytes: 0,
+            args: Vec::new(),
+        };
+        let launches = self.phases(0, ranks)?.iter().map(launch).collect();
+        Ok(Work { launches, scratch_bytes: 0 })
+    }
+
+    /// The launches of the device at `coordinate` of `ranks`.
+    pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
+        let devices = match self.kind {
+            Kind::AllReduce { .. } => ranks,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+        };
+        if ranks > MOST {
+            let message = format!("{} over {ranks} devices along {}; at most {MOST}", self.name, self.axis.name());
+            return Err(Error::system("cuda", message));
+        }
+        if coordinate >= ranks || ranks != devices {
+            let axis = self.axis.name();
+            let message = format!("this is a bug: {} of {devices} devices along {axis}, which has {ranks}", self.name);
+            return Err(Error::system("cuda", message));
+        }
+        let blocks = |threads: usize, pieces: usize| {
+            let x = threads.div_ceil(BLOCK).min((self.most_blocks / pieces).max(1));
+            [x as u32, pieces as u32, 1]
+        };
+        let phase = |function, task, reads_results, [first, step, out]: [usize; 3], grid| Phase {
+            function,
+            task,
+            reads_results,
+            first,
+            step,
+            out,
+            grid,
+        };
+        let v = self.vector / self.size;
+        Ok(match self.kind {
+            Kind::AllReduce { n } if ranks <= 2 || self.functions.len() == 1 => {
+                vec![phase(0, Task::Reduce { n, len: n, row: n }, false, [0; 3], blocks(n.div_ceil(v), 1))]
+            }
+            Kind::AllReduce { n } => {
+                let step = n.div_ceil(ranks).next_multiple_of(16 / self.size);
+                let low = (coordinate * step).min(n);
+                let own = (low + step).min(n) - low;
+                let (at, total, step) = (low * self.size, n * self.size, step * self.size);
+                let reduce = Task::Reduce { n: own, len: own, row: own };
+                let copy = Task::Spans { total, step, others: true };
+                vec![
+                    phase(0, reduce, false, [at, 0, at], blocks(own.div_ceil(v), 1)),
+                    phase(1, copy, true, [0, step, 0], blocks(step.div_ceil(self.word), ranks)),
+                ]
+            }
+            Kind::ReduceScatter { rows, block, .. } => {
+                let (n, first) = (rows * block, coordinate * block * self.size);
+                let task = Task::Reduce { n, len: block / v, row: ranks * block / v };
+                vec![phase(0, task, false, [first, 0, 0], blocks(n / v, 1))]
+            }
+            Kind::AllGather { rows: 0 | 1, block, .. } => {
+                let step = block * self.size;
+                let task = Task::Spans { total: ranks * step, step, others: false };
+                vec![phase(0, task, false, [0; 3], blocks(step / self.word, ranks))]
+            }
+            Kind::AllGather { rows, block, .. } => {
+                let (words, block) = (rows * block * self.size / self.word, block * self.size / self.word);
+                vec![phase(0, Task::Rows { words, block }, false, [0; 3], blocks(words, ranks))]
+            }
+        })
+    }
+}
+
+impl Phase {
+    /// The numbers behind the pieces and the output in the parameters of the phase's function.
+    pub fn numbers(&self, coordinate: usize, ranks: usize) -> Vec<i64> {
+        let (own, ranks) = (coordinate as i64, ranks as i64);
+        match self.task {
+            Task::Reduce { n, len, row } => vec![ranks, n as i64, len as i64, row as i64],
+            Task::Spans { total, step, .. } => vec![ranks, own, total as i64, step as i64],
+            Task::Rows { words, block } => vec![ranks, own, words as i64, block as i64],
+        }
+    }
+}

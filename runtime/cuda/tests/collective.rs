@@ -1,0 +1,187 @@
+//! Tests collectives without a GPU: their phases, executed on the host as their kernels define them, give the bits of the CPU's
+//! collectives, and their kernels compile without spills.
+#![allow(clippy::unwrap_used)]
+
+#[path = "common/collectives.rs"]
+mod collectives;
+#[allow(dead_code)]
+mod common;
+#[path = "common/virtual_mesh.rs"]
+mod virtual_mesh;
+
+use collectives::{Case, Kind, cases, same};
+use common::nvrtc::{self, Nvrtc};
+use half::{bf16, f16};
+use perilune_core::mesh::{Axis, Combine};
+use perilune_core::{DType, HostTensor};
+use perilune_cuda::launch::{Arg, Props};
+use perilune_cuda::library::collective::{self, Collective, Task};
+use perilune_plan::Null;
+use perilune_plan::ir::{Kernel, Operand, Program};
+use std::collections::BTreeSet;
+
+/// The collective of a program, which has no other library call.
+fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
+    let mut calls = program.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
+    let (before, collective) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
+    (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
+}
+
+/// Combines the elements at byte `at` of all pieces, as `collective::combined` does.
+fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], at: usize) -> Vec<u8> {
+    macro_rules! fold {
+        ($t:ty, $widen:expr, $add:expr, $narrow:expr) => {{
+            let all = pieces.iter().map(|p| <$t>::from_le_bytes(p[at..at + size_of::<$t>()].try_into().unwrap()));
+            let out = match how {
+                Combine::Sum => $narrow(all.map($widen).reduce($add).unwrap()),
+                Combine::Max => all.reduce(|a, b| if a > b || a != a { a } else { b }).unwrap(),
+                Combine::Min => all.reduce(|a, b| if a < b || a != a { a } else { b }).unwrap(),
+            };
+            out.to_le_bytes().to_vec()
+        }};
+    }
+    match dtype {
+        DType::F64 => fold!(f64, |x| x, |a, b| a + b, |x| x),
+        DType::F32 => fold!(f32, |x| x, |a, b| a + b, |x| x),
+        DType::BF16 => fold!(bf16, bf16::to_f32, |a, b| a + b, bf16::from_f32),
+        DType::F16 => fold!(f16, f16::to_f32, |a, b| a + b, f16::from_f32),
+        DType::I64 => fold!(i64, |x| x, i64::wrapping_add, |x| x),
+        DType::I32 => fold!(i32, |x| x, i32::wrapping_add, |x| x),
+        DType::U8 | DType::Bool => fold!(u8, |x| x, u8::wrapping_add, |x| x),
+    }
+}
+
+/// Executes the phases of all devices, whose contiguous pieces are given. Returns their results.
+fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Vec<Vec<u8>> {
+    let ranks = pieces.len();
+    let mut results = vec![vec![0xA5u8; nbytes]; ranks];
+    let all: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks).unwrap()).collect();
+    let how = match case.kind {
+        Kind::AllReduce(how) | Kind::ReduceScatter(_, how) => how,
+        Kind::AllGather(_) => Combine::Sum,
+    };
+    for at in 0..all[0].len() {
+        let before = results.clone();
+        for (own, out) in results.iter_mut().enumerate() {
+            let phase = &all[own][at];
+            if phase.grid.contains(&0) {
+                continue;
+            }
+            let sources = if phase.reads_results { &before[..] } else { pieces };
+            let first = |k: usize| phase.first + k * phase.step;
+            let text = &c.functions[phase.function].text;
+            assert_eq!(phase.numbers(own, ranks).len() + 2, text.matches("i64 ").count() + 2, "{text}");
+            match phase.task {
+                Task::Reduce { n, len, row } => {
+                    let v = c.vector / c.size;
+                    assert!((0..ranks).all(|k| first(k) % c.vector == 0) && phase.out % c.vector == 0, "{case:?}");
+                    let in_rows = text.contains("true>");
+                    assert!(!in_rows || n % v == 0, "{case:?}");
+                    let sources: Vec<&[u8]> = sources.iter().enumerate().map(|(k, p)| &p[first(k)..]).collect();
+                    for i in 0..n {
+                        let vector = if in_rows { i / v / len * row + i / v % len } else { i / v };
+                        let element = combined(case.dtype, how, &sources, (vector * v + i % v) * c.size);
+                        out[phase.out + i * c.size..][..c.size].copy_from_slice(&element);
+                    }
+                }
+                Task::Spans { total, step, others } => {
+                    for (k, source) in sources.iter().enumerate().filter(|(k, _)| !(others && *k == own)) {
+                        let n = total.saturating_sub(k * step).min(step);
+                        if n > 0 {
+                            assert!(first(k) % c.word == 0 && (k * step) % c.word == 0, "{case:?}");
+                            out[phase.out + k * step..][..n].copy_from_slice(&source[first(k)..][..n]);
+                        }
+                    }
+                }
+                Task::Rows { words, block } => {
+                    for (k, source) in sources.iter().enumerate() {
+                        for i in 0..words {
+                            let to = ((i / block * ranks + k) * block + i % block) * c.word;
+                            out[to..][..c.word].copy_from_slice(&source[i * c.word..][..c.word]);
+                        }
+                    }
+                }
+            }
+        }
+    }
+    results
+}
+
+/// The piece that a leaf has: what the operand of the collective reads.
+fn piece(leaf: &HostTensor, program: &Program, c: &Collective) -> Vec<u8> {
+    let library = program.kernels.iter().find_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None }).unwrap();
+    let Operand::View(_, layout) = &library.inputs[0] else { panic!("a constant") };
+    let size = c.size;
+    let dims = layout.shape.dims();
+    let mut out = Vec::with_capacity(c.nbytes);
+    for i in 0..layout.shape.numel() {
+        let (mut rest, mut at) = (i, layout.offset);
+        for d in (0..dims.len()).rev() {
+            at += (rest % dims[d]) as isize * layout.strides()[d];
+            rest /= dims[d];
+        }
+        out.extend(&leaf.bytes[at as usize * size..][..size]);
+    }
+    if let Arg::Value(_, bytes) = c.input {
+        assert_eq!(out, leaf.bytes[bytes as usize..][..c.nbytes], "the piece is read in place");
+    }
+    out
+}
+
+#[test]
+fn phases_have_the_bits_of_the_cpu() {
+    let mut phases = BTreeSet::new();
+    for ranks in [1, 2, 3, 8] {
+        for case in cases(ranks, Axis::Dp) {
+            let is_large = case.dims.iter().product::<usize>() > 400_000;
+            if is_large && (case.dtype != DType::BF16 || case.kind == Kind::AllReduce(Combine::Min)) {
+                continue; // the same phases as those of fewer elements, which need not be repeated
+            }
+            let planned = case.plan(&Null);
+            let (_, c) = lowered(&planned.program, &Props::H200);
+            let want = case.on_cpu();
+            let pieces: Vec<_> = (0..ranks).map(|k| piece(&case.data(k), &planned.program, &c)).collect();
+            let got =
+                if c.is_empty() { vec![Vec::new(); ranks] } else { execute(&case, &c, &pieces, want[0].bytes.len()) };
+            for (k, (got, want)) in got.into_iter().zip(&want).enumerate() {
+                same(&case, k, &HostTensor::new(want.dtype, want.shape, got), want);
+            }
+            phases.insert(c.phases(0, ranks).unwrap().len());
+        }
+    }
+    assert_eq!(phases.into_iter().collect::<Vec<_>>(), [1, 2]);
+}
+
+#[test]
+fn too_many_devices_are_refused() {
+    let case = &cases(2, Axis::Tp)[0];
+    let (_, c) = lowered(&case.plan(&Null).program, &Props::H200);
+    let error = c.phases(0, collective::MOST + 1).unwrap_err();
+    assert!(error.message.contains("all_reduce over 65 devices along tp; at most 64"), "{}", error.message);
+    let gather = cases(2, Axis::Tp).into_iter().find(|c| matches!(c.kind, Kind::AllGather(_))).unwrap();
+    let (_, c) = lowered(&gather.plan(&Null).program, &Props::H200);
+    assert!(c.phases(0, 3).is_err(), "the attributes say 2 devices");
+}
+
+#[test]
+fn functions_compile_without_spills() {
+    let Some(nvrtc) = Nvrtc::open() else { return };
+    for (name, arch) in [("sm_80", (8, 0)), ("sm_90a", (9, 0)), ("sm_100a", (10, 0))] {
+        let mut texts = BTreeSet::from([collective::agree().text.clone()]);
+        for case in cases(3, Axis::Dp).into_iter().chain(cases(8, Axis::Dp)) {
+            let (before, c) = lowered(&case.plan(&Null).program, &Props { arch, ..Props::H200 });
+            texts.extend(before);
+            texts.extend(c.functions.iter().map(|f| f.text.clone()));
+        }
+        // Of pieces of 2 GiB and more, by the text.
+        let wide = |text: &String| {
+            let ends = ["u32, true>", "u32, false>", ", u32>"];
+            ends.iter().fold(text.clone(), |text, end| text.replace(end, &end.replace("u32", "u64")))
+        };
+        texts.extend(texts.iter().map(wide).collect::<Vec<_>>());
+        let texts: Vec<String> = texts.into_iter().collect();
+        println!("{} functions for {name}", texts.len());
+        let programs: Vec<_> = texts.chunks(60).collect();
+        nvrtc::each(&programs, |texts| nvrtc.spill_free(texts, name));
+    }
+}

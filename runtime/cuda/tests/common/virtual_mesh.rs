@@ -1,0 +1,242 @@
+//! Runs programs on virtual devices in threads, which exchange data through memory: on CPU devices, or several on each GPU.
+#![allow(dead_code)]
+
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::Graph;
+use perilune_core::mesh::{Axis, Coordinates};
+use perilune_core::{DType, HostTensor, Interrupt, Mesh, Shape};
+use perilune_plan::ir::{Program, Root};
+use perilune_plan::request::InputBuffer;
+use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Tracer};
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::time::Duration;
+
+/// What was sent in one exchange: the group, and how many exchanges it had before.
+type Round = (Option<Axis>, Vec<usize>, u64);
+
+#[derive(Debug, Default)]
+struct State {
+    /// What each device of a group has sent, and how many have read it.
+    rounds: HashMap<Round, (Vec<Option<Arc<[u8]>>>, usize)>,
+    failed: bool,
+}
+
+/// The devices of a mesh.
+#[derive(Debug)]
+pub struct Exchanges {
+    mesh: Mesh,
+    state: Mutex<State>,
+    arrived: Condvar,
+    /// Longest delay before an exchange, in microseconds.
+    delay: u64,
+}
+
+impl Exchanges {
+    pub fn new(mesh: Mesh, delay: u64) -> Arc<Exchanges> {
+        Arc::new(Exchanges { mesh, state: Mutex::default(), arrived: Condvar::new(), delay })
+    }
+
+    /// Ends the exchanges of all devices: one of them has failed.
+    pub fn fail(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).failed = true;
+        self.arrived.notify_all();
+    }
+
+    fn exchange(&self, round: Round, at: usize, size: usize, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let entry = state.rounds.entry(round.clone()).or_insert_with(|| (vec![None; size], 0));
+        entry.0[at] = Some(bytes.into());
+        self.arrived.notify_all();
+        loop {
+            if let Some((sent, readers)) = state.rounds.get_mut(&round)
+                && let Some(all) = sent.iter().cloned().collect::<Option<Vec<_>>>()
+            {
+                *readers += 1;
+                if *readers == size {
+                    state.rounds.remove(&round);
+                }
+                return Ok(all);
+            }
+            if state.failed {
+                return Err(Error::system("mesh", "another device has failed"));
+            }
+            let (guard, timeout) =
+                self.arrived.wait_timeout(state, Duration::from_secs(60)).unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if timeout.timed_out() {
+                return Err(Error::system("mesh", format!("a device did not take part in exchange {round:?}")));
+            }
+        }
+    }
+}
+
+/// One device of a mesh.
+#[derive(Debug)]
+pub struct Device {
+    pub rank: usize,
+    pub at: Coordinates,
+    pub shared: Arc<Exchanges>,
+    /// Exchanges so far along each axis, and barriers.
+    count: [AtomicU64; Axis::ALL.len() + 1],
+    seed: AtomicU64,
+}
+
+impl Device {
+    pub fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
+        let (at, seed) = (shared.mesh.coordinates(rank), AtomicU64::new(rank as u64 + 1));
+        Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
+    }
+
+    /// Delays some exchanges, by times that differ between devices.
+    fn wait(&self) {
+        let x = self.seed.load(Ordering::Relaxed).wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        self.seed.store(x, Ordering::Relaxed);
+        if self.shared.delay > 0 && (x >> 60) < 4 {
+            std::thread::sleep(Duration::from_micros((x >> 33) % self.shared.delay));
+        }
+    }
+}
+
+impl Peers for Device {
+    fn coordinate(&self, axis: Axis) -> usize {
+        self.at[axis as usize]
+    }
+
+    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        self.wait();
+        let mut group = self.at;
+        group[axis as usize] = 0;
+        let count = self.count[axis as usize].fetch_add(1, Ordering::Relaxed);
+        let size = self.shared.mesh.size(axis);
+        self.shared.exchange((Some(axis), group.to_vec(), count), self.at[axis as usize], size, bytes)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        let count = self.count[Axis::ALL.len()].fetch_add(1, Ordering::Relaxed);
+        self.shared.exchange((None, Vec::new(), count), self.rank, self.shared.mesh.devices(), &[]).map(drop)
+    }
+}
+
+/// A planned program, and what its inputs are.
+pub struct Planned {
+    pub program: Arc<Program>,
+    pub inputs: Vec<InputBuffer>,
+    pub slots: Vec<u64>,
+}
+
+impl Planned {
+    pub fn new(g: &Graph, request: &Request, backend: &dyn Backend) -> Planned {
+        let mut tracer = Tracer::default();
+        tracer.run(g, request, |_| None);
+        let program = perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).unwrap();
+        perilune_plan::check::check(&program).unwrap();
+        Planned { program: Arc::new(program), inputs: tracer.trace.inputs, slots: tracer.trace.slots }
+    }
+}
+
+/// The buffers of a device: those of leaves and States by their payloads.
+pub struct Rank<'a> {
+    pub backend: &'a dyn Backend,
+    pub device: &'a Device,
+    pub buffers: HashMap<u64, Buffer>,
+}
+
+/// A program that a device has compiled.
+pub struct Loaded<'p> {
+    planned: &'p Planned,
+    exec: Box<dyn Executable>,
+}
+
+impl Rank<'_> {
+    pub fn upload(&mut self, payload: u64, t: &HostTensor) {
+        let buffer = self.backend.upload(&BufferDesc::new(t.shape, t.dtype), &t.bytes).unwrap();
+        self.buffers.insert(payload, buffer);
+    }
+
+    pub fn read(&self, buffer: &Buffer) -> Result<HostTensor> {
+        Ok(HostTensor::new(buffer.desc().dtype, buffer.desc().shape, self.backend.download(buffer)?))
+    }
+
+    /// Reads a leaf or State.
+    pub fn value(&self, payload: u64) -> HostTensor {
+        self.read(&self.buffers[&payload]).unwrap()
+    }
+
+    pub fn load<'p>(&self, planned: &'p Planned) -> Loaded<'p> {
+        Loaded { planned, exec: self.backend.compile(planned.program.clone()).unwrap_or_else(|e| panic!("{e}")) }
+    }
+
+    /// Runs a program and returns its roots.
+    pub fn run(&self, loaded: &Loaded) -> std::result::Result<Vec<Buffer>, Failure> {
+        let p = &loaded.planned.program;
+        let payload = |b: &InputBuffer| match b {
+            InputBuffer::Leaf(k) | InputBuffer::State(k) => self.buffers[k].clone(),
+        };
+        let inputs: Vec<Buffer> = loaded.planned.inputs.iter().map(payload).collect();
+        let outputs: Vec<Buffer> = p.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
+        let interrupt = Interrupt::default();
+        let context = RunContext { peers: Some(self.device), ..RunContext::new(&interrupt) };
+        let numbers = p.numbers(&loaded.planned.slots, &self.device.at);
+        loaded.exec.run(&inputs, &numbers, &outputs, context)?;
+        let root = |r: &Root| match r {
+            Root::Output(k) => outputs[*k as usize].clone(),
+            Root::Input(k) => inputs[*k as usize].clone(),
+        };
+        Ok(p.results.iter().map(root).collect())
+    }
+}
+
+impl Rank<'_> {
+    /// Runs a program of one input and one output that has no mesh.
+    pub fn run_alone(&self, loaded: &Loaded, payload: u64) {
+        let outputs: Vec<Buffer> =
+            loaded.planned.program.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
+        let interrupt = Interrupt::default();
+        let inputs = [self.buffers[&payload].clone()];
+        loaded
+            .exec
+            .run(&inputs, &loaded.planned.slots, &outputs, RunContext::new(&interrupt))
+            .unwrap_or_else(|f| panic!("{}", f.error));
+    }
+
+    /// Waits for all work of the device.
+    pub fn synchronize(&self) {
+        // Larger than what is copied on a second stream.
+        let desc = BufferDesc::new(Shape::of(&[1 << 17]), DType::U8);
+        self.backend.download(&self.backend.alloc(&desc).unwrap()).unwrap();
+    }
+}
+
+/// Runs `work` on each device of a mesh, in a thread with a backend of its own.
+pub fn each<T: Send>(
+    mesh: Mesh,
+    delay: u64,
+    backend: impl Fn(usize) -> Box<dyn Backend> + Sync,
+    work: impl Fn(Rank) -> T + Sync,
+) -> Vec<T> {
+    let shared = Exchanges::new(mesh, delay);
+    std::thread::scope(|scope| {
+        let device = |rank| {
+            let (shared, backend, work) = (shared.clone(), &backend, &work);
+            scope.spawn(move || {
+                /// Lets no other device wait for one that has panicked.
+                struct Guard(Arc<Exchanges>);
+                impl Drop for Guard {
+                    fn drop(&mut self) {
+                        if std::thread::panicking() {
+                            self.0.fail();
+                        }
+                    }
+                }
+                let _guard = Guard(shared.clone());
+                let (backend, device) = (backend(rank), Device::new(&shared, rank));
+                work(Rank { backend: &*backend, device: &device, buffers: HashMap::new() })
+            })
+        };
+        let threads: Vec<_> = (0..mesh.devices()).map(device).collect();
+        let joined: Vec<_> = threads.into_iter().map(|t| t.join()).collect();
+        joined.into_iter().map(|r| r.unwrap_or_else(|e| std::panic::resume_unwind(e))).collect()
+    })
+}

@@ -1,0 +1,97 @@
+//! Decides what each device of a mesh has of the inputs of a step: batches and States.
+//!
+//! A placement never changes a value, only what is sent and stored where. A batch is divided by its samples along the axes `dp`
+//! and `shard`; other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
+
+use crate::engine::{Engine, Fault};
+use crate::memory::Role;
+use crate::state::StateId;
+use crate::stored_value::Residence;
+use perilune_core::mesh::{Along, Axis};
+use perilune_core::{Mesh, Placement, Shape};
+use perilune_plan::{Backend, InputBuffer, Transfer};
+use std::sync::Arc;
+
+/// The axes along which devices have different samples.
+const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
+
+/// The placement of a tensor of `samples` rows; replicated if some devices would have none.
+fn by_samples(mesh: &Mesh, samples: usize) -> Placement {
+    if samples < SAMPLES.map(|axis| mesh.size(axis)).iter().product() {
+        return Placement::REPLICATED;
+    }
+    let split = |p: Placement, axis: Axis| if mesh.size(axis) > 1 { p.with(axis, Along::Split(0)) } else { p };
+    SAMPLES.into_iter().fold(Placement::REPLICATED, split)
+}
+
+impl Engine {
+    /// Begins to make a batch of `samples`, or ends it: host tensors made in between whose dim 0 counts the samples are divided
+    /// among devices. Returns the value of before.
+    pub fn set_batch(&mut self, samples: Option<usize>) -> Option<usize> {
+        std::mem::replace(&mut self.batch, samples)
+    }
+
+    /// What each device gets of an input that is made now.
+    pub(crate) fn input_placement(&self, shape: &Shape) -> Placement {
+        match self.batch {
+            Some(n) if shape.rank() > 0 && shape.dims()[0] == n => by_samples(&self.mesh(), n),
+            _ => Placement::REPLICATED,
+        }
+    }
+
+    /// Says what each device has of the buffers that the last trace reads and writes.
+    pub(crate) fn divide_trace(&mut self) {
+        let mesh = self.executor.backend.mesh();
+        if mesh.devices() == 1 {
+            return;
+        }
+        let (states, recorder) = (&self.states, &self.recorder);
+        self.executor.tracer.divide(&mesh, |buffer| match buffer {
+            InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.desc.placement),
+            InputBuffer::Leaf(uid) => recorder.live(uid).map_or(Placement::REPLICATED, |v| v.placement),
+        });
+    }
+
+    /// Changes what each device has of a State. If it has a value already, the value moves at the end of the step, as by an
+    /// assignment; then nothing may have been recorded since the last step ended.
+    pub fn place_state(&mut self, id: StateId, placement: Placement) -> std::result::Result<(), Fault> {
+        let mesh = self.mesh();
+        let desc = self.states.get(id)?.desc;
+        if desc.placement == placement {
+            return Ok(());
+        }
+        // Checks that there are such dims.
+        placement.local(&mesh, &mesh.coordinates(0), &desc.shape)?;
+        let Some(old) = self.states.place(id, placement)? else { return Ok(()) };
+        let loc = self.states.loc(id);
+        let value = self.recorder.new_value(desc.shape, desc.dtype, Residence::Device(old), Role::Inputs, loc);
+        let node = self.recorder.leaf(value);
+        Ok(self.assign(id, node)?)
+    }
+
+    /// Whether a State has a value in memory, so that placing it elsewhere moves it.
+    pub fn has_memory(&self, id: StateId) -> bool {
+        self.states.written_buffer(id).is_some()
+    }
+
+    /// The collectives of the plan that ran last.
+    pub fn transfers(&self) -> Vec<Transfer> {
+        self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
+    }
+
+    /// Moves everything to another device. Nothing may have been recorded since the last step ended.
+    pub fn move_to(&mut self, backend: Arc<dyn Backend>) -> std::result::Result<(), Fault> {
+        let old = std::mem::replace(&mut self.executor.backend, backend.clone());
+        for value in self.recorder.all_values() {
+            value.to_host(&*old)?;
+        }
+        self.states.move_to(&*old, &*backend)?;
+        self.executor.forget_plans();
+        Ok(())
+    }
+
+    /// The mesh of the engine's device.
+    pub fn mesh(&self) -> Mesh {
+        self.executor.backend.mesh()
+    }
+}

@@ -1,0 +1,98 @@
+//! Binds what the training loop needs of a mesh: its axes, the placement of States, the division of batches.
+
+use crate::args::{RefGuard, show};
+use crate::errors;
+use crate::functions::host;
+use crate::tensor::{Ref, Tensor};
+use mlua::{FromLua, Lua, Table, Value};
+use perilune_core::mesh::{Along, Axis};
+use perilune_core::{Mesh, Placement};
+use perilune_plan::Backend;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// What a recipe's mesh has opened.
+pub struct OpenedMesh {
+    /// Its devices; `None` if the engine is on such a mesh already.
+    pub backend: Option<Arc<dyn Backend>>,
+    /// The stage of ZeRO, if it was given.
+    pub zero: Option<u8>,
+}
+
+/// Opens the mesh that a text names. `now` is the mesh of the engine.
+pub type OpenMesh = Rc<dyn Fn(&str, Mesh) -> perilune_core::error::Result<OpenedMesh>>;
+
+/// `native.mesh()`: the sizes of the mesh's axes by name, and `zero` if it was given; nil on one device.
+fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
+    let host = host(lua)?;
+    let engine = host.engine.borrow();
+    let mesh = engine.mesh();
+    if mesh.devices() == 1 {
+        return Ok(None);
+    }
+    let t = lua.create_table()?;
+    for axis in Axis::ALL {
+        t.set(axis.name(), mesh.size(axis))?;
+    }
+    t.set("zero", engine.zero)?;
+    Ok(Some(t))
+}
+
+/// `native.open_mesh("dp=2,zero=1")`: moves the engine to such a mesh of its devices. `--mesh` goes first.
+fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let Some(open) = host.open_mesh.borrow().clone() else { return Ok(()) };
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.mesh", e.message, e.hint);
+    let opened = open(&text, host.engine.borrow().mesh()).map_err(fail)?;
+    if let Some(backend) = opened.backend {
+        host.flush(lua)?;
+        host.record(lua, |engine| engine.move_to(backend))?;
+    }
+    host.engine.borrow_mut().zero = opened.zero;
+    Ok(())
+}
+
+/// `native.batch(samples)`: host tensors made from now on whose dim 0 is `samples` are divided among the devices; nil ends it.
+/// Returns the value of before.
+fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
+    Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
+}
+
+/// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
+/// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
+fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
+    let Some(Ref::State(id)) = what.as_ref().map(|w| w.0) else {
+        let message = format!("it needs a State, not {}", show(&state));
+        return Err(errors::argument(&host, lua, "place_state", message, None));
+    };
+    let mut placement = Placement::REPLICATED;
+    for pair in dims.pairs::<String, Value>() {
+        let (name, cut) = pair?;
+        let along = match &cut {
+            Value::Table(t) => match t.get::<Option<[u8; 3]>>("sections")? {
+                Some(sections) => Along::Sections(t.get(1)?, sections),
+                None => Along::Segments(t.get(1)?, t.get(2)?),
+            },
+            dim => Along::Split(u8::from_lua(dim.clone(), lua)?),
+        };
+        let Some(axis) = Axis::ALL.into_iter().find(|axis| axis.name() == name) else {
+            return Err(errors::argument(&host, lua, "place_state", format!("there is no axis {name:?}"), None));
+        };
+        placement = placement.with(axis, along);
+    }
+    // A State with a value moves: what was recorded before reads the old place.
+    if host.engine.borrow().has_memory(id) && host.engine.borrow().is_dirty() {
+        host.flush(lua)?;
+    }
+    host.record(lua, |engine| engine.place_state(id, placement))
+}
+
+pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
+    native.set("open_mesh", lua.create_function(open_mesh)?)?;
+    native.set("mesh", lua.create_function(mesh)?)?;
+    native.set("batch", lua.create_function(batch)?)?;
+    native.set("place_state", lua.create_function(place_state)?)
+}

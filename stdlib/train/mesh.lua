@@ -1,0 +1,185 @@
+-- train/mesh.lua: opens the mesh of a recipe, and decides what each of its devices stores of the States of a run.
+--
+-- A placement changes where a State is, never its value. Two things divide States. `zero` (Rajbhandari et al., ZeRO,
+-- arXiv:1910.02054) shares them among the devices that have different samples: stage 1 those of the optimizer and moving
+-- averages, stage 3 the weights too. Gradients are intermediate values of a step, which the planner divides where their readers
+-- are divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
+-- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
+-- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
+-- elements in each dim than devices stays whole on each.
+
+local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+
+local mesh = {}
+
+---@class perilune.Mesh sizes of the axes, 1 where an axis is not used
+---@field pp integer
+---@field dp integer
+---@field shard integer
+---@field cp integer
+---@field ep integer
+---@field tp integer
+---@field zero integer? the stage, if it was given
+
+---@class perilune.train.Cut what devices divide of a State
+---@field dim integer
+---@field sections integer[]? relative sizes of the sections of the dim, each of which is divided
+
+---Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh; the option --mesh of the command line goes first.
+---@param recipe perilune.Recipe
+---@param params table
+function mesh.open(recipe, params)
+  local wanted = params.mesh ---@type any
+  if wanted == nil then wanted = recipe.mesh end
+  if wanted == nil then return end
+  if type(wanted) == "table" then
+    local axes = {}
+    for i, name in ipairs(tree.names(wanted)) do
+      if not check.is(wanted[name], "number") then
+        pl.error("recipe.mesh", ("%s is %s"):format(tostring(name), check.show(wanted[name])), "write how many devices are along each axis: { dp = 2, tp = 4 }")
+      end
+      axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
+    end
+    wanted = table.concat(axes, ",")
+  elseif type(wanted) ~= "string" then
+    pl.error("recipe.mesh", "it is " .. check.show(wanted), "write { dp = 2, zero = 1 } or \"dp=2,zero=1\"")
+  end
+  native.open_mesh(wanted)
+end
+
+---Turns a pattern of paths into one of Lua: `*` is one name or number.
+local function matcher(pattern)
+  local text = pattern:gsub("[%^%$%(%)%%%.%[%]%+%-%?]", "%%%0"):gsub("%*", "[^.]*")
+  return "^" .. text .. "$", "^" .. text .. "%.[^.]*$"
+end
+
+local kinds = { "column", "row", "whole" }
+
+---What a rule divides along tp of a matrix (out, in), or of a vector (out).
+---@return perilune.train.Cut|false
+local function cut_of(rule, rank)
+  if rule.kind == "column" then return { dim = 0, sections = rule.sections } end
+  return rule.kind == "row" and rank >= 2 and { dim = 1 }
+end
+
+---Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", sections = { 4, 1, 1 } } for
+---outputs that are three of these relative sizes, each of which is divided.
+local function rules_of_modules(model)
+  local out, seen = {}, {}
+  local function visit(t, path)
+    if seen[t] then return end
+    seen[t] = true
+    local own = rawget(t, "sharding")
+    if type(own) == "table" then
+      for _, name in ipairs(tree.names(own)) do
+        local rule = own[name]
+        local kind = type(rule) == "table" and rule[1] or rule
+        out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = type(rule) == "table" and rule.sections or nil }
+      end
+    end
+    for _, key in ipairs(tree.keys(t)) do
+      local child = rawget(t, key)
+      if type(child) == "table" and child ~= own then visit(child, tree.join(path, key)) end
+    end
+  end
+  visit(model, "")
+  return out
+end
+
+---Returns what tp divides of each weight, by path.
+---@param run perilune.Run
+---@param weights perilune.Entry[]
+---@return table<string, perilune.train.Cut|false>
+local function cuts_along_tp(run, weights)
+  local rules = rules_of_modules(run.model)
+  local own = run.recipe.sharding
+  if own ~= nil and type(own) ~= "table" then
+    pl.error("recipe.sharding", "it is " .. check.show(own), "write { [\"blocks.*.mlp.up\"] = \"column\" }")
+  end
+  for _, pattern in ipairs(own and tree.names(own) or {}) do
+    check.word("recipe.sharding", tostring(pattern), own[pattern], kinds)
+    rules[#rules + 1] = { path = pattern, kind = own[pattern], given = true }
+  end
+  local cuts = {}
+  for _, rule in ipairs(rules) do
+    local exact, within = matcher(rule.path)
+    local found = false
+    for _, entry in ipairs(weights) do
+      if entry.path:match(exact) or entry.path:match(within) then
+        found, cuts[entry.path] = true, cut_of(rule, #entry.state.shape)
+      end
+    end
+    if rule.given and not found then
+      pl.error("recipe.sharding", ("no State has the path '%s'"):format(rule.path), "paths are those of print(model), with * for one name: blocks.*.attn.out")
+    end
+  end
+  return cuts
+end
+
+---The dim that devices share: the first that they divide evenly beside the dims that are divided already, else the largest, whose
+---last blocks are padded.
+local function shared_dim(shape, parts, taken)
+  local largest, most = nil, parts - 1
+  for i, n in ipairs(shape) do
+    local rest = n // (taken[i - 1] or 1)
+    if rest >= parts and rest % parts == 0 then return i - 1 end
+    if rest > most and not taken[i - 1] then largest, most = i - 1, rest end
+  end
+  return largest
+end
+
+---Whether the States with this path are divided at a stage of ZeRO.
+local function is_shared(path, stage)
+  local part = path:match "^[^.]*"
+  if part == "model" then return stage >= 3 end
+  return stage >= 1 and (part == "optim" or part == "ema")
+end
+
+---Finds the weight that a State of an optimizer or a moving average belongs to: paths by State.
+local function owners(run)
+  local out = {}
+  for _, o in ipairs(run.optimizers) do
+    for _, group in ipairs(o.opt.groups or {}) do
+      for _, p in ipairs(group.params) do
+        for _, slot in pairs(p.slots) do out[slot] = p.state end
+      end
+    end
+  end
+  return out
+end
+
+---Places the States of a run on the mesh of its device.
+---@param run perilune.Run
+function mesh.place(run)
+  local axes = native.mesh() ---@type perilune.Mesh?
+  if not axes then return end
+  local weights = tree.states(run.model)
+  local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
+  local of_state, owner = {}, owners(run)
+  for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
+  -- Devices along `shard` share States; without that axis those along `dp` do.
+  local axis = axes.shard > 1 and "shard" or "dp"
+  local stage = axes.zero or (axes.shard > 1 and 3 or 0)
+  for _, entry in ipairs(run:states()) do
+    local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
+    local weight = owner[state] or state
+    local cut = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"]
+    if cut and #weight.shape == #shape then
+      local size, sections = shape[cut.dim + 1], cut.sections
+      local units = sections and sections[1] + sections[2] + sections[3] or 1
+      if size % (units * axes.tp) ~= 0 then
+        pl.error("mesh", ("tp=%d does not divide dim %d of %s, which has %d elements"):format(axes.tp, cut.dim, entry.path, size // units),
+          "choose another tp, or keep the layer whole: recipe.sharding = { [\"...\"] = \"whole\" }")
+      end
+      dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
+    end
+    if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
+    native.place_state(state, dims)
+  end
+end
+
+return mesh

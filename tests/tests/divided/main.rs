@@ -1,0 +1,10 @@
+//! Checks that a training step on the virtual devices of a mesh computes what it computes on one device: losses, gradients and
+//! updated weights, for models and placements of several kinds and meshes of one and two axes.
+#![allow(clippy::unwrap_used)]
+
+mod data;
+mod random;
+mod states;
+mod step;
+mod tensor;
+mod uneven;
