@@ -11,7 +11,6 @@ mod buffer;
 mod exchange;
 mod executable;
 mod host_list;
-#[cfg(unix)]
 pub mod launch;
 pub mod links;
 mod options;

@@ -1,4 +1,5 @@
-//! Calls that all processes make in the same order: agree, broadcast, gather, vote and barrier.
+//! Calls that all processes make in the same order: agree, broadcast, gather, vote and barrier. A process makes them while none of
+//! its devices runs a step.
 //!
 //! Process 0 collects what each process brings, decides, and sends everyone the same verdict, so a call fails in all processes
 //! with the same text or in none. A call compares its kind and purpose too: processes that have taken different branches find that
@@ -6,7 +7,10 @@
 
 use super::frame::{Decoder, Encoder, Frame, Kind};
 use super::{Inner, Links, lock};
+use crate::exchange::Rank;
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
+use perilune_plan::Peers;
 use rustc_hash::FxHashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
@@ -23,6 +27,7 @@ enum Call {
     Gather,
     Vote,
     Barrier,
+    AllGather,
 }
 
 impl Call {
@@ -33,6 +38,7 @@ impl Call {
             Call::Gather => "send",
             Call::Vote => "vote on",
             Call::Barrier => "reach",
+            Call::AllGather => "exchange",
         }
     }
 }
@@ -280,5 +286,15 @@ impl Links {
     /// Waits until all processes are here.
     pub fn barrier(&self, what: &str) -> Result<()> {
         self.call(Call::Barrier, what, Arc::from([]), String::new, |_| Arc::from([])).map(drop)
+    }
+
+    /// Returns the bytes of all processes, by rank, in all processes. The bytes go directly from each to each.
+    pub fn all_gather(&self, what: &str, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        self.call(Call::AllGather, what, Arc::from([]), String::new, |_| Arc::from([]))?;
+        let Some(exchange) = &self.all else { return Ok(vec![bytes.into()]) };
+        let number = *lock(&self.calls);
+        let all = Rank::new(exchange.clone(), number, self.rank()).exchange(Axis::Dp, bytes);
+        exchange.end(number);
+        all
     }
 }

@@ -26,6 +26,7 @@ use frame::{Decoder, Encoder, Frame, Kind, MessageHead};
 use peer::Peer;
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
@@ -70,8 +71,10 @@ const MOST_PARKED: usize = 1 << 16;
 #[derive(Debug)]
 pub struct Links {
     inner: Arc<Inner>,
-    /// One call at a time.
+    /// The number of calls so far; one at a time.
     calls: Mutex<u64>,
+    /// An exchange whose devices are the processes.
+    all: Option<Arc<Exchange>>,
 }
 
 /// What the threads share.
@@ -445,13 +448,20 @@ impl Links {
     /// Connects this process with all others of its job, and returns when all are there. `terms` are names and values that have to
     /// be the same everywhere, such as the mesh and the hash of the recipe; a difference is an error in all processes.
     pub fn join(place: &Place, terms: &[(&str, String)], options: Options) -> Result<Links> {
-        let links = Links { inner: Arc::new(Inner::new(place, options)), calls: Mutex::default() };
+        let mut links = Links { inner: Arc::new(Inner::new(place, options)), calls: Mutex::default(), all: None };
         if place.processes > 1 {
             let joined = links.inner.spawn("monitor".into(), Inner::monitor);
             let joined = joined.and_then(|()| join::join(&links.inner, place, terms));
-            if let Err(e) = joined.and_then(|()| links.barrier("start")) {
-                links.abort(1, &e.to_string());
-                return Err(e);
+            let all = || {
+                let mesh = Mesh::new(&[(Axis::Dp, place.processes)])?;
+                links.exchange(mesh, &(0..place.processes).collect::<Vec<_>>())
+            };
+            match joined.and_then(|()| links.barrier("start")).and_then(|()| all()) {
+                Ok(all) => links.all = Some(all),
+                Err(e) => {
+                    links.abort(1, &e.to_string());
+                    return Err(e);
+                }
             }
         }
         Ok(links)
@@ -469,6 +479,17 @@ impl Links {
     /// `rank 3 (host b)`.
     pub fn name(&self, rank: usize) -> String {
         self.inner.name(rank)
+    }
+
+    /// Spreads the devices of a mesh over the processes: neighbours, which exchange the most, stay together. Returns the process of
+    /// each device.
+    pub fn spread(&self, mesh: &Mesh) -> Result<Vec<usize>> {
+        let (devices, n) = (mesh.devices(), self.processes());
+        if !devices.is_multiple_of(n) {
+            let message = format!("{n} processes cannot share the {devices} devices of mesh {mesh} evenly");
+            return Err(Error::argument("mesh", message).hint(format!("use a mesh whose size is a multiple of {n}")));
+        }
+        Ok((0..devices).map(|device| device / (devices / n)).collect())
     }
 
     /// The exchange of a mesh whose devices all processes drive; `owners` has the process of each device. All processes make the

@@ -150,6 +150,16 @@ fn large_messages_in_both_directions_do_not_block() {
 }
 
 #[test]
+fn devices_are_spread_in_blocks() {
+    on_all(2, |links| {
+        assert_eq!(links.spread(&Mesh::parse("dp=2,tp=2").unwrap()).unwrap(), [0, 0, 1, 1]);
+        let e = links.spread(&Mesh::parse("dp=3").unwrap()).unwrap_err();
+        assert_eq!(e.message, "2 processes cannot share the 3 devices of mesh dp=3 evenly");
+        links.finish().unwrap();
+    });
+}
+
+#[test]
 fn calls_give_every_process_the_same() {
     on_all(4, |links| {
         let rank = links.rank();
@@ -161,6 +171,8 @@ fn calls_give_every_process_the_same() {
             assert!(gathered.into_iter().flatten().enumerate().all(|(k, m)| *m == [k as u8, round]));
             assert_eq!(links.vote("a stop", if rank == 2 { u64::from(round) } else { 0 }).unwrap(), u64::from(round));
             links.agree("the plan", &[round], || unreachable!()).unwrap();
+            let all = links.all_gather("parts", &own).unwrap();
+            assert!(all.len() == 4 && all.into_iter().enumerate().all(|(k, m)| *m == [k as u8, round]));
             links.barrier("the end").unwrap();
         }
         links.finish().unwrap();
@@ -173,6 +185,7 @@ fn a_process_alone_needs_no_connections() {
     assert_eq!(*links.broadcast("x", b"abc").unwrap(), *b"abc");
     assert_eq!((links.vote("x", 7).unwrap(), links.gather("x", b"y").unwrap().unwrap().len()), (7, 1));
     links.agree("x", b"1", String::new).unwrap();
+    assert_eq!(*links.all_gather("x", b"z").unwrap()[0], *b"z");
     let exchange = links.exchange(Mesh::parse("dp=2").unwrap(), &[0, 0]).unwrap();
     on_devices(&exchange, 1, &[0, 1], |rank, _| rank.barrier().unwrap());
     assert!(links.exchange(Mesh::parse("dp=2").unwrap(), &[0, 1]).is_err());
@@ -516,7 +529,7 @@ fn by_hand(port: u16) -> TcpStream {
 
 fn first_message(from: usize, group: crate::Group) -> Vec<u8> {
     let round = Round { run: 1, group, number: 0 };
-    MessageHead { exchange: 0, round, program: 0, from }.encode()
+    MessageHead { exchange: 1, round, program: 0, from }.encode()
 }
 
 /// What process 0 says when the hand-written process 1 sends these pieces, each after a pause, and then nothing, or its end.
