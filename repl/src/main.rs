@@ -18,6 +18,8 @@ mod target;
 mod terminal;
 
 use failure::Failure;
+use perilune_dist::launch;
+use perilune_dist::rendezvous::process_env;
 use std::process::ExitCode;
 
 /// Prints a panic as one line; the backtrace follows with RUST_BACKTRACE.
@@ -39,11 +41,17 @@ fn main() -> ExitCode {
     // SAFETY: the process has one thread yet.
     unsafe { perilune_cuda::nvrtc::place_vendor_cache() };
     install_panic_hook();
+    if !launch::end_with_launcher(&process_env) {
+        return ExitCode::from(143);
+    }
     let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(cmd::dispatch);
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => {
             failure.show();
+            if !failure.message().is_empty() {
+                launch::record_failure(&process_env, &failure.message());
+            }
             ExitCode::from(failure.status())
         }
         Err(_) => ExitCode::FAILURE,

@@ -27,7 +27,8 @@ fn the_exit_status_is_that_of_the_processes() {
     p.file("wrong.lua", "local x = nil\nprint(x.y)");
     let r = p.run(&["launch", "-n", "2", "--", "run", "wrong.lua"]);
     assert_eq!(r.status, Some(3));
-    assert!(r.err.contains("wrong.lua:2:") && r.err.contains("ended with exit status 3"), "{}", r.err);
+    let last = r.err.split("error: rank ").last().unwrap();
+    assert!(last.contains(" ended with exit status 3: wrong.lua:2: "), "{}", r.err);
     for (args, message) in [
         (
             vec!["launch", "--", "run", "r.lua"],
@@ -82,6 +83,29 @@ fn signals_reach_the_processes() {
         assert_eq!((last["event"].as_str(), last["status"].as_str()), (Some("done"), Some("interrupted")));
         assert_eq!(child.wait().unwrap().code(), Some(status), "{signal}");
         other.join().unwrap();
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn processes_end_with_their_launcher() {
+    let p = place();
+    p.file("tiny.lua", TINY);
+    let args = ["launch", "-n", "2", "--", "run", "tiny.lua", "--json", "--steps", "100000000"];
+    let mut child = p.command(&args).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap()).lines().map(Result::unwrap);
+    assert!(out.any(|line| line.contains("\"step\":2,")));
+    let children = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", child.id())).unwrap();
+    let all: Vec<String> = children.split_whitespace().map(|pid| format!("/proc/{pid}")).collect();
+    assert_eq!(all.len(), 2);
+    child.kill().unwrap();
+    child.wait().unwrap();
+    let until = std::time::Instant::now() + std::time::Duration::from_secs(30);
+    // A process that nobody has reaped yet has ended too.
+    let runs = |process: &String| std::fs::read_to_string(format!("{process}/stat")).is_ok_and(|s| !s.contains(") Z "));
+    while all.iter().any(runs) {
+        assert!(std::time::Instant::now() < until, "a process goes on without its launcher");
+        std::thread::sleep(std::time::Duration::from_millis(20));
     }
 }
 

@@ -7,8 +7,9 @@
 use crate::rendezvous::{Address, Env};
 use perilune_core::error::{Error, Result};
 use rustc_hash::FxHashMap;
-use rustix::process::{Pid, Signal, getppid, kill_process};
+use rustix::process::{Pid, Signal, getppid, kill_process, test_kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1};
+use signal_hook::iterator::Signals;
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Ipv4Addr, TcpListener};
@@ -78,8 +79,9 @@ pub fn launch(spec: &Launch, mut note: impl FnMut(&str)) -> Result<Outcome> {
             spec.nodes
         ));
     }
-    let signals = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP]);
-    let mut signals = signals.map_err(|e| system("cannot listen for signals", &e))?;
+    // The processes inherit that a signal is ignored, as SIGHUP is under nohup.
+    let forwarded = [SIGINT, SIGTERM, SIGUSR1, SIGHUP].into_iter().filter(|signal| !is_ignored(*signal));
+    let mut signals = Signals::new(forwarded).map_err(|e| system("cannot listen for signals", &e))?;
     let mut attempt = 0;
     loop {
         let mut job = Job::start(spec, attempt)?;
@@ -97,6 +99,13 @@ pub fn launch(spec: &Launch, mut note: impl FnMut(&str)) -> Result<Outcome> {
 /// signal by the user stay what they are.
 fn is_curable(status: u8) -> bool {
     !matches!(status, 0 | 2 | 3 | 4 | 129 | 130 | 143)
+}
+
+/// Whether this process ignores a signal.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & 1 << (signal - 1) != 0)
 }
 
 /// The arguments of a restart: it continues from the last checkpoint.
@@ -202,7 +211,7 @@ impl Job {
     }
 
     /// Waits until all processes have ended.
-    fn wait(&mut self, signals: &mut signal_hook::iterator::Signals) -> Outcome {
+    fn wait(&mut self, signals: &mut Signals) -> Outcome {
         // Local ranks in the order in which they failed, and when the first did.
         let (mut failed, mut since, mut stage) = (Vec::new(), None, 0);
         while self.all.iter().any(|p| p.ended.is_none()) {
@@ -393,12 +402,17 @@ fn read_error(path: &Path) -> Option<(u64, String)> {
 /// Ends this process with SIGTERM when its launcher dies, if `perilune launch` has started it. Returns false if the launcher is
 /// dead already.
 pub fn end_with_launcher(env: Env) -> bool {
-    let Some(launcher) = env(LAUNCHER).and_then(|pid| pid.parse::<i32>().ok()) else { return true };
-    #[cfg(target_os = "linux")]
-    if rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).is_err() {
-        return true;
+    let Some(launcher) = env(LAUNCHER).and_then(|pid| Pid::from_raw(pid.parse().ok()?)) else { return true };
+    if getppid() != Some(launcher) {
+        // A process that one of the launcher's has started, or an orphan.
+        return test_kill_process(launcher).is_ok();
     }
-    getppid().is_some_and(|parent| parent.as_raw_nonzero().get() == launcher)
+    #[cfg(target_os = "linux")]
+    if rustix::process::set_parent_process_death_signal(Some(Signal::TERM)).is_ok() {
+        // The launcher may have died before.
+        return getppid() == Some(launcher);
+    }
+    true
 }
 
 #[cfg(test)]

@@ -132,5 +132,7 @@ fn lines_of_all_processes_are_shown_once() {
 fn a_process_without_a_launcher_depends_on_none() {
     assert!(end_with_launcher(&|_| None));
     assert!(!end_with_launcher(&|_| Some("1999999999".into())));
+    // A process that a launched one has started.
+    assert!(end_with_launcher(&|_| Some(std::process::id().to_string())));
     assert!(process_env(LAUNCHER).is_none() || end_with_launcher(&process_env));
 }
