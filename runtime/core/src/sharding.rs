@@ -542,7 +542,9 @@ fn reshaped(x: &Shape, y: &Shape, cut: Cut) -> Option<Cut> {
         // The segments end within this dim, or with the dim before it.
         let segments = outer / before;
         if outer.is_multiple_of(before) && size.is_multiple_of(segments) && size > segments {
-            let fits = block.is_multiple_of(inner) && size.is_multiple_of(segments * units(cut.sections));
+            // Sections are those of one segment.
+            let sections = !cut.has_sections() || segments == 1 && size.is_multiple_of(units(cut.sections));
+            let fits = block.is_multiple_of(inner) && sections;
             return fits.then_some(Cut { dim, segments, block: block / inner, ..cut });
         }
         before *= size;
