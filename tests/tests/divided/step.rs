@@ -91,11 +91,20 @@ impl Step {
 
     /// Records gradients, clipping by their norm, and AdamW for every weight.
     pub fn train(&mut self, loss: NodeId) {
+        let grads = self.gradients(loss);
+        self.update(loss, &grads);
+    }
+
+    /// Records the gradient of every weight.
+    pub fn gradients(&mut self, loss: NodeId) -> Vec<NodeId> {
         let wrt: Vec<NodeId> = self.weights.iter().map(|w| w.1).collect();
         let g = &mut self.e.recorder.graph;
         let seed = g.filled(1.0, Shape::SCALAR, self.dtype).unwrap();
-        let grads: Vec<NodeId> =
-            grad::grad(g, loss, seed, &wrt, false).unwrap().into_iter().map(Option::unwrap).collect();
+        grad::grad(g, loss, seed, &wrt, false).unwrap().into_iter().map(Option::unwrap).collect()
+    }
+
+    /// Records clipping of gradients by their norm, and AdamW for every weight.
+    pub fn update(&mut self, loss: NodeId, grads: &[NodeId]) {
         let squares: Vec<NodeId> = (grads.iter())
             .map(|d| {
                 let square = self.call("mul", &[t(*d), t(*d)]);
@@ -107,7 +116,7 @@ impl Step {
         let inverse = self.call("div", &[float(0.5), t(norm)]);
         let factor = self.with("clamp", &[t(inverse)], &[("max", float(1.0))]);
         self.request.roots = vec![loss, norm];
-        self.request.roots.extend(&grads);
+        self.request.roots.extend(grads);
         for (k, (id, w)) in self.weights.clone().into_iter().enumerate() {
             let d = self.call("mul", &[t(grads[k]), t(factor)]);
             let value = self.values[&InputBuffer::State(id)].clone();

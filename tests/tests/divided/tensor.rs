@@ -189,7 +189,6 @@ fn a_llama_block_has_a_reduction_for_each_product_over_rows() {
             assert_near(mesh, &got, &want, 1e-10);
             let batch = if mesh.starts_with("dp") { s.weights.len() + 2 } else { 0 };
             let all = collectives(&program);
-            crate::step::list(&s, &program);
             assert_eq!(all, BTreeMap::from([("all_reduce", 10 + batch)]), "{mesh}, {groups} key heads");
         }
     }

@@ -168,9 +168,11 @@ impl<'a> Divider<'a> {
         let all = self.candidates(id, &cuts, &|k| self.demand.of(id, k));
         // Where the operands have been combined for another reader, the result is whole, and is not combined again.
         let order = |part: Part| match part {
-            Part::Block(_) => 0,
-            Part::Whole => 1,
-            Part::Term(_) => 2,
+            // Other terms may be added before a block of the sum is needed.
+            Part::Term(_) if self.demand.of(id, 0).is_some() && self.demand.is_passed_on(id) => 0,
+            Part::Block(_) => 1,
+            Part::Whole => 2,
+            Part::Term(_) => 3,
         };
         let costs = all
             .into_iter()
