@@ -12,6 +12,7 @@ use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp, host_tensor};
 use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most nodes of a graph that ops record: a gigabyte of them. A plan of as many would take minutes.
 const MAX_NODES: usize = if cfg!(test) { 1 << 18 } else { 1 << 22 };
@@ -95,13 +96,39 @@ pub struct RngState {
     pub occurrence: u32,
 }
 
+/// Identifies the nodes of a graph, but for what the plan key leaves out. A clone has another, since it may grow differently.
+#[derive(Debug)]
+struct Lineage(u64);
+
+impl Lineage {
+    fn fresh() -> Lineage {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Lineage(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Default for Lineage {
+    fn default() -> Lineage {
+        Lineage::fresh()
+    }
+}
+
+impl Clone for Lineage {
+    fn clone(&self) -> Lineage {
+        Lineage::fresh()
+    }
+}
+
 /// The arena.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// The nodes, and behind them some of the recording before, each of which stays until a new node takes its place: dropping
-    /// them at once would read all of them from memory once more.
+    /// The nodes, and behind them those of the recording before. A training step mostly repeats the one before: a node that is
+    /// already in its place is confirmed and not written.
     nodes: Vec<Node>,
     len: usize,
+    /// Equal for two recordings as long as the second repeats the first. All of `nodes` are of this lineage up to `known`.
+    lineage: Lineage,
+    known: usize,
     /// Whether a node has a 16-bit dtype.
     has_half: bool,
     source_map: Vec<SourceLoc>,
@@ -229,21 +256,30 @@ impl Graph {
     /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
     pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
         debug_assert!(input < id && id.index() < self.len, "this is a bug: input after its use");
+        self.lineage = Lineage::fresh();
         self.nodes[id.index()].inputs[k] = input;
     }
 
     /// Sets the shape of a node without a reader; only the planner does, for a node whose operands it has changed.
     pub fn set_shape(&mut self, id: NodeId, shape: Shape) {
+        self.lineage = Lineage::fresh();
         self.nodes[id.index()].shape = shape;
     }
 
     /// Sets the attributes of a node without a reader.
     pub fn set_attrs(&mut self, id: NodeId, attrs: Attrs) {
+        self.lineage = Lineage::fresh();
         self.nodes[id.index()].attrs = attrs;
     }
 
     pub fn nodes(&self) -> &[Node] {
         &self.nodes[..self.len]
+    }
+
+    /// Identifies the recording: where two graphs have equal numbers, all nodes are equal but for the values of numbers, the
+    /// identities of leaves, and recipe lines.
+    pub fn edition(&self) -> (u64, usize) {
+        (self.lineage.0, self.len)
     }
 
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
@@ -287,16 +323,67 @@ impl Graph {
             return Err(Error::memory(op.name, message)
                 .hint("read a value or end the step within the loop, so that what was recorded runs"));
         }
-        Ok(self.add(Node {
-            op,
-            dtype: out.dtype,
-            detached: self.modes.no_grad,
-            tf32: self.modes.tf32 && out.dtype == DType::F32 && self.makes_products(op),
-            shape: out.shape,
-            inputs: inputs.into(),
-            attrs: attrs.into(),
-            payload: 0,
-        }))
+        let (dtype, shape, detached) = (out.dtype, out.shape, self.modes.no_grad);
+        let tf32 = self.modes.tf32 && dtype == DType::F32 && self.makes_products(op);
+        if self.repeats(op, inputs, attrs, 0, dtype, [detached, tf32], &shape) {
+            return Ok(self.advance(dtype));
+        }
+        let (inputs, attrs) = (inputs.into(), attrs.into());
+        Ok(self.write(Node { op, dtype, detached, tf32, shape, inputs, attrs, payload: 0 }))
+    }
+
+    /// Whether the recording before has this node in its place. Only a value of a number or the identity of a leaf may differ,
+    /// which it takes.
+    #[inline]
+    fn repeats(
+        &mut self,
+        op: &'static Op,
+        inputs: &[NodeId],
+        attrs: &[i64],
+        payload: u64,
+        dtype: DType,
+        flags: [bool; 2],
+        shape: &Shape,
+    ) -> bool {
+        if self.len >= self.known {
+            return false;
+        }
+        let old = &mut self.nodes[self.len];
+        let same = std::ptr::eq(old.op, op)
+            && old.inputs[..] == *inputs
+            && [old.detached, old.tf32] == flags
+            && old.dtype == dtype
+            && old.attrs[..] == *attrs
+            && old.shape.dims() == shape.dims()
+            && (old.payload == payload || !std::ptr::eq(op, &create::STATE));
+        if same && old.payload != payload {
+            old.payload = payload;
+        }
+        same
+    }
+
+    /// Appends a node that differs from the recording before, or has none in its place.
+    fn write(&mut self, node: Node) -> NodeId {
+        if self.len < self.known {
+            self.lineage = Lineage::fresh();
+        }
+        self.known = self.len + 1;
+        let dtype = node.dtype;
+        match self.nodes.get_mut(self.len) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
+        }
+        self.advance(dtype)
+    }
+
+    /// Counts a node that is in its place.
+    fn advance(&mut self, dtype: DType) -> NodeId {
+        let id = NodeId(self.len as u32);
+        self.has_half |= dtype.is_half();
+        self.len += 1;
+        self.source_map.push(self.modes.loc);
+        self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
+        id
     }
 
     /// Whether `op` may contain matrix products: because of its autocast class, or because it is recorded in a backward
@@ -309,16 +396,11 @@ impl Graph {
     /// Appends a finished node without checks: leaves, and copies by the planner.
     pub fn add(&mut self, node: Node) -> NodeId {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.len), "this is a bug: input after its use");
-        let id = NodeId(self.len as u32);
-        self.has_half |= node.dtype.is_half();
-        match self.nodes.get_mut(self.len) {
-            Some(place) => *place = node,
-            None => self.nodes.push(node),
+        let flags = [node.detached, node.tf32];
+        if self.repeats(node.op, &node.inputs, &node.attrs, node.payload, node.dtype, flags, &node.shape) {
+            return self.advance(node.dtype);
         }
-        self.len += 1;
-        self.source_map.push(self.modes.loc);
-        self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
-        id
+        self.write(node)
     }
 
     /// Appends a node without inputs: `op` with that shape and dtype. `payload` is not part of the key.
@@ -441,5 +523,40 @@ mod tests {
         assert_eq!((g.dtype(x), g.loc_of(z), g.has_half()), (DType::F32, SourceLoc(8), false));
         g.truncate(1);
         assert_eq!((g.len(), g.nodes().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_repeated_recording_has_the_same_edition() {
+        let state = |g: &mut Graph, id| g.leaf(&create::STATE, Shape::of(&[3]), DType::F32, &[], id);
+        let record = |g: &mut Graph, id: u64, rate: f64| {
+            g.clear();
+            let w = state(g, id);
+            g.scalar(Number::Float(rate), DType::F32);
+            let y = g.neg(w).unwrap();
+            g.square(y).unwrap();
+            g.edition()
+        };
+        let g = &mut Graph::new();
+        let first = record(g, 1, 0.5);
+        assert_eq!(record(g, 1, 0.25), first);
+        assert_eq!(f64::from_bits(g.node(NodeId(1)).payload), 0.25, "the value of a number is the new one");
+        assert_ne!(record(g, 2, 0.25), first, "another State is another recording");
+        let second = record(g, 1, 0.5);
+        assert_ne!(second, first, "nothing of the first was left to compare with");
+        // A shorter recording, and one that goes on differently, are others; the node after the difference is not taken for equal.
+        g.truncate(3);
+        assert_ne!(g.edition(), second);
+        g.square(NodeId(2)).unwrap();
+        assert_eq!(g.edition(), second);
+        g.truncate(2);
+        g.square(NodeId(0)).unwrap();
+        let odd = g.edition();
+        g.square(NodeId(2)).unwrap();
+        assert!(odd.0 != second.0 && g.edition() != second);
+        assert_ne!(record(g, 1, 0.5), second);
+        let third = g.edition();
+        assert_ne!(g.clone().edition(), third, "a clone may grow differently");
+        g.set_input(NodeId(3), 0, NodeId(0));
+        assert_ne!(g.edition(), third);
     }
 }

@@ -14,6 +14,7 @@ use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
 use perilune_core::ops::{Class, Generator, Op, create};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The needed part of a graph in canonical order.
 #[derive(Clone, Debug, Default)]
@@ -118,6 +119,18 @@ impl Codes {
     }
 }
 
+/// What was traced last, if the next trace may find that it repeats it: a step that records what the step before recorded has its
+/// key, and neither the recording nor the key need be read for that.
+#[derive(Debug, Default)]
+struct Traced {
+    edition: (u64, usize),
+    request: Request,
+    /// The nodes of the numbers in `Trace::slots`.
+    slots: Vec<NodeId>,
+    /// The leaves that are no States, with their inputs.
+    leaves: Vec<(NodeId, u32)>,
+}
+
 /// Scratch and result of tracing, reused from step to step.
 #[derive(Debug, Default)]
 pub struct Tracer {
@@ -129,11 +142,21 @@ pub struct Tracer {
     pub budgeted: bool,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
+    last: Option<Traced>,
+    version: u64,
 }
 
 impl Tracer {
     /// Traces `request` over `g`. `leaf(id)` returns the buffer of a node that has already been evaluated.
     pub fn run(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) {
+        if self.repeats(g, request, &leaf) {
+            return;
+        }
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        self.version = 1 + LAST.fetch_add(1, Ordering::Relaxed);
+        let Traced { mut slots, mut leaves, .. } = self.last.take().unwrap_or_default();
+        (slots.clear(), leaves.clear());
+        let mut evaluated = false;
         let t = &mut self.trace;
         t.clear();
         self.by_buffer.clear();
@@ -152,7 +175,9 @@ impl Tracer {
             t.order.push(id);
             self.position[i] = t.order.len() as u32;
             let node = &g.nodes()[i];
-            let buffer = match leaf(id).filter(|_| !recomputed) {
+            let value = leaf(id);
+            evaluated |= value.is_some();
+            let buffer = match value.filter(|_| !recomputed) {
                 Some(payload) => Some(InputBuffer::Leaf(payload)),
                 None if node.op == &create::LEAF => Some(InputBuffer::Leaf(node.payload)),
                 None if node.op == &create::STATE => Some(InputBuffer::State(node.payload)),
@@ -160,6 +185,9 @@ impl Tracer {
             };
             if let Some(buffer) = buffer {
                 let k = input(t, &mut self.by_buffer, buffer, id);
+                if matches!(buffer, InputBuffer::Leaf(_)) {
+                    leaves.push((id, k));
+                }
                 // A State's buffer will change, so it is copied if it is returned; the buffer of any other leaf is
                 // returned itself.
                 let state = u64::from(matches!(buffer, InputBuffer::State(_)));
@@ -174,6 +202,7 @@ impl Tracer {
             if let Class::Generator(kind) = node.op.class {
                 match kind {
                     Generator::Scalar => {
+                        slots.push(id);
                         t.slots.push(node.payload);
                         t.slot_dtypes.push(node.dtype);
                     }
@@ -211,7 +240,42 @@ impl Tracer {
             t.spans = Spans::new(g, &[]);
             t.key.push(SPANS);
             remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
+        } else if request.division.is_none() && !evaluated {
+            self.last = Some(Traced { edition: g.edition(), request: request.clone(), slots, leaves });
         }
+    }
+
+    /// Whether the recording and the request repeat those traced last, so that the trace is right but for numbers and leaves,
+    /// which are brought up to date.
+    fn repeats(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) -> bool {
+        let (Some(last), t) = (&self.last, &mut self.trace) else { return false };
+        let same = last.edition == g.edition()
+            && last.request.repeats(request)
+            && !self.budgeted
+            && g.remat.spans.is_empty()
+            && t.order.iter().all(|id| leaf(*id).is_none());
+        if !same {
+            return false;
+        }
+        for (slot, id) in t.slots.iter_mut().zip(&last.slots) {
+            *slot = g.node(*id).payload;
+        }
+        // Two leaves share a buffer exactly if they did before.
+        self.by_buffer.clear();
+        last.leaves.iter().all(|(id, k)| {
+            let buffer = InputBuffer::Leaf(g.node(*id).payload);
+            let known = *self.by_buffer.entry(buffer).or_insert(*k);
+            let first = t.input_nodes[*k as usize] == *id;
+            if first {
+                t.inputs[*k as usize] = buffer;
+            }
+            known == *k && t.inputs[*k as usize] == buffer
+        })
+    }
+
+    /// The number of the last trace, equal for traces with one key whose second repeats the first.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// The position of a needed node in `trace.order`.
