@@ -34,10 +34,10 @@ pub type Attrs = SmallVec<[i64; 6]>;
 
 /// One application of an op.
 ///
-/// The order of the fields is that in memory: passes over a recording read what is above the attributes of every node, and
-/// the shape of few.
+/// The order of the fields is that in memory: passes over a recording, and the comparison of one with the one before, read what
+/// is in the first cache line of every node, and the shape of few.
 #[derive(Clone, Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Node {
     pub op: &'static Op,
     pub inputs: Inputs,
@@ -99,6 +99,13 @@ pub struct RngState {
 /// Identifies the nodes of a graph, but for what the plan key leaves out. A clone has another, since it may grow differently.
 #[derive(Debug)]
 struct Lineage(u64);
+
+impl Node {
+    /// Whether the node applies `op` to these inputs and attributes.
+    fn applies(&self, op: &Op, inputs: &[NodeId], attrs: &[i64]) -> bool {
+        std::ptr::eq(self.op, op) && self.inputs[..] == *inputs && self.attrs[..] == *attrs
+    }
+}
 
 impl Lineage {
     fn fresh() -> Lineage {
@@ -256,19 +263,19 @@ impl Graph {
     /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
     pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
         debug_assert!(input < id && id.index() < self.len, "this is a bug: input after its use");
-        self.lineage = Lineage::fresh();
+        self.change();
         self.nodes[id.index()].inputs[k] = input;
     }
 
     /// Sets the shape of a node without a reader; only the planner does, for a node whose operands it has changed.
     pub fn set_shape(&mut self, id: NodeId, shape: Shape) {
-        self.lineage = Lineage::fresh();
+        self.change();
         self.nodes[id.index()].shape = shape;
     }
 
     /// Sets the attributes of a node without a reader.
     pub fn set_attrs(&mut self, id: NodeId, attrs: Attrs) {
-        self.lineage = Lineage::fresh();
+        self.change();
         self.nodes[id.index()].attrs = attrs;
     }
 
@@ -298,6 +305,11 @@ impl Graph {
         self.node(id).dtype
     }
 
+    /// Begins a lineage with the nodes that there are.
+    fn change(&mut self) {
+        (self.lineage, self.known) = (Lineage::fresh(), self.len);
+    }
+
     /// Appends `op(inputs)`: runs the op's shape and dtype rule and, under autocast, its cast policy.
     pub fn push(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
         if let Some(low) = self.modes.autocast
@@ -310,6 +322,14 @@ impl Graph {
     }
 
     fn append(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
+        let detached = self.modes.no_grad;
+        // Shape and dtype follow from the op, its attributes and its inputs, which all are those of the recording before.
+        if let Some(old) = self.node_before()
+            && old.applies(op, inputs, attrs)
+            && (old.detached, old.tf32, old.payload) == (detached, self.rounds(op, old.dtype), 0)
+        {
+            return Ok(self.advance(old.dtype));
+        }
         // A weight update has ten inputs.
         let mut metas: SmallVec<[Meta; 10]> = SmallVec::new();
         for &i in inputs {
@@ -323,43 +343,14 @@ impl Graph {
             return Err(Error::memory(op.name, message)
                 .hint("read a value or end the step within the loop, so that what was recorded runs"));
         }
-        let (dtype, shape, detached) = (out.dtype, out.shape, self.modes.no_grad);
-        let tf32 = self.modes.tf32 && dtype == DType::F32 && self.makes_products(op);
-        if self.repeats(op, inputs, attrs, 0, dtype, [detached, tf32], &shape) {
-            return Ok(self.advance(dtype));
-        }
+        let (dtype, shape, tf32) = (out.dtype, out.shape, self.rounds(op, out.dtype));
         let (inputs, attrs) = (inputs.into(), attrs.into());
         Ok(self.write(Node { op, dtype, detached, tf32, shape, inputs, attrs, payload: 0 }))
     }
 
-    /// Whether the recording before has this node in its place. Only a value of a number or the identity of a leaf may differ,
-    /// which it takes.
-    #[inline]
-    fn repeats(
-        &mut self,
-        op: &'static Op,
-        inputs: &[NodeId],
-        attrs: &[i64],
-        payload: u64,
-        dtype: DType,
-        flags: [bool; 2],
-        shape: &Shape,
-    ) -> bool {
-        if self.len >= self.known {
-            return false;
-        }
-        let old = &mut self.nodes[self.len];
-        let same = std::ptr::eq(old.op, op)
-            && old.inputs[..] == *inputs
-            && [old.detached, old.tf32] == flags
-            && old.dtype == dtype
-            && old.attrs[..] == *attrs
-            && old.shape.dims() == shape.dims()
-            && (old.payload == payload || !std::ptr::eq(op, &create::STATE));
-        if same && old.payload != payload {
-            old.payload = payload;
-        }
-        same
+    /// The node of the recording before in the place of the next, if all before it repeated that recording.
+    fn node_before(&self) -> Option<&Node> {
+        (self.len < self.known).then(|| &self.nodes[self.len])
     }
 
     /// Appends a node that differs from the recording before, or has none in its place.
@@ -386,6 +377,11 @@ impl Graph {
         id
     }
 
+    /// Whether products of a node of `op` may round operands to TF32.
+    fn rounds(&self, op: &Op, dtype: DType) -> bool {
+        self.modes.tf32 && dtype == DType::F32 && self.makes_products(op)
+    }
+
     /// Whether `op` may contain matrix products: because of its autocast class, or because it is recorded in a backward
     /// pass.
     fn makes_products(&self, op: &Op) -> bool {
@@ -396,8 +392,16 @@ impl Graph {
     /// Appends a finished node without checks: leaves, and copies by the planner.
     pub fn add(&mut self, node: Node) -> NodeId {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.len), "this is a bug: input after its use");
-        let flags = [node.detached, node.tf32];
-        if self.repeats(node.op, &node.inputs, &node.attrs, node.payload, node.dtype, flags, &node.shape) {
+        // The value of a number and the identity of a leaf, but not of a State, may differ.
+        if let Some(old) = self.node_before()
+            && old.applies(node.op, &node.inputs, &node.attrs)
+            && (old.dtype, old.detached, old.tf32) == (node.dtype, node.detached, node.tf32)
+            && old.shape.dims() == node.shape.dims()
+            && (old.payload == node.payload || !std::ptr::eq(node.op, &create::STATE))
+        {
+            if old.payload != node.payload {
+                self.nodes[self.len].payload = node.payload;
+            }
             return self.advance(node.dtype);
         }
         self.write(node)
@@ -416,6 +420,16 @@ impl Graph {
             attrs: attrs.into(),
             payload,
         })
+    }
+
+    /// Appends the State `id` as it is when the step begins, if the recording before has it in this place: a State keeps its shape
+    /// and dtype.
+    pub fn state_again(&mut self, id: u64) -> Option<NodeId> {
+        let old = self.node_before()?;
+        if !std::ptr::eq(old.op, &create::STATE) || old.payload != id || old.detached {
+            return None;
+        }
+        Some(self.advance(old.dtype))
     }
 
     /// Appends a Lua number as a rank-0 node of `dtype` whose value is a run-time slot.

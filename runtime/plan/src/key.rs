@@ -125,6 +125,8 @@ impl Codes {
 struct Traced {
     edition: (u64, usize),
     request: Request,
+    /// The length of its key; a longer one has words of another pass.
+    words: usize,
     /// The nodes of the numbers in `Trace::slots`.
     slots: Vec<NodeId>,
     /// The leaves that are no States, with their inputs.
@@ -241,7 +243,13 @@ impl Tracer {
             t.key.push(SPANS);
             remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
         } else if request.division.is_none() && !evaluated {
-            self.last = Some(Traced { edition: g.edition(), request: request.clone(), slots, leaves });
+            self.last = Some(Traced {
+                edition: g.edition(),
+                request: request.clone(),
+                words: t.key.len(),
+                slots,
+                leaves,
+            });
         }
     }
 
@@ -250,6 +258,7 @@ impl Tracer {
     fn repeats(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) -> bool {
         let (Some(last), t) = (&self.last, &mut self.trace) else { return false };
         let same = last.edition == g.edition()
+            && last.words == t.key.len()
             && last.request.repeats(request)
             && !self.budgeted
             && g.remat.spans.is_empty()
