@@ -432,7 +432,9 @@ impl Engine {
 
     /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
-        let old = |(id, _): &(StateId, NodeId)| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
+        let old = |(id, _): &(StateId, NodeId)| {
+            self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc))
+        };
         self.states.order.iter().filter_map(old).collect()
     }
 

@@ -49,11 +49,7 @@ impl Drop for GradientList {
 
 impl GradientList {
     /// Replaces each gradient by what `f` records of it.
-    fn map(
-        &mut self,
-        lua: &Lua,
-        mut f: impl FnMut(&mut Engine, NodeId) -> Result<NodeId, Fault>,
-    ) -> mlua::Result<()> {
+    fn map(&mut self, lua: &Lua, mut f: impl FnMut(&mut Engine, NodeId) -> Result<NodeId, Fault>) -> mlua::Result<()> {
         let handles = &mut self.handles;
         self.host.record(lua, |engine| {
             for h in handles {

@@ -243,13 +243,8 @@ impl Tracer {
             t.key.push(SPANS);
             remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
         } else if request.division.is_none() && !evaluated {
-            self.last = Some(Traced {
-                edition: g.edition(),
-                request: request.clone(),
-                words: t.key.len(),
-                slots,
-                leaves,
-            });
+            self.last =
+                Some(Traced { edition: g.edition(), request: request.clone(), words: t.key.len(), slots, leaves });
         }
     }
 
