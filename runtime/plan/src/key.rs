@@ -157,7 +157,8 @@ impl Tracer {
         static LAST: AtomicU64 = AtomicU64::new(0);
         self.version = 1 + LAST.fetch_add(1, Ordering::Relaxed);
         let Traced { mut slots, mut leaves, .. } = self.last.take().unwrap_or_default();
-        (slots.clear(), leaves.clear());
+        slots.clear();
+        leaves.clear();
         let mut evaluated = false;
         let t = &mut self.trace;
         t.clear();
@@ -294,4 +295,66 @@ fn input(t: &mut Trace, seen: &mut IdMap<InputBuffer, u32>, buffer: InputBuffer,
         t.input_nodes.push(node);
         t.inputs.len() as u32 - 1
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::Shape;
+    use perilune_core::graph::Number;
+
+    /// Records w + rate and the product of two leaves; returns the request that writes the sum and returns the product.
+    fn record(g: &mut Graph, rate: f64, leaves: [u64; 2]) -> Request {
+        g.clear();
+        let w = g.leaf(&create::STATE, Shape::SCALAR, DType::F32, &[], 9);
+        let rate = g.scalar(Number::Float(rate), DType::F32);
+        let sum = g.add_(w, rate).expect("recorded");
+        let [a, b] = leaves.map(|uid| g.leaf(&create::LEAF, Shape::of(&[2]), DType::F32, &[], uid));
+        let product = g.mul(a, b).expect("recorded");
+        Request { roots: vec![product], state_writes: vec![(9, sum)], ..Request::default() }
+    }
+
+    /// The trace by a tracer that has traced before is that of a new one; returns whether it had the version of the last.
+    fn traces(tracer: &mut Tracer, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) -> bool {
+        let before = tracer.version();
+        tracer.run(g, request, &leaf);
+        let mut new = Tracer { budgeted: tracer.budgeted, ..Tracer::default() };
+        new.run(g, request, &leaf);
+        let of = |t: &Trace| {
+            (t.key.clone(), t.order.clone(), t.inputs.clone(), t.slots.clone(), t.state_write_inputs.clone())
+        };
+        assert_eq!(of(&tracer.trace), of(&new.trace));
+        tracer.version() == before
+    }
+
+    #[test]
+    fn a_repeated_step_keeps_its_trace_but_for_numbers_and_leaves() {
+        let (g, t) = (&mut Graph::new(), &mut Tracer::default());
+        let none = |_: NodeId| None;
+        let request = record(g, 0.5, [1, 2]);
+        assert!(!traces(t, g, &request, none));
+        let request = record(g, 0.25, [3, 4]);
+        assert!(traces(t, g, &request, none), "another rate and batch");
+        // The buffers of the first batch in another order, and one buffer for both, which is another key.
+        let request = record(g, 0.25, [4, 3]);
+        assert!(traces(t, g, &request, none));
+        let request = record(g, 0.25, [5, 5]);
+        assert!(!traces(t, g, &request, none));
+        let request = record(g, 0.5, [6, 6]);
+        assert!(traces(t, g, &request, none));
+        let request = record(g, 0.5, [6, 7]);
+        assert!(!traces(t, g, &request, none));
+        // Another request, evaluated nodes and a budget.
+        let request = record(g, 0.5, [6, 7]);
+        assert!(traces(t, g, &request, none));
+        let fewer = Request { roots: Vec::new(), ..request.clone() };
+        assert!(!traces(t, g, &fewer, none));
+        let sum = request.state_writes[0].1;
+        assert!(!traces(t, g, &request, |id| (id == sum).then_some(8)));
+        assert!(!traces(t, g, &request, |id| (id == sum).then_some(8)), "values of nodes are not compared");
+        assert!(!traces(t, g, &request, none));
+        assert!(traces(t, g, &request, none));
+        t.budgeted = true;
+        assert!(!traces(t, g, &request, none));
+    }
 }
