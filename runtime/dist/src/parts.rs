@@ -12,7 +12,8 @@ fn for_each_run(
     at: &Coordinates,
     mut f: impl FnMut(usize, usize, usize),
 ) -> Result<()> {
-    if Axis::ALL.into_iter().any(|axis| matches!(desc.placement.along(axis), Along::Segments(..) | Along::Sections(..))) {
+    if Axis::ALL.into_iter().any(|axis| matches!(desc.placement.along(axis), Along::Segments(..) | Along::Sections(..)))
+    {
         for run in desc.placement.runs(mesh, at, &desc.shape)? {
             f(run.global, run.local, run.len);
         }
