@@ -46,7 +46,15 @@ impl Divider<'_> {
             (Some(Generator::Iota | Generator::Uniform | Generator::Shard), Part::Block(cut)) => {
                 cut.segments == 1 && !cut.has_sections()
             }
-            _ => self.derivation(id, part, depth).is_some(),
+            _ => {
+                // A value that many paths reach is looked at once for each visited node.
+                let known = self.derivable.borrow().get(&(id, part)).copied();
+                known.unwrap_or_else(|| {
+                    let found = self.derivation(id, part, depth).is_some();
+                    self.derivable.borrow_mut().insert((id, part), found);
+                    found
+                })
+            }
         }
     }
 
@@ -55,10 +63,12 @@ impl Divider<'_> {
         if let Part::Block(cut) = part
             && self.derivable(id, part, MAX_DERIVED)
         {
-            return match self.derivation(id, part, MAX_DERIVED) {
-                Some(candidate) => self.divided(id, &candidate),
-                None => self.generated(id, cut),
-            };
+            if self.graph().generator(id).is_some() {
+                return self.generated(id, cut);
+            }
+            if let Some(candidate) = self.derivation(id, part, MAX_DERIVED) {
+                return self.divided(id, &candidate);
+            }
         }
         let (own, shape) = (self.to.map[id.index()], self.graph().shape(id));
         match (self.first[id.index()], part) {
@@ -154,10 +164,10 @@ impl Divider<'_> {
             ids = g.map(&elementwise::MINIMUM, &[ids, last])?;
         }
         if cut.segments == 1 {
-            return g.push(&index::INDEX_SELECT, &[whole, ids], &[cut.dim as i64]);
+            return g.push(&index::INDEX_SELECT, &[whole, ids], &[cut.dim as i64, index::OF_PLANNER]);
         }
         let x = movement::reshape(g, whole, segmented(&shape, cut, cut.segment(&shape)))?;
-        let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2])?;
+        let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2, index::OF_PLANNER])?;
         movement::reshape(g, own, cut.local(&shape))
     }
 
