@@ -178,11 +178,17 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
 
 /// Counts the collectives of a program.
 pub fn collectives(p: &Program) -> BTreeMap<&'static str, usize> {
+    collectives_along(p, &Axis::ALL)
+}
+
+/// Counts the collectives along some axes.
+pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, usize> {
     let mut out = BTreeMap::new();
     for kernel in &p.kernels {
         if let Kernel::Library(l) = kernel
             && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
                 .contains(&l.op.name)
+            && axes.contains(&collective::axis(&l.attrs))
         {
             *out.entry(l.op.name).or_default() += 1;
         }
