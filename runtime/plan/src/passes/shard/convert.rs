@@ -181,10 +181,11 @@ impl Divider<'_> {
         self.or_zero(first, whole)
     }
 
-    /// `x` where a condition holds, which has the dims of `x` or size 1 instead, else 0.
+    /// `x` where a condition holds, which has the dims of `x` or size 1 instead, else 0. It is the negative zero, which changes no
+    /// number that it is added to, not even a zero.
     pub(super) fn or_zero(&mut self, condition: NodeId, x: NodeId) -> Result<NodeId> {
         let g = &mut self.to.out.graph;
-        let (shape, nothing) = (g.shape(x), g.constant_like(0.0, x));
+        let (shape, nothing) = (g.shape(x), g.constant_like(-0.0, x));
         let (condition, nothing) = (g.expand(condition, shape)?, g.expand(nothing, shape)?);
         g.where_(condition, x, nothing)
     }
