@@ -168,7 +168,8 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
         let scale = b.to_f64().iter().filter(|v| v.is_finite()).fold(1e-3f64, |m, v| m.max(v.abs()));
         for (i, (x, y)) in a.to_f64().iter().zip(b.to_f64()).enumerate() {
             let same = *x == y || x.is_nan() && y.is_nan();
-            if !same && !((x - y).abs() <= tolerance * scale) {
+            let near = (x - y).abs() <= tolerance * scale;
+            if !same && !near {
                 return Some(format!("value {k} {}, element {i}: {x} and {y}", a.shape));
             }
         }
@@ -178,28 +179,20 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
 
 /// Counts the collectives of a program.
 pub fn collectives(p: &Program) -> BTreeMap<&'static str, usize> {
+    collectives_along(p, &Axis::ALL)
+}
+
+/// Counts the collectives along some axes.
+pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, usize> {
     let mut out = BTreeMap::new();
     for kernel in &p.kernels {
         if let Kernel::Library(l) = kernel
             && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
                 .contains(&l.op.name)
+            && axes.contains(&collective::axis(&l.attrs))
         {
             *out.entry(l.op.name).or_default() += 1;
         }
     }
     out
-}
-
-/// Lists the collectives of a program: for looking into a failure.
-#[allow(dead_code)]
-pub fn list(s: &Step, p: &Program) {
-    for kernel in &p.kernels {
-        if let Kernel::Library(l) = kernel
-            && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
-                .contains(&l.op.name)
-        {
-            let op = l.origin.position().map(|at| s.e.recorder.graph.nodes()[at].op.name);
-            println!("  {} {:?} {} {op:?}", l.op.name, l.attrs, l.inputs[0].shape());
-        }
-    }
 }
