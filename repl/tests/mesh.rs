@@ -145,6 +145,8 @@ fn wrong_meshes_are_refused_with_the_rule() {
         assert_eq!(ran.status, Some(2), "{mesh}");
         assert!(ran.err.contains(says), "{mesh}: {}", ran.err);
     }
+    let ran = p.run(&["bench", "--mesh", "dp=2", "--no-rival", "matmul_64"]);
+    assert!(ran.status == Some(2) && ran.err.contains("the cases measure one device"), "{}", ran.err);
     for (more, says) in [
         ("recipe.mesh = { dp = 'two' }", "recipe.mesh: dp is 'two'"),
         ("recipe.mesh = 'dp=2,tq=2'", "recipe.mesh: there is no axis \"tq\""),

@@ -14,8 +14,14 @@ local function slots(w)
 end
 
 -- For each parameter: w, m, v = pl.adamw_update(w, g, s.m, s.v, options), assigned. One native call records all of them.
-local function fused(ws, gs, ss, o, lr, step, weight_decay)
-  native.adamw(ws, gs, ss,
+local function fused(batch, grads, lr, step, weight_decay)
+  if not batch.lists then
+    local w, m, v = {}, {}, {}
+    for i, p in ipairs(batch.params) do w[i], m[i], v[i] = p.state, p.slots.m, p.slots.v end
+    batch.lists = { w = native.state_list(w), m = native.state_list(m), v = native.state_list(v) }
+  end
+  local of, o = batch.lists, batch.options
+  native.adamw(of.w, of.m, of.v, grads, batch.first,
     { lr = lr, beta1 = o.betas[1], beta2 = o.betas[2], eps = o.eps, weight_decay = weight_decay, step = step })
 end
 
@@ -23,16 +29,21 @@ end
 local function uses_step() return true end
 
 local adamw = { name = "adamw", slots = slots, uses_step = uses_step }
-function adamw.update_all(ws, gs, ss, o, lr, step)
-  fused(ws, gs, ss, o, lr, step, o.weight_decay)
+function adamw.update_all(batch, grads, lr, step)
+  fused(batch, grads, lr, step, batch.options.weight_decay)
 end
 
 local adam = { name = "adam", slots = slots, uses_step = uses_step }
-function adam.update_all(ws, gs, ss, o, lr, step)
-  if o.weight_decay ~= 0 then
-    for i, w in ipairs(ws) do gs[i] = gs[i] + w * o.weight_decay end
+function adam.update_all(batch, grads, lr, step)
+  local decay = batch.options.weight_decay
+  if decay ~= 0 then
+    grads = grads:copy()
+    for i, p in ipairs(batch.params) do
+      local k = batch.first + i - 1
+      grads:set(k, grads:get(k) + p.state * decay)
+    end
   end
-  fused(ws, gs, ss, o, lr, step, 0)
+  fused(batch, grads, lr, step, 0)
 end
 
 ---Checks that betas is { beta1, beta2 }, both in [0, 1).

@@ -21,7 +21,7 @@ local schedule = require "perilune.optim.schedule"
 ---@field name string first component of the path of its slots
 ---@field slots fun(weight: perilune.State, options: any): table<string, perilune.Tensor> returns the initial values
 ---@field update (fun(weight: perilune.State, grad: perilune.Tensor, slots: table<string, perilune.State>, options: any, lr: number, step: any))? `step` counts the updates of the parameter from 1: a number, or a scalar tensor if `uses_step`
----@field update_all (fun(weights: perilune.State[], grads: perilune.Tensor[], slots: table<string, perilune.State>[], options: any, lr: number, step: any))? replaces `update`: updates many parameters at once; may modify the lists
+---@field update_all (fun(batch: perilune.UpdateBatch, grads: perilune.GradientList, lr: number, step: any))? replaces `update`: updates many parameters at once
 ---@field uses_step (fun(options: any): boolean)? whether updates depend on `step`
 
 ---@class perilune.Parameter
@@ -46,6 +46,8 @@ local schedule = require "perilune.optim.schedule"
 ---@field on_device boolean? whether its parameters count their updates on the device
 ---@field measured boolean? whether a step computes the norm of all gradients although nothing is clipped
 ---@field norm perilune.Tensor? that norm, of the step being recorded
+---@field states_list any the parameters, for the runtime
+---@field batches perilune.UpdateBatches? of the last step
 local Optimizer = {}
 local meta = { __index = Optimizer }
 
@@ -115,7 +117,12 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
 
   local parsed = groups.read(op, target)
   local self = setmetatable({ kind = kind, count = 0, absences = 0, scope = base.scope, clip_norm = o.clip_norm, clip_value = o.clip_value, groups = {}, place = native.place() }, meta)
-  local seen, total = {}, 0
+  local seen, all = {}, {}
+  -- A recipe may give a parameter a rate of its own at any time.
+  local parameter = { __newindex = function(p, key, value)
+    rawset(p, key, value)
+    self.batches = nil
+  end }
   for i, group in ipairs(parsed) do
     local merged = {}
     for k, v in pairs(shared) do merged[k] = v end
@@ -131,12 +138,13 @@ function base.new(kind, target, given, defaults, loose, choose, lr)
       local slots = {}
       local starts = rule.slots(entry.state, rule_options)
       for _, name in ipairs(tree.names(starts)) do slots[name] = pl.state(starts[name], { trainable = false, role = "optimizer" }) end
-      params[j] = { path = entry.path, state = entry.state, rule = rule, options = rule_options, group = options, lr = own_lr, slots = slots, missed = 0 }
+      params[j] = setmetatable({ path = entry.path, state = entry.state, rule = rule, options = rule_options, group = options, lr = own_lr, slots = slots, missed = 0 }, parameter)
+      all[#all + 1] = entry.state
     end
-    total = total + #params
     self.groups[i] = { options = options, params = params }
   end
-  if total == 0 then pl.error(op, "there is nothing to train", "every State is frozen, or the model has none; see print(model)") end
+  if #all == 0 then pl.error(op, "there is nothing to train", "every State is frozen, or the model has none; see print(model)") end
+  self.states_list = native.state_list(all)
   return self
 end
 
@@ -180,7 +188,7 @@ end
 ---A loss scaler needs it: whether an update takes effect is known there only.
 function Optimizer:count_on_device()
   if self.on_device then return end
-  self.on_device = true
+  self.on_device, self.batches = true, nil
   each_parameter(self, function(p)
     local uses = p.rule.uses_step
     if uses and uses(p.options) then
@@ -202,7 +210,7 @@ end
 ---@param counts {count: integer, missed: integer[]?}
 function Optimizer:set_counts(counts)
   local missed, k = counts.missed or {}, 0
-  self.count = counts.count
+  self.count, self.batches = counts.count, nil
   if self.absences == 0 and not counts.missed then return end
   self.absences = 0
   each_parameter(self, function(p)
@@ -222,49 +230,67 @@ local function keep_unless(ok, state, slots, update)
   for i, s in ipairs(states) do s:assign(pl.where(ok, s:detach(), before[i])) end
 end
 
----Collects the parameters that have a gradient, the gradients, and the other parameters; 16-bit gradients are converted to f32.
-local function with_gradients(self)
-  local all, states, params, grads, absent = {}, {}, {}, {}, {}
-  each_parameter(self, function(p)
-    all[#all + 1] = p
-    states[#states + 1] = p.state
-  end)
-  ---@type (perilune.Tensor|false)[]
-  local found = native.gradients(states)
-  for i, g in ipairs(found) do
-    if g then
-      params[#params + 1] = all[i]
-      grads[#grads + 1] = g
-    else
-      absent[#absent + 1] = all[i]
-    end
-  end
-  return params, grads, absent
-end
+---@class perilune.GradientList gradients of one step, kept by the runtime
+---@field get fun(self: perilune.GradientList, k: integer): perilune.Tensor
+---@field set fun(self: perilune.GradientList, k: integer, g: perilune.Tensor)
+---@field copy fun(self: perilune.GradientList): perilune.GradientList
+---@field scale fun(self: perilune.GradientList, factor: number|perilune.Tensor)
+---@field clamp fun(self: perilune.GradientList, most: number)
+---@field squares fun(self: perilune.GradientList): perilune.Tensor
+---@field free fun(self: perilune.GradientList)
 
 ---@class perilune.UpdateBatch parameters updated by one call of a rule
 ---@field rule perilune.Rule
 ---@field options any
----@field lr number|perilune.Schedule
+---@field group table<string, any>
+---@field own_lr (number|perilune.Schedule)?
 ---@field missed integer
----@field states perilune.State[]
----@field grads perilune.Tensor[]
----@field slots table<string, any>[] the States of each parameter, by name
+---@field first integer position of its first gradient
+---@field params perilune.Parameter[]
+---@field lists table<string, any>? what the rule keeps of the parameters, for the runtime
 
----Batches adjacent parameters of the same rule, options, rate and count; with `single` each parameter is a batch.
----@return perilune.UpdateBatch[]
-local function update_batches(params, grads, single)
-  local out = {} ---@type perilune.UpdateBatch[]
-  for i, p in ipairs(params) do
+---@class perilune.UpdateBatches
+---@field [integer] perilune.UpdateBatch
+---@field missing string positions of the parameters without a gradient
+---@field absent perilune.Parameter[] these parameters
+
+---Whether no parameter of a batch was given another rate.
+local function rates_stand(batches)
+  for _, b in ipairs(batches) do
+    if b.own_lr then
+      for _, p in ipairs(b.params) do
+        if p.lr ~= b.own_lr then return false end
+      end
+    end
+  end
+  return true
+end
+
+---Batches adjacent parameters of the same rule, options, rate and count; if updates are counted on the device each parameter is a
+---batch. The batches of the last step stay while the same parameters have gradients: a step of a deep model reads no parameter.
+---@param positions integer[]? of parameters without a gradient
+---@return perilune.UpdateBatches
+local function update_batches(self, positions)
+  local missing = positions and table.concat(positions, " ") or ""
+  local known = self.batches
+  if known and known.missing == missing and rates_stand(known) then return known end
+  local out, skip, i, first = { missing = missing, absent = {} }, {}, 0, 1
+  for _, k in ipairs(positions or {}) do skip[k] = true end
+  each_parameter(self, function(p)
+    i = i + 1
+    if skip[i] then
+      out.absent[#out.absent + 1] = p
+      return
+    end
     local b = out[#out]
-    local lr = p.lr or p.group.lr -- read at every step: a recipe may change the rate of a group
-    if not b or single or b.rule ~= p.rule or b.options ~= p.options or b.lr ~= lr or b.missed ~= p.missed then
-      b = { rule = p.rule, options = p.options, lr = lr, missed = p.missed, states = {}, grads = {}, slots = {} }
+    if not b or self.on_device or b.rule ~= p.rule or b.options ~= p.options or b.group ~= p.group or b.own_lr ~= p.lr or b.missed ~= p.missed then
+      b = { rule = p.rule, options = p.options, group = p.group, own_lr = p.lr, missed = p.missed, first = first, params = {} }
       out[#out + 1] = b
     end
-    local n = #b.states + 1
-    b.states[n], b.grads[n], b.slots[n] = p.state, grads[i], p.slots
-  end
+    b.params[#b.params + 1] = p
+    first = first + 1
+  end)
+  self.batches = out
   return out
 end
 
@@ -295,30 +321,27 @@ function Optimizer:step(opts)
     scale = (scale or 1) / scaler.factor:detach()
     self:count_on_device()
   end
-  local params, grads, absent = with_gradients(self)
-  if scale then
-    for i, g in ipairs(grads) do grads[i] = g * scale end
-  end
+  local grads, positions = native.gradients(self.states_list) ---@type perilune.GradientList, integer[]?
+  if scale then grads:scale(scale) end
   if #grads == 0 then
     pl.error(op, "no parameter has a gradient at step()", "call loss:backward() before it, in the same step, on a loss made from the parameters")
   end
-  if self.clip_value then
-    for i, g in ipairs(grads) do grads[i] = g:clamp(-self.clip_value, self.clip_value) end
-  end
-  local norm = (self.clip_norm or scaler or self.measured) and clip.total_norm(grads) or nil
+  if self.clip_value then grads:clamp(self.clip_value) end
+  local norm = (self.clip_norm or scaler or self.measured) and grads:squares():sum():sqrt() or nil
   self.norm = norm
   -- The norm is finite only if every gradient is.
   local ok = scaler and norm and norm:isfinite() ---@type any
   if self.clip_norm and norm then
-    local factor = clip.factor(norm, self.clip_norm)
-    for i, g in ipairs(grads) do grads[i] = g * factor end
+    grads:scale(clip.factor(norm, self.clip_norm))
   end
   local rates = {} -- calls each schedule once
-  for _, b in ipairs(update_batches(params, grads, self.on_device)) do
-    local rule, lr = b.rule, rates[b.lr] or schedule.at(op, b.lr, self.count)
-    rates[b.lr] = lr
-    local own = b.slots[1] or {}
-    local counter = own.step ---@type perilune.State?
+  local batches = update_batches(self, positions)
+  for _, b in ipairs(batches) do
+    local rule, rate = b.rule, b.own_lr or b.group.lr -- read at every step: a recipe may change the rate of a group
+    local lr = rates[rate] or schedule.at(op, rate, self.count)
+    rates[rate] = lr
+    local one = b.params[1]
+    local counter = one.slots.step ---@type perilune.State?
     local function update()
       local step = math.max(1, self.count + 1 - b.missed) ---@type any
       if counter then
@@ -326,21 +349,20 @@ function Optimizer:step(opts)
         counter:assign(step)
       end
       if rule.update_all then
-        rule.update_all(b.states, b.grads, b.slots, b.options, lr, step)
+        rule.update_all(b, grads, lr, step)
       elseif rule.update then
-        for i, w in ipairs(b.states) do
-          local g, slots = b.grads[i], b.slots[i] ---@type any, any
-          rule.update(w, g, slots, b.options, lr, step)
+        for i, p in ipairs(b.params) do
+          rule.update(p.state, grads:get(b.first + i - 1), p.slots, b.options, lr, step)
         end
       end
     end
-    if ok then keep_unless(ok, b.states[1], b.slots[1], update) else update() end
+    if ok then keep_unless(ok, one.state, one.slots, update) else update() end
   end
   if scaler then scaler:update(ok) end
-  for _, p in ipairs(absent) do p.missed = p.missed + 1 end
-  self.count, self.absences = self.count + 1, self.absences + #absent
+  for _, p in ipairs(batches.absent) do p.missed = p.missed + 1 end
+  self.count, self.absences = self.count + 1, self.absences + #batches.absent
   native.at(before)
-  if not pl.in_step() then pl.end_step() end
+  if pl.in_step() then grads:free() else pl.end_step() end
   return (self.clip_norm or self.measured) and norm or nil
 end
 

@@ -120,16 +120,18 @@ local function cuts_along_tp(run, weights)
   return cuts
 end
 
----The dim that devices share: the first that they divide evenly beside the dims that are divided already, else the largest, whose
+---The dim that devices share: the first that they divide evenly, rather one that is not divided already, else the largest, whose
 ---last blocks are padded.
 local function shared_dim(shape, parts, taken)
-  local largest, most = nil, parts - 1
+  local inner, largest, most = nil, nil, parts - 1
   for i, n in ipairs(shape) do
     local rest = n // (taken[i - 1] or 1)
-    if rest >= parts and rest % parts == 0 then return i - 1 end
+    local even = rest >= parts and rest % parts == 0
+    if even and not taken[i - 1] then return i - 1 end
+    if even then inner = inner or i - 1 end
     if rest > most and not taken[i - 1] then largest, most = i - 1, rest end
   end
-  return largest
+  return inner or largest
 end
 
 ---Whether the States with this path are divided at a stage of ZeRO.

@@ -168,7 +168,7 @@ function optimizers.load(run, cursor, slots)
   for _, o in ipairs(run.optimizers) do
     local opt = o.opt
     opt.count = cursor[key(o)] or run.count
-    opt.absences = 0
+    opt.absences, opt.batches = 0, nil
     each_parameter(o, function(p)
       local updates = cursor[key(o, p.path)] or opt.count
       local counter = p.slots.step

@@ -57,6 +57,26 @@ describe("ten steps as PyTorch:", function()
 end)
 
 describe("an optimizer", function()
+  it("applies a rate that a parameter is given after a step", function()
+    local a, b = pl.state(pl.ones { 1 }), pl.state(pl.ones { 1 })
+    local opt = optim.AdamW({ a, b }, { lr = 0.1, weight_decay = 0 })
+    local function step()
+      pl.step(function() (a + b):sum():backward(); opt:step() end)
+      return b:item()
+    end
+    local first = step()
+    expect(first):to_be_near(0.9, 1e-6)
+    local p = opt.groups[1].params[2]
+    p.lr = 0
+    expect(step()):to_be(first)
+    p.lr = 0.2
+    expect(step()):to_be_near(first - 0.2, 1e-6)
+    p.lr = nil
+    opt.groups[1].options.lr = 0.3
+    expect(step()):to_be_near(first - 0.5, 1e-6)
+    expect(a:item()):to_be_near(0.4, 1e-5)
+  end)
+
   it("names its slots by the paths of the weights", function()
     local opt = optim.AdamW(nn.Linear(2, 3), { lr = 1e-3 })
     local names = {}

@@ -88,8 +88,7 @@ fn compare(name: &str, one: &Outcome, mesh: &Outcome, tolerance: &Tolerance) {
         let (a, b) = (values(a), values(b));
         let scale = a.iter().fold(1e-6f64, |m, v| m.max(v.abs()));
         for share in a.iter().zip(&b).map(|(a, b)| (a - b).abs() / scale) {
-            // NaN counts too.
-            far += usize::from(!(share <= tolerance.state));
+            far += usize::from(share > tolerance.state || share.is_nan());
             worst = if share > worst.0 { (share, path.as_str()) } else { worst };
         }
         all += a.len();

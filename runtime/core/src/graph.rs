@@ -12,6 +12,7 @@ use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
 use crate::{DType, Shape, amp, host_tensor};
 use smallvec::SmallVec;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The most nodes of a graph that ops record: a gigabyte of them. A plan of as many would take minutes.
 const MAX_NODES: usize = if cfg!(test) { 1 << 18 } else { 1 << 22 };
@@ -33,10 +34,10 @@ pub type Attrs = SmallVec<[i64; 6]>;
 
 /// One application of an op.
 ///
-/// The order of the fields is that in memory: passes over a recording read what is above the attributes of every node, and
-/// the shape of few.
+/// The order of the fields is that in memory: passes over a recording, and the comparison of one with the one before, read what
+/// is in the first cache line of every node, and the shape of few.
 #[derive(Clone, Debug)]
-#[repr(C)]
+#[repr(C, align(64))]
 pub struct Node {
     pub op: &'static Op,
     pub inputs: Inputs,
@@ -95,13 +96,46 @@ pub struct RngState {
     pub occurrence: u32,
 }
 
+/// Identifies the nodes of a graph, but for what the plan key leaves out. A clone has another, since it may grow differently.
+#[derive(Debug)]
+struct Lineage(u64);
+
+impl Node {
+    /// Whether the node applies `op` to these inputs and attributes.
+    fn applies(&self, op: &Op, inputs: &[NodeId], attrs: &[i64]) -> bool {
+        std::ptr::eq(self.op, op) && self.inputs[..] == *inputs && self.attrs[..] == *attrs
+    }
+}
+
+impl Lineage {
+    fn fresh() -> Lineage {
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        Lineage(LAST.fetch_add(1, Ordering::Relaxed))
+    }
+}
+
+impl Default for Lineage {
+    fn default() -> Lineage {
+        Lineage::fresh()
+    }
+}
+
+impl Clone for Lineage {
+    fn clone(&self) -> Lineage {
+        Lineage::fresh()
+    }
+}
+
 /// The arena.
 #[derive(Clone, Debug, Default)]
 pub struct Graph {
-    /// The nodes, and behind them some of the recording before, each of which stays until a new node takes its place: dropping
-    /// them at once would read all of them from memory once more.
+    /// The nodes, and behind them those of the recording before. A training step mostly repeats the one before: a node that is
+    /// already in its place is confirmed and not written.
     nodes: Vec<Node>,
     len: usize,
+    /// Equal for two recordings as long as the second repeats the first. All of `nodes` are of this lineage up to `known`.
+    lineage: Lineage,
+    known: usize,
     /// Whether a node has a 16-bit dtype.
     has_half: bool,
     source_map: Vec<SourceLoc>,
@@ -229,21 +263,30 @@ impl Graph {
     /// Makes input `k` of a node another node, which stands before it and has the same shape and dtype.
     pub fn set_input(&mut self, id: NodeId, k: usize, input: NodeId) {
         debug_assert!(input < id && id.index() < self.len, "this is a bug: input after its use");
+        self.change();
         self.nodes[id.index()].inputs[k] = input;
     }
 
     /// Sets the shape of a node without a reader; only the planner does, for a node whose operands it has changed.
     pub fn set_shape(&mut self, id: NodeId, shape: Shape) {
+        self.change();
         self.nodes[id.index()].shape = shape;
     }
 
     /// Sets the attributes of a node without a reader.
     pub fn set_attrs(&mut self, id: NodeId, attrs: Attrs) {
+        self.change();
         self.nodes[id.index()].attrs = attrs;
     }
 
     pub fn nodes(&self) -> &[Node] {
         &self.nodes[..self.len]
+    }
+
+    /// Identifies the recording: where two graphs have equal numbers, all nodes are equal but for the values of numbers, the
+    /// identities of leaves, and recipe lines.
+    pub fn edition(&self) -> (u64, usize) {
+        (self.lineage.0, self.len)
     }
 
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
@@ -262,6 +305,11 @@ impl Graph {
         self.node(id).dtype
     }
 
+    /// Begins a lineage with the nodes that there are.
+    fn change(&mut self) {
+        (self.lineage, self.known) = (Lineage::fresh(), self.len);
+    }
+
     /// Appends `op(inputs)`: runs the op's shape and dtype rule and, under autocast, its cast policy.
     pub fn push(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
         if let Some(low) = self.modes.autocast
@@ -274,6 +322,14 @@ impl Graph {
     }
 
     fn append(&mut self, op: &'static Op, inputs: &[NodeId], attrs: &[i64]) -> Result<NodeId> {
+        let detached = self.modes.no_grad;
+        // Shape and dtype follow from the op, its attributes and its inputs, which all are those of the recording before.
+        if let Some(old) = self.node_before()
+            && old.applies(op, inputs, attrs)
+            && (old.detached, old.tf32, old.payload) == (detached, self.rounds(op, old.dtype), 0)
+        {
+            return Ok(self.advance(old.dtype));
+        }
         // A weight update has ten inputs.
         let mut metas: SmallVec<[Meta; 10]> = SmallVec::new();
         for &i in inputs {
@@ -287,16 +343,43 @@ impl Graph {
             return Err(Error::memory(op.name, message)
                 .hint("read a value or end the step within the loop, so that what was recorded runs"));
         }
-        Ok(self.add(Node {
-            op,
-            dtype: out.dtype,
-            detached: self.modes.no_grad,
-            tf32: self.modes.tf32 && out.dtype == DType::F32 && self.makes_products(op),
-            shape: out.shape,
-            inputs: inputs.into(),
-            attrs: attrs.into(),
-            payload: 0,
-        }))
+        let (dtype, shape, tf32) = (out.dtype, out.shape, self.rounds(op, out.dtype));
+        let (inputs, attrs) = (inputs.into(), attrs.into());
+        Ok(self.write(Node { op, dtype, detached, tf32, shape, inputs, attrs, payload: 0 }))
+    }
+
+    /// The node of the recording before in the place of the next, if all before it repeated that recording.
+    fn node_before(&self) -> Option<&Node> {
+        (self.len < self.known).then(|| &self.nodes[self.len])
+    }
+
+    /// Appends a node that differs from the recording before, or has none in its place.
+    fn write(&mut self, node: Node) -> NodeId {
+        if self.len < self.known {
+            self.lineage = Lineage::fresh();
+        }
+        self.known = self.len + 1;
+        let dtype = node.dtype;
+        match self.nodes.get_mut(self.len) {
+            Some(place) => *place = node,
+            None => self.nodes.push(node),
+        }
+        self.advance(dtype)
+    }
+
+    /// Counts a node that is in its place.
+    fn advance(&mut self, dtype: DType) -> NodeId {
+        let id = NodeId(self.len as u32);
+        self.has_half |= dtype.is_half();
+        self.len += 1;
+        self.source_map.push(self.modes.loc);
+        self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
+        id
+    }
+
+    /// Whether products of a node of `op` may round operands to TF32.
+    fn rounds(&self, op: &Op, dtype: DType) -> bool {
+        self.modes.tf32 && dtype == DType::F32 && self.makes_products(op)
     }
 
     /// Whether `op` may contain matrix products: because of its autocast class, or because it is recorded in a backward
@@ -309,16 +392,19 @@ impl Graph {
     /// Appends a finished node without checks: leaves, and copies by the planner.
     pub fn add(&mut self, node: Node) -> NodeId {
         debug_assert!(node.inputs.iter().all(|i| i.index() < self.len), "this is a bug: input after its use");
-        let id = NodeId(self.len as u32);
-        self.has_half |= node.dtype.is_half();
-        match self.nodes.get_mut(self.len) {
-            Some(place) => *place = node,
-            None => self.nodes.push(node),
+        // The value of a number and the identity of a leaf, but not of a State, may differ.
+        if let Some(old) = self.node_before()
+            && old.applies(node.op, &node.inputs, &node.attrs)
+            && (old.dtype, old.detached, old.tf32) == (node.dtype, node.detached, node.tf32)
+            && old.shape.dims() == node.shape.dims()
+            && (old.payload == node.payload || !std::ptr::eq(node.op, &create::STATE))
+        {
+            if old.payload != node.payload {
+                self.nodes[self.len].payload = node.payload;
+            }
+            return self.advance(node.dtype);
         }
-        self.len += 1;
-        self.source_map.push(self.modes.loc);
-        self.remat.backs.push(self.modes.backward_of.map_or(0, |n| n.0 + 1));
-        id
+        self.write(node)
     }
 
     /// Appends a node without inputs: `op` with that shape and dtype. `payload` is not part of the key.
@@ -334,6 +420,16 @@ impl Graph {
             attrs: attrs.into(),
             payload,
         })
+    }
+
+    /// Appends the State `id` as it is when the step begins, if the recording before has it in this place: a State keeps its shape
+    /// and dtype.
+    pub fn state_again(&mut self, id: u64) -> Option<NodeId> {
+        let old = self.node_before()?;
+        if !std::ptr::eq(old.op, &create::STATE) || old.payload != id || old.detached {
+            return None;
+        }
+        Some(self.advance(old.dtype))
     }
 
     /// Appends a Lua number as a rank-0 node of `dtype` whose value is a run-time slot.
@@ -441,5 +537,40 @@ mod tests {
         assert_eq!((g.dtype(x), g.loc_of(z), g.has_half()), (DType::F32, SourceLoc(8), false));
         g.truncate(1);
         assert_eq!((g.len(), g.nodes().len()), (1, 1));
+    }
+
+    #[test]
+    fn a_repeated_recording_has_the_same_edition() {
+        let state = |g: &mut Graph, id| g.leaf(&create::STATE, Shape::of(&[3]), DType::F32, &[], id);
+        let record = |g: &mut Graph, id: u64, rate: f64| {
+            g.clear();
+            let w = state(g, id);
+            g.scalar(Number::Float(rate), DType::F32);
+            let y = g.neg(w).unwrap();
+            g.square(y).unwrap();
+            g.edition()
+        };
+        let g = &mut Graph::new();
+        let first = record(g, 1, 0.5);
+        assert_eq!(record(g, 1, 0.25), first);
+        assert_eq!(f64::from_bits(g.node(NodeId(1)).payload), 0.25, "the value of a number is the new one");
+        assert_ne!(record(g, 2, 0.25), first, "another State is another recording");
+        let second = record(g, 1, 0.5);
+        assert_ne!(second, first, "nothing of the first was left to compare with");
+        // A shorter recording, and one that goes on differently, are others; the node after the difference is not taken for equal.
+        g.truncate(3);
+        assert_ne!(g.edition(), second);
+        g.square(NodeId(2)).unwrap();
+        assert_eq!(g.edition(), second);
+        g.truncate(2);
+        g.square(NodeId(0)).unwrap();
+        let odd = g.edition();
+        g.square(NodeId(2)).unwrap();
+        assert!(odd.0 != second.0 && g.edition() != second);
+        assert_ne!(record(g, 1, 0.5), second);
+        let third = g.edition();
+        assert_ne!(g.clone().edition(), third, "a clone may grow differently");
+        g.set_input(NodeId(3), 0, NodeId(0));
+        assert_ne!(g.edition(), third);
     }
 }

@@ -21,6 +21,7 @@ pub mod modes;
 pub mod op;
 pub mod ops;
 pub mod philox;
+pub mod placement;
 pub mod shape;
 pub mod sharding;
 pub mod source_loc;

@@ -6,7 +6,7 @@ use crate::executable::MeshExecutable;
 use crate::workers::Workers;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
-use perilune_core::{Layout, Mesh, host_memory};
+use perilune_core::{DType, Layout, Mesh, Shape, host_memory};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Memory, Probe, Snapshot};
 use std::sync::Arc;
@@ -62,6 +62,50 @@ impl MeshBackend {
 
     fn buffer<'a>(&self, buffer: &'a Buffer) -> Result<&'a MeshBuffer> {
         MeshBuffer::of(buffer, &self.shared.mesh)
+    }
+
+    /// Copies each element once, from the first device that stores it.
+    fn copy(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
+        let Shared { mesh, backends, .. } = &*self.shared;
+        let mut wanted: Vec<Vec<Buffer>> = vec![Vec::new(); backends.len()];
+        for buffer in buffers {
+            let own = self.buffer(buffer)?;
+            for rank in own.holders() {
+                wanted[rank].push(own.part(rank, &*backends[rank])?);
+            }
+        }
+        let copy = |(backend, parts): (&Arc<dyn Backend>, &Vec<Buffer>)| backend.snapshot(parts, room);
+        let copies = backends.iter().zip(&wanted).map(copy).collect::<Result<Vec<_>>>()?;
+        let held: Vec<Arc<AtomicUsize>> = copies.iter().map(|c| c.held.clone()).collect();
+        let all = Arc::new(AtomicUsize::new(held.iter().map(|h| h.load(Ordering::Acquire)).sum()));
+        let waited = copies.iter().find_map(|c| c.waited.clone());
+        let (mesh, buffers, left) = (*mesh, buffers.to_vec(), all.clone());
+        let bytes = move || {
+            let mut parts = Vec::with_capacity(copies.len());
+            for copy in copies {
+                parts.push((copy.bytes)()?.into_iter());
+            }
+            let missing = || Error::system("mesh", "this is a bug: a part is missing in a snapshot");
+            let mut out = Vec::with_capacity(buffers.len());
+            for buffer in &buffers {
+                let next = &mut |rank: usize| parts[rank].next().ok_or_else(missing);
+                out.push(MeshBuffer::of(buffer, &mesh)?.whole(next)?);
+            }
+            // Copies in the memory of a device are freed by now; those in host memory live until the caller drops them.
+            left.store(held.iter().map(|h| h.load(Ordering::Acquire)).sum(), Ordering::Release);
+            Ok(out)
+        };
+        Ok(Snapshot { held: all, waited, bytes: Box::new(bytes) })
+    }
+
+    /// Lets every device raise an error that an earlier run has caused, after one has: a bad index is reported on all of them, and is
+    /// one error.
+    fn raise_late_faults(&self) {
+        for backend in &self.shared.backends {
+            // Each raises the error that has been returned, or nothing.
+            let word = BufferDesc::new(Shape::SCALAR, DType::I32);
+            let _ = backend.upload(&word, &[0; 4]).and_then(|word| backend.download(&word));
+        }
     }
 }
 
@@ -119,41 +163,12 @@ impl Backend for MeshBackend {
     fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
         let buffer = self.buffer(buffer)?;
         let backends = &self.shared.backends;
-        buffer.whole(&mut |rank| backends[rank].download(&buffer.part(rank, &*backends[rank])?))
+        let bytes = buffer.whole(&mut |rank| backends[rank].download(&buffer.part(rank, &*backends[rank])?));
+        bytes.inspect_err(|_| self.raise_late_faults())
     }
 
-    /// Copies each element once, from the first device that stores it.
     fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
-        let Shared { mesh, backends, .. } = &*self.shared;
-        let mut wanted: Vec<Vec<Buffer>> = vec![Vec::new(); backends.len()];
-        for buffer in buffers {
-            let own = self.buffer(buffer)?;
-            for rank in own.holders() {
-                wanted[rank].push(own.part(rank, &*backends[rank])?);
-            }
-        }
-        let copy = |(backend, parts): (&Arc<dyn Backend>, &Vec<Buffer>)| backend.snapshot(parts, room);
-        let copies = backends.iter().zip(&wanted).map(copy).collect::<Result<Vec<_>>>()?;
-        let held: Vec<Arc<AtomicUsize>> = copies.iter().map(|c| c.held.clone()).collect();
-        let all = Arc::new(AtomicUsize::new(held.iter().map(|h| h.load(Ordering::Acquire)).sum()));
-        let waited = copies.iter().find_map(|c| c.waited.clone());
-        let (mesh, buffers, left) = (*mesh, buffers.to_vec(), all.clone());
-        let bytes = move || {
-            let mut parts = Vec::with_capacity(copies.len());
-            for copy in copies {
-                parts.push((copy.bytes)()?.into_iter());
-            }
-            let missing = || Error::system("mesh", "this is a bug: a part is missing in a snapshot");
-            let mut out = Vec::with_capacity(buffers.len());
-            for buffer in &buffers {
-                let next = &mut |rank: usize| parts[rank].next().ok_or_else(missing);
-                out.push(MeshBuffer::of(buffer, &mesh)?.whole(next)?);
-            }
-            // Copies in the memory of a device are freed by now; those in host memory live until the caller drops them.
-            left.store(held.iter().map(|h| h.load(Ordering::Acquire)).sum(), Ordering::Release);
-            Ok(out)
-        };
-        Ok(Snapshot { held: all, waited, bytes: Box::new(bytes) })
+        self.copy(buffers, room).inspect_err(|_| self.raise_late_faults())
     }
 
     /// The memory of the device that uses the most.

@@ -74,8 +74,10 @@ pub(crate) struct StateTable {
     next: u64,
     /// Nodes of the current generation through which a State is read, for `backward`.
     reads: Vec<(NodeId, StateId)>,
-    /// States with an assignment, in order of their first one.
-    order: Vec<StateId>,
+    /// States with an assignment, in order of their first one, with its value.
+    order: Vec<(StateId, NodeId)>,
+    /// Whether a State of `order` was assigned again or is gone.
+    revised: bool,
     /// States without handles, dropped when the generation ends.
     gone: Vec<StateId>,
     /// The bool on which the assignments of the open step depend.
@@ -159,7 +161,10 @@ impl StateTable {
 
     /// Returns (payload, value) of every pending assignment, in order.
     pub fn pending(&self) -> Vec<(u64, NodeId)> {
-        self.order.iter().filter_map(|id| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
+        if !self.revised {
+            return self.order.iter().map(|(id, value)| (id.0, *value)).collect();
+        }
+        self.order.iter().filter_map(|(id, _)| Some((id.0, self.all.get(&id.0)?.assigned?))).collect()
     }
 
     /// Returns the request that computes `roots` and writes pending assignments. A guard applies to States that the open step
@@ -214,7 +219,8 @@ impl StateTable {
     /// Reverts the assignments of a failed step; States made in it get their initial value.
     pub fn roll_back(&mut self) {
         self.guard = None;
-        self.order.retain(|id| match self.all.get_mut(&id.0) {
+        self.revised = true;
+        self.order.retain(|(id, _)| match self.all.get_mut(&id.0) {
             Some(s) => {
                 s.assigned = s.initial;
                 s.assigned.is_some()
@@ -228,7 +234,7 @@ impl StateTable {
 
     /// Whether an assignment is pending.
     pub fn is_dirty(&self) -> bool {
-        self.order.iter().any(|id| self.all.get(&id.0).is_some_and(|s| s.assigned.is_some()))
+        self.order.iter().any(|(id, _)| self.all.get(&id.0).is_some_and(|s| s.assigned.is_some()))
     }
 
     /// Commits the assignments after all writes: the next generation reads the buffers. Without `keep_grads` gradients are
@@ -245,6 +251,7 @@ impl StateTable {
         }
         self.reads.clear();
         self.order.clear();
+        self.revised = false;
         let gone = std::mem::take(&mut self.gone);
         if gone.is_empty() {
             return;
@@ -274,7 +281,7 @@ impl StateTable {
             }
             !unborn
         });
-        self.order.retain(|id| all.contains_key(&id.0));
+        self.order.retain(|(id, _)| all.contains_key(&id.0));
         self.reads.retain(|(_, id)| all.contains_key(&id.0));
     }
 
@@ -331,7 +338,7 @@ impl Engine {
             loc: self.recorder.graph.modes.loc,
         };
         self.states.all.insert(id.0, state);
-        self.states.order.push(id);
+        self.states.order.push((id, init));
         Ok(id)
     }
 
@@ -407,13 +414,16 @@ impl Engine {
         if let Some(node) = s.current {
             return Ok(node);
         }
-        let (shape, dtype, assigned) = (s.desc.shape, s.desc.dtype, s.assigned);
-        let node = match assigned {
+        let node = match s.assigned {
             Some(value) => self.boundary(value)?,
-            None => {
-                let leaf = |g: &mut Graph| Ok(g.leaf(&create::STATE, shape, dtype, &[], id.0));
-                self.recorder.graph.with_no_grad(false, leaf)?
-            }
+            None => match self.recorder.graph.state_again(id.0) {
+                Some(node) => node,
+                None => {
+                    let (shape, dtype) = (s.desc.shape, s.desc.dtype);
+                    let leaf = |g: &mut Graph| Ok(g.leaf(&create::STATE, shape, dtype, &[], id.0));
+                    self.recorder.graph.with_no_grad(false, leaf)?
+                }
+            },
         };
         self.states.get_mut(id)?.current = Some(node);
         self.states.reads.push((node, id));
@@ -438,8 +448,9 @@ impl Engine {
         let s = self.states.get_mut(id)?;
         s.current = None;
         s.grad = None;
-        if s.assigned.replace(value).is_none() {
-            self.states.order.push(id);
+        match s.assigned.replace(value) {
+            None => self.states.order.push((id, value)),
+            Some(_) => self.states.revised = true,
         }
         Ok(())
     }
@@ -456,7 +467,9 @@ impl Engine {
 
     /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
-        let old = |id: &StateId| self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc));
+        let old = |(id, _): &(StateId, NodeId)| {
+            self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc))
+        };
         self.states.order.iter().filter_map(old).collect()
     }
 

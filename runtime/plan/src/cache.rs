@@ -68,8 +68,8 @@ pub struct Cache {
     limit: usize,
     clock: u64,
     pub counts: Counts,
-    /// The last plan looked up.
-    last: Option<Rc<Plan>>,
+    /// The last plan looked up, and the version of its trace.
+    last: Option<(Rc<Plan>, u64)>,
 }
 
 impl Default for Cache {
@@ -113,7 +113,10 @@ impl Cache {
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
         // Nearly every step repeats the previous one, so one comparison usually suffices.
-        if let Some(found) = self.last.as_ref().filter(same) {
+        if let Some((found, version)) = &mut self.last
+            && (*version == tracer.version() && found.options == options || same(&&*found))
+        {
+            *version = tracer.version();
             found.last_use.set(self.clock);
             self.counts.hits += 1;
             return Ok((found.clone(), true));
@@ -122,7 +125,7 @@ impl Cache {
         if let Some(found) = self.plans.get(&hash).and_then(|list| list.iter().find(same)) {
             found.last_use.set(self.clock);
             self.counts.hits += 1;
-            self.last = Some(found.clone());
+            self.last = Some((found.clone(), tracer.version()));
             return Ok((found.clone(), true));
         }
         self.counts.misses += 1;
@@ -149,7 +152,7 @@ impl Cache {
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();
-        self.last = Some(plan.clone());
+        self.last = Some((plan.clone(), tracer.version()));
         Ok((plan, false))
     }
 
@@ -178,7 +181,7 @@ impl Cache {
 
     /// The plan that was used last.
     pub fn last(&self) -> Option<Rc<Plan>> {
-        self.last.clone()
+        self.last.as_ref().map(|last| last.0.clone())
     }
 }
 

@@ -6,6 +6,7 @@
 
 use crate::ir::{Kernel, Library, Operand};
 use perilune_core::op::IndexKind;
+use perilune_core::ops::index;
 
 /// Returns the position of the last kernel that may report a bad index that none before it reports.
 pub(crate) fn last(kernels: &[Kernel]) -> Option<usize> {
@@ -14,6 +15,9 @@ pub(crate) fn last(kernels: &[Kernel]) -> Option<usize> {
     for (at, kernel) in kernels.iter().enumerate() {
         let Kernel::Library(l) = kernel else { continue };
         let Some(fault) = l.op.index_fault else { continue };
+        if l.op == &index::INDEX_SELECT && l.attrs.get(1) == Some(&index::OF_PLANNER) {
+            continue;
+        }
         let bound = match fault(&l.attrs).kind {
             IndexKind::Elements => bound(l),
             IndexKind::Classes(_) | IndexKind::Ends => None,

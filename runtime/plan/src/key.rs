@@ -14,6 +14,7 @@ use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
 use perilune_core::ops::{Class, Generator, Op, create};
 use perilune_core::{DType, Mesh, Placement};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The needed part of a graph in canonical order.
 #[derive(Clone, Debug, Default)]
@@ -121,6 +122,20 @@ impl Codes {
     }
 }
 
+/// What was traced last, if the next trace may find that it repeats it: a step that records what the step before recorded has its
+/// key, and neither the recording nor the key need be read for that.
+#[derive(Debug, Default)]
+struct Traced {
+    edition: (u64, usize),
+    request: Request,
+    /// The length of its key; a longer one has words of another pass.
+    words: usize,
+    /// The nodes of the numbers in `Trace::slots`.
+    slots: Vec<NodeId>,
+    /// The leaves that are no States, with their inputs.
+    leaves: Vec<(NodeId, u32)>,
+}
+
 /// Scratch and result of tracing, reused from step to step.
 #[derive(Debug, Default)]
 pub struct Tracer {
@@ -132,11 +147,22 @@ pub struct Tracer {
     pub budgeted: bool,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
+    last: Option<Traced>,
+    version: u64,
 }
 
 impl Tracer {
     /// Traces `request` over `g`. `leaf(id)` returns the buffer of a node that has already been evaluated.
     pub fn run(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) {
+        if self.repeats(g, request, &leaf) {
+            return;
+        }
+        static LAST: AtomicU64 = AtomicU64::new(0);
+        self.version = 1 + LAST.fetch_add(1, Ordering::Relaxed);
+        let Traced { mut slots, mut leaves, .. } = self.last.take().unwrap_or_default();
+        slots.clear();
+        leaves.clear();
+        let mut evaluated = false;
         let t = &mut self.trace;
         t.clear();
         self.by_buffer.clear();
@@ -155,7 +181,9 @@ impl Tracer {
             t.order.push(id);
             self.position[i] = t.order.len() as u32;
             let node = &g.nodes()[i];
-            let buffer = match leaf(id).filter(|_| !recomputed) {
+            let value = leaf(id);
+            evaluated |= value.is_some();
+            let buffer = match value.filter(|_| !recomputed) {
                 Some(payload) => Some(InputBuffer::Leaf(payload)),
                 None if node.op == &create::LEAF => Some(InputBuffer::Leaf(node.payload)),
                 None if node.op == &create::STATE => Some(InputBuffer::State(node.payload)),
@@ -163,6 +191,9 @@ impl Tracer {
             };
             if let Some(buffer) = buffer {
                 let k = input(t, &mut self.by_buffer, buffer, id);
+                if matches!(buffer, InputBuffer::Leaf(_)) {
+                    leaves.push((id, k));
+                }
                 // A State's buffer will change, so it is copied if it is returned; the buffer of any other leaf is
                 // returned itself.
                 let state = u64::from(matches!(buffer, InputBuffer::State(_)));
@@ -177,6 +208,7 @@ impl Tracer {
             if let Class::Generator(kind) = node.op.class {
                 match kind {
                     Generator::Scalar => {
+                        slots.push(id);
                         t.slots.push(node.payload);
                         t.slot_dtypes.push(node.dtype);
                     }
@@ -210,6 +242,9 @@ impl Tracer {
             t.spans = Spans::new(g, &[]);
             t.key.push(SPANS);
             remat::words(g, &t.spans, &t.order, &self.position, &mut t.key);
+        } else if !evaluated {
+            self.last =
+                Some(Traced { edition: g.edition(), request: request.clone(), words: t.key.len(), slots, leaves });
         }
     }
 
@@ -224,6 +259,41 @@ impl Tracer {
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);
+        self.last = None;
+    }
+
+    /// Whether the recording and the request repeat those traced last, so that the trace is right but for numbers and leaves,
+    /// which are brought up to date.
+    fn repeats(&mut self, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) -> bool {
+        let (Some(last), t) = (&self.last, &mut self.trace) else { return false };
+        let same = last.edition == g.edition()
+            && last.words == t.key.len()
+            && last.request.repeats(request)
+            && !self.budgeted
+            && g.remat.spans.is_empty()
+            && t.order.iter().all(|id| leaf(*id).is_none());
+        if !same {
+            return false;
+        }
+        for (slot, id) in t.slots.iter_mut().zip(&last.slots) {
+            *slot = g.node(*id).payload;
+        }
+        // Two leaves share a buffer exactly if they did before.
+        self.by_buffer.clear();
+        last.leaves.iter().all(|(id, k)| {
+            let buffer = InputBuffer::Leaf(g.node(*id).payload);
+            let known = *self.by_buffer.entry(buffer).or_insert(*k);
+            let first = t.input_nodes[*k as usize] == *id;
+            if first {
+                t.inputs[*k as usize] = buffer;
+            }
+            known == *k && t.inputs[*k as usize] == buffer
+        })
+    }
+
+    /// The number of the last trace, equal for traces with one key whose second repeats the first.
+    pub(crate) fn version(&self) -> u64 {
+        self.version
     }
 
     /// The position of a needed node in `trace.order`.
@@ -238,4 +308,66 @@ fn input(t: &mut Trace, seen: &mut IdMap<InputBuffer, u32>, buffer: InputBuffer,
         t.input_nodes.push(node);
         t.inputs.len() as u32 - 1
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::Shape;
+    use perilune_core::graph::Number;
+
+    /// Records w + rate and the product of two leaves; returns the request that writes the sum and returns the product.
+    fn record(g: &mut Graph, rate: f64, leaves: [u64; 2]) -> Request {
+        g.clear();
+        let w = g.leaf(&create::STATE, Shape::SCALAR, DType::F32, &[], 9);
+        let rate = g.scalar(Number::Float(rate), DType::F32);
+        let sum = g.add_(w, rate).expect("recorded");
+        let [a, b] = leaves.map(|uid| g.leaf(&create::LEAF, Shape::of(&[2]), DType::F32, &[], uid));
+        let product = g.mul(a, b).expect("recorded");
+        Request { roots: vec![product], state_writes: vec![(9, sum)], ..Request::default() }
+    }
+
+    /// The trace by a tracer that has traced before is that of a new one; returns whether it had the version of the last.
+    fn traces(tracer: &mut Tracer, g: &Graph, request: &Request, leaf: impl Fn(NodeId) -> Option<u64>) -> bool {
+        let before = tracer.version();
+        tracer.run(g, request, &leaf);
+        let mut new = Tracer { budgeted: tracer.budgeted, ..Tracer::default() };
+        new.run(g, request, &leaf);
+        let of = |t: &Trace| {
+            (t.key.clone(), t.order.clone(), t.inputs.clone(), t.slots.clone(), t.state_write_inputs.clone())
+        };
+        assert_eq!(of(&tracer.trace), of(&new.trace));
+        tracer.version() == before
+    }
+
+    #[test]
+    fn a_repeated_step_keeps_its_trace_but_for_numbers_and_leaves() {
+        let (g, t) = (&mut Graph::new(), &mut Tracer::default());
+        let none = |_: NodeId| None;
+        let request = record(g, 0.5, [1, 2]);
+        assert!(!traces(t, g, &request, none));
+        let request = record(g, 0.25, [3, 4]);
+        assert!(traces(t, g, &request, none), "another rate and batch");
+        // The buffers of the first batch in another order, and one buffer for both, which is another key.
+        let request = record(g, 0.25, [4, 3]);
+        assert!(traces(t, g, &request, none));
+        let request = record(g, 0.25, [5, 5]);
+        assert!(!traces(t, g, &request, none));
+        let request = record(g, 0.5, [6, 6]);
+        assert!(traces(t, g, &request, none));
+        let request = record(g, 0.5, [6, 7]);
+        assert!(!traces(t, g, &request, none));
+        // Another request, evaluated nodes and a budget.
+        let request = record(g, 0.5, [6, 7]);
+        assert!(traces(t, g, &request, none));
+        let fewer = Request { roots: Vec::new(), ..request.clone() };
+        assert!(!traces(t, g, &fewer, none));
+        let sum = request.state_writes[0].1;
+        assert!(!traces(t, g, &request, |id| (id == sum).then_some(8)));
+        assert!(!traces(t, g, &request, |id| (id == sum).then_some(8)), "values of nodes are not compared");
+        assert!(!traces(t, g, &request, none));
+        assert!(traces(t, g, &request, none));
+        t.budgeted = true;
+        assert!(!traces(t, g, &request, none));
+    }
 }

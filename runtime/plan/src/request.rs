@@ -18,8 +18,16 @@ pub struct Request {
     pub copies: Vec<(NodeId, u64)>,
 }
 
+impl Request {
+    /// Whether it asks for the same nodes as `other`.
+    pub(crate) fn repeats(&self, other: &Request) -> bool {
+        let Request { roots, state_writes, guard, copies } = other;
+        self.state_writes == *state_writes && self.roots == *roots && self.guard == *guard && self.copies == *copies
+    }
+}
+
 /// Makes State writes conditional on a bool that the device computes.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Guard {
     /// A scalar bool. If it is false, the guarded States keep their values.
     pub ok: NodeId,

@@ -1,10 +1,12 @@
 //! Splits optimizer states, and weights along the axis of the batch: ZeRO.
 
 use crate::step::{Step, assert_near, collectives};
+use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{DType, Mesh, Placement};
+use perilune_plan::Guard;
 use perilune_plan::request::InputBuffer;
-use perilune_tests::harness::t;
+use perilune_tests::harness::{float, t};
 use perilune_tests::virtual_devices::{self, Spread};
 use std::collections::{BTreeMap, HashMap};
 
@@ -98,4 +100,80 @@ fn the_arena_has_room_for_the_weights_of_two_layers() {
     // A block of each gradient is kept until the norm is known.
     let blocks = layers * matrix / 8;
     assert!(split < blocks + 2 * matrix, "{split} bytes, a matrix has {matrix}; {whole} with whole weights");
+}
+
+/// A guard selects blocks of old and new values.
+#[test]
+fn a_guard_covers_split_states() {
+    for limit in [0.0, 1e6] {
+        let mut s = deep(2, 8, 8, false);
+        let ok = s.call("lt", &[t(s.request.roots[0]), float(limit)]);
+        s.request.guard = Some(Guard { ok, state_writes: vec![true; s.request.state_writes.len()] });
+        let (want, _) = s.run("", &[]).unwrap();
+        for weights in [false, true] {
+            let (got, program) = s.run_on(&split_states(&s, "dp=4", weights)).unwrap();
+            assert_near("dp=4", &got, &want, 1e-10);
+            assert_eq!(collectives(&program)["reduce_scatter"], 4);
+            // One gathering of a weight: of its new value, or for the forward pass; the backward pass needs one again.
+            assert_eq!(collectives(&program)["all_gather"], if weights { 5 } else { 4 });
+        }
+    }
+}
+
+/// Gradients of micro-batches are added before they are sent.
+#[test]
+fn accumulated_gradients_are_sent_once() {
+    let mut s = Step::new(DType::F64);
+    let weights: Vec<NodeId> = [[8, 8], [8, 8]].iter().map(|dims| s.weight(dims)).collect();
+    let mut parts = Vec::new();
+    for _ in 0..3 {
+        let (x, y) = (s.batch_randn(&[8, 8]), s.batch_ids(&[8], 8));
+        let h = s.call("linear", &[t(x), t(weights[0])]);
+        let h = s.call("gelu", &[t(h)]);
+        let h = s.call("linear", &[t(h), t(weights[1])]);
+        let loss = s.call("cross_entropy", &[t(h), t(y)]);
+        parts.push((loss, s.gradients(loss)));
+    }
+    let (loss, grads) = parts
+        .into_iter()
+        .reduce(|a, b| {
+            let sum = a.1.iter().zip(&b.1).map(|(a, b)| s.call("add", &[t(*a), t(*b)])).collect();
+            (s.call("add", &[t(a.0), t(b.0)]), sum)
+        })
+        .unwrap();
+    s.update(loss, &grads);
+    s.request.roots.truncate(2);
+    let (want, _) = s.run("", &[]).unwrap();
+    for (weights, gathered) in [(false, 2), (true, 9)] {
+        let (got, program) = s.run_on(&split_states(&s, "dp=4", weights)).unwrap();
+        assert_near("dp=4", &got, &want, 1e-10);
+        assert_eq!(collectives(&program)["reduce_scatter"], 2);
+        // Split weights: two in each forward pass, one in each backward pass.
+        assert_eq!(collectives(&program)["all_gather"], gathered, "{weights}");
+    }
+}
+
+/// What the backward pass computes again gathers weights again.
+#[test]
+fn recomputed_layers_with_split_weights() {
+    let mut s = Step::new(DType::F64);
+    let (mut x, y) = (s.batch_randn(&[8, 16]), s.batch_ids(&[8], 16));
+    for _ in 0..4 {
+        let from = NodeId(s.e.recorder.graph.len() as u32);
+        let (up, down) = (s.weight(&[64, 16]), s.weight(&[16, 64]));
+        let h = s.call("linear", &[t(x), t(up)]);
+        let h = s.call("gelu", &[t(h)]);
+        x = s.call("linear", &[t(h), t(down)]);
+        let to = NodeId(s.e.recorder.graph.len() as u32);
+        s.e.recorder.graph.remat.spans.push((from, to));
+    }
+    let loss = s.call("cross_entropy", &[t(x), t(y)]);
+    s.train(loss);
+    s.request.roots.truncate(2);
+    let (want, _) = s.run("", &[]).unwrap();
+    for mesh in ["dp=2", "dp=4", "dp=3"] {
+        let (got, program) = s.run_on(&split_states(&s, mesh, true)).unwrap();
+        assert_near(mesh, &got, &want, 1e-10);
+        assert_eq!(collectives(&program)["reduce_scatter"], 8, "{mesh}");
+    }
 }

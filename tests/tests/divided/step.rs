@@ -91,11 +91,20 @@ impl Step {
 
     /// Records gradients, clipping by their norm, and AdamW for every weight.
     pub fn train(&mut self, loss: NodeId) {
+        let grads = self.gradients(loss);
+        self.update(loss, &grads);
+    }
+
+    /// Records the gradient of every weight.
+    pub fn gradients(&mut self, loss: NodeId) -> Vec<NodeId> {
         let wrt: Vec<NodeId> = self.weights.iter().map(|w| w.1).collect();
         let g = &mut self.e.recorder.graph;
         let seed = g.filled(1.0, Shape::SCALAR, self.dtype).unwrap();
-        let grads: Vec<NodeId> =
-            grad::grad(g, loss, seed, &wrt, false).unwrap().into_iter().map(Option::unwrap).collect();
+        grad::grad(g, loss, seed, &wrt, false).unwrap().into_iter().map(Option::unwrap).collect()
+    }
+
+    /// Records clipping of gradients by their norm, and AdamW for every weight.
+    pub fn update(&mut self, loss: NodeId, grads: &[NodeId]) {
         let squares: Vec<NodeId> = (grads.iter())
             .map(|d| {
                 let square = self.call("mul", &[t(*d), t(*d)]);
@@ -107,7 +116,7 @@ impl Step {
         let inverse = self.call("div", &[float(0.5), t(norm)]);
         let factor = self.with("clamp", &[t(inverse)], &[("max", float(1.0))]);
         self.request.roots = vec![loss, norm];
-        self.request.roots.extend(&grads);
+        self.request.roots.extend(grads);
         for (k, (id, w)) in self.weights.clone().into_iter().enumerate() {
             let d = self.call("mul", &[t(grads[k]), t(factor)]);
             let value = self.values[&InputBuffer::State(id)].clone();
@@ -159,7 +168,8 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
         let scale = b.to_f64().iter().filter(|v| v.is_finite()).fold(1e-3f64, |m, v| m.max(v.abs()));
         for (i, (x, y)) in a.to_f64().iter().zip(b.to_f64()).enumerate() {
             let same = *x == y || x.is_nan() && y.is_nan();
-            if !same && !((x - y).abs() <= tolerance * scale) {
+            let near = (x - y).abs() <= tolerance * scale;
+            if !same && !near {
                 return Some(format!("value {k} {}, element {i}: {x} and {y}", a.shape));
             }
         }
@@ -169,28 +179,20 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
 
 /// Counts the collectives of a program.
 pub fn collectives(p: &Program) -> BTreeMap<&'static str, usize> {
+    collectives_along(p, &Axis::ALL)
+}
+
+/// Counts the collectives along some axes.
+pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, usize> {
     let mut out = BTreeMap::new();
     for kernel in &p.kernels {
         if let Kernel::Library(l) = kernel
             && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
                 .contains(&l.op.name)
+            && axes.contains(&collective::axis(&l.attrs))
         {
             *out.entry(l.op.name).or_default() += 1;
         }
     }
     out
-}
-
-/// Lists the collectives of a program: for looking into a failure.
-#[allow(dead_code)]
-pub fn list(s: &Step, p: &Program) {
-    for kernel in &p.kernels {
-        if let Kernel::Library(l) = kernel
-            && [collective::ALL_REDUCE.name, collective::ALL_GATHER.name, collective::REDUCE_SCATTER.name]
-                .contains(&l.op.name)
-        {
-            let op = l.origin.position().map(|at| s.e.recorder.graph.nodes()[at].op.name);
-            println!("  {} {:?} {} {op:?}", l.op.name, l.attrs, l.inputs[0].shape());
-        }
-    }
 }

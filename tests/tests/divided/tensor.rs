@@ -1,10 +1,10 @@
 //! Splits weights along an axis of their own: tensor parallelism.
 
-use crate::step::{Step, assert_near, collectives};
+use crate::step::{Step, assert_near, collectives, collectives_along};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::ops::Value;
-use perilune_core::{DType, Mesh, Placement, Shape, grad};
+use perilune_core::{DType, HostTensor, Mesh, Placement, Shape, grad};
 use perilune_plan::request::InputBuffer;
 use perilune_tests::harness::{float, int, ints, t};
 use perilune_tests::virtual_devices::Spread;
@@ -189,7 +189,6 @@ fn a_llama_block_has_a_reduction_for_each_product_over_rows() {
             assert_near(mesh, &got, &want, 1e-10);
             let batch = if mesh.starts_with("dp") { s.weights.len() + 2 } else { 0 };
             let all = collectives(&program);
-            crate::step::list(&s, &program);
             assert_eq!(all, BTreeMap::from([("all_reduce", 10 + batch)]), "{mesh}, {groups} key heads");
         }
     }
@@ -213,4 +212,48 @@ fn a_gpt_block_has_a_reduction_for_each_product_over_rows() {
             assert_eq!(collectives(&program), BTreeMap::from([("all_reduce", own + batch)]), "{mesh}");
         }
     }
+}
+
+/// Moments, or weights too, are split along the axis of the batch as well, in the dim that tp leaves, or within its blocks.
+#[test]
+fn states_split_along_both_axes() {
+    for (s, weights) in [gpt(0.25), llama(Projection::Fused, 4), llama(Projection::Apart, 4)] {
+        let (want, _) = s.run("", &[]).unwrap();
+        for mesh in ["dp=2,tp=2", "dp=4,tp=2", "dp=2,tp=4"] {
+            for (all, same_dim) in [(false, false), (true, false), (true, true)] {
+                let mut spread = spread(&s, mesh, &weights);
+                for (k, (state, _)) in s.request.state_writes.iter().enumerate() {
+                    let buffer = InputBuffer::State(*state);
+                    let rank = s.values[&buffer].shape.rank();
+                    let tp = weights[k / 3].split().map(|(dim, ..)| dim);
+                    let free = (0..rank).find(|d| (Some(*d) == tp) == same_dim);
+                    let plain = matches!(weights[k / 3], Along::Split(_) | Along::Replicated);
+                    if let (Some(d), true, true) = (free, all || k % 3 > 0, plain || !same_dim) {
+                        let placement = spread.placements[&buffer];
+                        spread.placements.insert(buffer, placement.with(Axis::Dp, Along::Split(d as u8)));
+                    }
+                }
+                let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+                assert_near(mesh, &got, &want, 1e-10);
+                if !same_dim {
+                    // As without the other axis.
+                    let own = collectives_along(&program, &[Axis::Tp]);
+                    assert_eq!(own, BTreeMap::from([("all_reduce", 10)]), "{mesh}");
+                }
+            }
+        }
+    }
+}
+
+/// A device has a part of the vocabulary, but tells ids of other parts from those of none.
+#[test]
+fn an_id_outside_a_split_vocabulary_is_an_error() {
+    let (mut s, weights) = gpt(0.0);
+    let ids = s.batch[0];
+    let mut bad = s.values[&ids].to_f64();
+    bad[7] = 24.0;
+    s.values.insert(ids, HostTensor::from_f64(DType::I64, s.values[&ids].shape, &bad));
+    let want = s.run("", &[]).unwrap_err();
+    assert!(want.contains("id 24 is out of range: the table has 24 rows"), "{want}");
+    assert_eq!(s.run_on(&spread(&s, "tp=4", &weights)).unwrap_err(), want);
 }

@@ -85,6 +85,12 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
     if !(args.seconds > 0.0 && args.seconds.is_finite()) {
         return Err(Failure::Usage(format!("--seconds {}: it must be above 0", args.seconds)));
     }
+    if args.device.mesh().devices() > 1 {
+        let mesh = args.device.mesh();
+        return Err(Failure::Usage(format!(
+            "--mesh {mesh}: the cases measure one device; leave it out, or unset PERILUNE_MESH"
+        )));
+    }
     let (device, about) = {
         let backend = args.device.open()?; // closed again to free its memory for the cases
         (backend.name().to_string(), backend.describe())

@@ -199,8 +199,10 @@ fn one_dim(i: &Infer) -> Result<()> {
 
 /// The second attribute of an `index_select` that the user called as `embedding`.
 pub const OF_EMBEDDING: i64 = 1;
+/// The second attribute of an `index_select` whose positions the planner computes: they are in range.
+pub const OF_PLANNER: i64 = 2;
 
-/// `attrs`: [axis, OF_EMBEDDING?].
+/// `attrs`: [axis, OF_EMBEDDING or OF_PLANNER?].
 pub static INDEX_SELECT: Op = Op {
     name: "index_select",
     index_fault: Some(|attrs| {

@@ -44,7 +44,7 @@ struct Turns {
 }
 
 /// What a device sends when it meets others.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Offer {
     process: u64,
     /// The number of the device's endpoint, and which of its events is recorded.
@@ -219,5 +219,25 @@ impl DeviceContext {
         let connection = Arc::new(Connection::new(&self.device, entry)?);
         self.connection = Some(connection.clone());
         Ok(connection)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_offer_is_read_as_it_was_sent() {
+        let offer = Offer { process: 1, number: 2, event: 1, nbytes: 1 << 40, input: 3 << 50, output: 4, failed: 1 };
+        assert_eq!(Offer::read(&offer.bytes()), Some(offer));
+        assert_eq!(Offer::read(&offer.bytes()[8..]), None, "sent by another version, or by a CPU");
+    }
+
+    #[test]
+    fn pieces_are_in_the_order_of_coordinates() {
+        let offer = |k: u64| Offer { input: 1000 * k, output: 1000 * k + 500, ..Offer::default() };
+        let group = Group { all: vec![offer(1), offer(2), offer(3)], coordinate: 1 };
+        assert_eq!(group.pieces(false, |k| 8 + k * 16)[..4], [1008, 2024, 3040, 0]);
+        assert_eq!(group.pieces(true, |_| 0)[..3], [1500, 2500, 3500]);
     }
 }

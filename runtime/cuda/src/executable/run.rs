@@ -24,12 +24,33 @@ const CAREFUL_RUNS: u64 = 2;
 const LEAST_CAPTURED: usize = 3;
 
 /// A part of what a run queues.
-#[derive(Clone, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Part {
     /// Steps without a collective.
     Steps(Range<usize>),
     Collective(usize),
     Agreement,
+}
+
+/// Divides steps at collectives and before the step `agreement`, which may be their number.
+fn divided(is_collective: &[bool], agreement: Option<usize>) -> Vec<Part> {
+    let mut parts = Vec::new();
+    let mut start = 0;
+    for i in 0..=is_collective.len() {
+        let ends = i == is_collective.len() || is_collective[i];
+        if (ends || agreement == Some(i)) && start < i {
+            parts.push(Part::Steps(start..i));
+            start = i;
+        }
+        if agreement == Some(i) {
+            parts.push(Part::Agreement);
+        }
+        if ends && i < is_collective.len() {
+            parts.push(Part::Collective(i));
+            start = i + 1;
+        }
+    }
+    parts
 }
 
 /// Returns the addresses of the operands: inputs, then outputs.
@@ -170,26 +191,11 @@ impl Compiled {
 
     /// Divides the steps for runs on a mesh or on one device. Graphs that were captured end elsewhere and are dropped.
     pub(super) fn divide(&mut self, is_meshed: bool) {
-        let mut parts = Vec::new();
-        let mut start = 0;
-        let agrees = is_meshed && self.agrees();
-        for i in 0..=self.steps.len() {
-            let is_collective = matches!(self.steps.get(i), Some((_, Step::Collective { .. })));
-            let is_agreement = agrees && i == self.agreement;
-            if (is_collective || is_agreement || i == self.steps.len()) && start < i {
-                parts.push(Part::Steps(start..i));
-                start = i;
-            }
-            if is_agreement {
-                parts.push(Part::Agreement);
-            }
-            if is_collective {
-                parts.push(Part::Collective(i));
-                start = i + 1;
-            }
-        }
+        let is_collective: Vec<bool> =
+            self.steps.iter().map(|(_, step)| matches!(step, Step::Collective { .. })).collect();
+        let agreement = (is_meshed && self.agrees()).then_some(self.agreement);
         self.graphs = Graphs::default();
-        (self.parts, self.is_meshed) = (parts, is_meshed);
+        (self.parts, self.is_meshed) = (divided(&is_collective, agreement), is_meshed);
     }
 
     /// Whether the devices of a mesh agree in a run that none has failed.
@@ -382,5 +388,27 @@ impl Executable for CudaExecutable {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use Part::{Agreement, Collective, Steps};
+
+    #[test]
+    fn steps_are_divided_at_collectives_and_at_the_agreement() {
+        let without = [false; 4];
+        assert_eq!(divided(&without, None), [Steps(0..4)], "a program without a mesh is one graph");
+        assert_eq!(divided(&without, Some(2)), [Steps(0..2), Agreement, Steps(2..4)]);
+        assert_eq!(divided(&without, Some(4)), [Steps(0..4), Agreement]);
+        let with = [true, false, true, true, false];
+        let (first, second, third) = (Collective(0), Collective(2), Collective(3));
+        let all = [first, Steps(1..2), second, third, Steps(4..5)];
+        assert_eq!(divided(&with, None), all);
+        assert_eq!(divided(&with, Some(3)), [&all[..3], &[Agreement], &all[3..]].concat());
+        assert_eq!(divided(&with, Some(0)), [&[Agreement], &all[..]].concat());
+        assert_eq!(divided(&[], Some(0)), [Agreement]);
+        assert_eq!(divided(&[], None), []);
     }
 }

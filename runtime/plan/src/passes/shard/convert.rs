@@ -46,7 +46,15 @@ impl Divider<'_> {
             (Some(Generator::Iota | Generator::Uniform | Generator::Shard), Part::Block(cut)) => {
                 cut.segments == 1 && !cut.has_sections()
             }
-            _ => self.derivation(id, part, depth).is_some(),
+            _ => {
+                // A value that many paths reach is looked at once for each visited node.
+                let known = self.derivable.borrow().get(&(id, part)).copied();
+                known.unwrap_or_else(|| {
+                    let found = self.derivation(id, part, depth).is_some();
+                    self.derivable.borrow_mut().insert((id, part), found);
+                    found
+                })
+            }
         }
     }
 
@@ -55,10 +63,12 @@ impl Divider<'_> {
         if let Part::Block(cut) = part
             && self.derivable(id, part, MAX_DERIVED)
         {
-            return match self.derivation(id, part, MAX_DERIVED) {
-                Some(candidate) => self.divided(id, &candidate),
-                None => self.generated(id, cut),
-            };
+            if self.graph().generator(id).is_some() {
+                return self.generated(id, cut);
+            }
+            if let Some(candidate) = self.derivation(id, part, MAX_DERIVED) {
+                return self.divided(id, &candidate);
+            }
         }
         let (own, shape) = (self.to.map[id.index()], self.graph().shape(id));
         match (self.first[id.index()], part) {
@@ -154,10 +164,10 @@ impl Divider<'_> {
             ids = g.map(&elementwise::MINIMUM, &[ids, last])?;
         }
         if cut.segments == 1 {
-            return g.push(&index::INDEX_SELECT, &[whole, ids], &[cut.dim as i64]);
+            return g.push(&index::INDEX_SELECT, &[whole, ids], &[cut.dim as i64, index::OF_PLANNER]);
         }
         let x = movement::reshape(g, whole, segmented(&shape, cut, cut.segment(&shape)))?;
-        let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2])?;
+        let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2, index::OF_PLANNER])?;
         movement::reshape(g, own, cut.local(&shape))
     }
 
@@ -171,10 +181,11 @@ impl Divider<'_> {
         self.or_zero(first, whole)
     }
 
-    /// `x` where a condition holds, which has the dims of `x` or size 1 instead, else 0.
+    /// `x` where a condition holds, which has the dims of `x` or size 1 instead, else 0. It is the negative zero, which changes no
+    /// number that it is added to, not even a zero.
     pub(super) fn or_zero(&mut self, condition: NodeId, x: NodeId) -> Result<NodeId> {
         let g = &mut self.to.out.graph;
-        let (shape, nothing) = (g.shape(x), g.constant_like(0.0, x));
+        let (shape, nothing) = (g.shape(x), g.constant_like(-0.0, x));
         let (condition, nothing) = (g.expand(condition, shape)?, g.expand(nothing, shape)?);
         g.where_(condition, x, nothing)
     }

@@ -15,6 +15,7 @@ use perilune_core::sharding::{Cut, Signature};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
+use std::cell::RefCell;
 
 pub(super) struct Divider<'a> {
     pub from: &'a Lowered,
@@ -33,6 +34,8 @@ pub(super) struct Divider<'a> {
     pub made: FxHashMap<(NodeId, Part), NodeId>,
     /// The blocks among them, in the order in which they were made.
     blocks: FxHashMap<NodeId, SmallVec<[Cut; 2]>>,
+    /// Whether parts can be computed from others, as far as that has been asked for the node being visited.
+    pub derivable: RefCell<FxHashMap<(NodeId, Part), bool>>,
     /// Positions on this device, by the size of a block.
     pub ramps: FxHashMap<usize, NodeId>,
     /// Blocks with a constant for padding, by new node and the bits of the constant.
@@ -80,6 +83,7 @@ impl<'a> Divider<'a> {
             results: FxHashMap::default(),
             made: FxHashMap::default(),
             blocks: FxHashMap::default(),
+            derivable: RefCell::default(),
             ramps: FxHashMap::default(),
             masked: FxHashMap::default(),
             parts,
@@ -105,6 +109,7 @@ impl<'a> Divider<'a> {
         for id in self.from.graph.ids() {
             self.to.out.graph.modes.loc = self.from.graph.loc_of(id);
             (self.phase, self.visited) = (self.phases[id.index()], id);
+            self.derivable.borrow_mut().clear();
             self.is_weight.push(self.follows_from_states(id));
             let (new, part) = self.visit(id)?;
             self.first.push(part);
@@ -168,9 +173,11 @@ impl<'a> Divider<'a> {
         let all = self.candidates(id, &cuts, &|k| self.demand.of(id, k));
         // Where the operands have been combined for another reader, the result is whole, and is not combined again.
         let order = |part: Part| match part {
-            Part::Block(_) => 0,
-            Part::Whole => 1,
-            Part::Term(_) => 2,
+            // Other terms may be added before a block of the sum is needed.
+            Part::Term(_) if self.demand.of(id, 0).is_some() && self.demand.is_passed_on(id) => 0,
+            Part::Block(_) => 1,
+            Part::Whole => 2,
+            Part::Term(_) => 3,
         };
         let costs = all
             .into_iter()

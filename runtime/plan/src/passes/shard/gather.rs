@@ -103,9 +103,9 @@ impl Divider<'_> {
         if let Some(start) = start.filter(|x| self.layers.last() != Some(x)) {
             self.layers.push(start);
         }
-        let before = *self.layers.get(self.layers.len().checked_sub(2)?)?;
-        let computed = self.from.graph.generator(before).is_none() && !self.from.inputs.contains_key(&before);
-        computed.then(|| self.to.map[before.index()])
+        let computed = |x: &&NodeId| self.from.graph.generator(**x).is_none() && !self.from.inputs.contains_key(x);
+        let (_, before) = self.layers.split_last()?;
+        before.iter().rev().find(computed).map(|x| self.to.map[x.index()])
     }
 
     /// `x`, not to be read before `start` has been computed.
