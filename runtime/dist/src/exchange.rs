@@ -3,7 +3,8 @@
 //!
 //! All devices call the same exchanges in the same order, so a message is named by its run, its group and the number of
 //! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
-//! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it.
+//! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it. If a process fails or the
+//! connection to it does, all exchanges do.
 
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
@@ -12,6 +13,10 @@ use perilune_plan::Peers;
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an exchange waits for the cause after a device of another process has failed.
+const CAUSE_WAIT: Duration = Duration::from_secs(2);
 
 /// The devices that take part in an exchange: those along an axis, or all.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -67,19 +72,35 @@ struct Messages {
     left: Vec<Option<Arc<[u8]>>>,
     /// How many members of this process have yet to take them.
     takers: usize,
+    /// How many of those wait.
+    waiting: usize,
 }
 
 #[derive(Debug, Default)]
 struct Board {
     rounds: FxHashMap<Round, Messages>,
-    /// The last run in which a device failed, and the first one that did.
+    /// The program of each run, as far as it is known.
+    programs: FxHashMap<u64, u64>,
+    /// The last run of each device that has left a message.
+    latest: FxHashMap<usize, u64>,
+    /// The last run in which a device of this process failed, and the first one that did.
     failed: Option<(u64, usize)>,
+    /// The same for devices of other processes, and when it became known.
+    failed_elsewhere: Option<(u64, usize, Instant)>,
+    /// Why no exchange can complete from now on.
+    broken: Option<Error>,
+    /// Devices whose process has ended, and how.
+    ended: FxHashMap<usize, Arc<str>>,
 }
 
 /// Sends what a device leaves to other processes.
 pub trait Carrier: Send + Sync + std::fmt::Debug {
-    /// Sends the message of member `from` of a round to those processes that drive other members.
-    fn carry(&self, round: &Round, from: usize, message: &Arc<[u8]>) -> Result<()>;
+    /// Sends the message of member `from` of a round to those processes that drive other members. `program` identifies what the
+    /// device runs, or is 0. Returns before the others have received it.
+    fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()>;
+
+    /// Reports that a device of this process has failed in a run.
+    fn fail(&self, _run: u64, _rank: usize) {}
 }
 
 /// The board of one process.
@@ -113,19 +134,34 @@ impl Exchange {
         self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Leaves the message of member `from` of a round.
-    pub fn leave(&self, round: Round, from: usize, message: Arc<[u8]>) {
+    /// Leaves the message of member `from` of a round, which comes from a device that runs `program` (0 if it is unknown).
+    pub fn leave(&self, round: Round, program: u64, from: usize, message: Arc<[u8]>) {
+        let device = round.group.member(&self.mesh, from);
         let mut board = self.lock();
         self.messages(&mut board, round).left[from] = Some(message);
+        let latest = board.latest.entry(device).or_default();
+        *latest = round.run.max(*latest);
+        let differs = program != 0 && *board.programs.entry(round.run).or_insert(program) != program;
+        if differs && board.broken.is_none() {
+            board.broken = Some(self.diverged(format!(
+                "device {device} of mesh {} runs another program than the others in run {}",
+                self.mesh, round.run
+            )));
+        }
         drop(board);
         self.changed.notify_all();
+    }
+
+    fn diverged(&self, what: String) -> Error {
+        let message = format!("{what}: the processes have taken different branches, or have different data");
+        Error::system("mesh", message).hint("a recipe has to make the same steps, in the same order, in all processes")
     }
 
     fn messages<'a>(&self, board: &'a mut Board, round: Round) -> &'a mut Messages {
         board.rounds.entry(round).or_insert_with(|| {
             let n = round.group.len(&self.mesh);
             let takers = (0..n).filter(|k| self.local[round.group.member(&self.mesh, *k)]).count();
-            Messages { left: vec![None; n], takers }
+            Messages { left: vec![None; n], takers, waiting: 0 }
         })
     }
 
@@ -134,39 +170,118 @@ impl Exchange {
         let mut board = self.lock();
         loop {
             if let Some((_, rank)) = board.failed.filter(|f| f.0 == round.run) {
-                return Err(Error::system("mesh", format!("device {rank} of mesh {} has failed", self.mesh)));
+                return Err(self.device_failed(rank));
+            }
+            if let Some(error) = &board.broken {
+                return Err(error.clone());
+            }
+            let elsewhere = board.failed_elsewhere.filter(|f| f.0 == round.run);
+            if let Some((_, rank, _)) = elsewhere.filter(|f| f.2.elapsed() >= CAUSE_WAIT) {
+                return Err(self.device_failed(rank));
             }
             let messages = self.messages(&mut board, round);
-            if let Some(all) = messages.left.iter().cloned().collect::<Option<Vec<_>>>() {
-                messages.takers -= 1;
-                if messages.takers == 0 {
-                    board.rounds.remove(&round);
+            if elsewhere.is_none() {
+                if let Some(all) = messages.left.iter().cloned().collect::<Option<Vec<_>>>() {
+                    messages.takers -= 1;
+                    if messages.takers == 0 {
+                        board.rounds.remove(&round);
+                    }
+                    return Ok(all);
                 }
-                return Ok(all);
+                let missing = missing(&self.mesh, &round, messages);
+                // A device leaves all messages of a run before those of the next one.
+                let ahead =
+                    missing.iter().find_map(|d| Some((*d, *board.latest.get(d).filter(|run| **run > round.run)?)));
+                if let Some((device, run)) = ahead {
+                    let what =
+                        format!("device {device} of mesh {} is in run {run}, others in run {}", self.mesh, round.run);
+                    return Err(self.diverged(what));
+                }
+                if let Some(ended) = missing.iter().find_map(|device| board.ended.get(device)) {
+                    let message = format!("{ended}, but the other processes still wait for it in a step");
+                    return Err(Error::system("mesh", message));
+                }
             }
-            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+            self.messages(&mut board, round).waiting += 1;
+            board = match elsewhere {
+                None => self.changed.wait(board).unwrap_or_else(PoisonError::into_inner),
+                Some(_) => self.changed.wait_timeout(board, CAUSE_WAIT).unwrap_or_else(PoisonError::into_inner).0,
+            };
+            let messages = self.messages(&mut board, round);
+            messages.waiting = messages.waiting.saturating_sub(1);
         }
     }
 
-    /// Ends all exchanges of a run, because a device has failed. The first failure of a run counts.
+    fn device_failed(&self, rank: usize) -> Error {
+        Error::system("mesh", format!("device {rank} of mesh {} has failed", self.mesh))
+    }
+
+    /// Ends all exchanges of a run, because a device of this process has failed. The first failure of a run counts.
     pub fn fail(&self, run: u64, rank: usize) {
         let mut board = self.lock();
-        if board.failed.is_none_or(|f| f.0 < run) {
+        let known = board.broken.is_some() || board.failed_elsewhere.is_some_and(|f| f.0 == run);
+        let first = board.failed.is_none_or(|f| f.0 < run);
+        if first {
             board.failed = Some((run, rank));
+        }
+        drop(board);
+        self.changed.notify_all();
+        if let Some(carrier) = self.carrier.as_ref().filter(|_| first && !known) {
+            carrier.fail(run, rank);
+        }
+    }
+
+    /// Ends all exchanges of a run, because a device of another process has failed.
+    pub fn fail_elsewhere(&self, run: u64, rank: usize) {
+        let mut board = self.lock();
+        if board.failed_elsewhere.is_none_or(|f| f.0 < run) {
+            board.failed_elsewhere = Some((run, rank, Instant::now()));
         }
         drop(board);
         self.changed.notify_all();
     }
 
-    /// The device that failed first in a run.
+    /// Ends all exchanges of this and later runs with an error. The first one counts.
+    pub fn break_off(&self, error: &Error) {
+        self.lock().broken.get_or_insert_with(|| error.clone());
+        self.changed.notify_all();
+    }
+
+    /// Ends exchanges that still need a message of these devices: their process has ended, as `how` says.
+    pub fn end_devices(&self, devices: impl IntoIterator<Item = usize>, how: &str) {
+        let how: Arc<str> = how.into();
+        self.lock().ended.extend(devices.into_iter().map(|device| (device, how.clone())));
+        self.changed.notify_all();
+    }
+
+    /// The devices of other processes for which a device of this one waits.
+    pub fn awaited(&self) -> Vec<usize> {
+        let board = self.lock();
+        let waiting = board.rounds.iter().filter(|(_, messages)| messages.waiting > 0);
+        let mut all: Vec<usize> = waiting.flat_map(|(round, m)| missing(&self.mesh, round, m)).collect();
+        all.retain(|device| !self.local[*device]);
+        all.sort_unstable();
+        all.dedup();
+        all
+    }
+
+    /// The device of this process that failed first in a run.
     pub fn failed(&self, run: u64) -> Option<usize> {
         self.lock().failed.filter(|f| f.0 == run).map(|f| f.1)
     }
 
     /// Forgets the messages of runs up to `run`: all its devices of this process have ended.
     pub fn end(&self, run: u64) {
-        self.lock().rounds.retain(|round, _| round.run > run);
+        let mut board = self.lock();
+        board.rounds.retain(|round, _| round.run > run);
+        board.programs.retain(|of, _| *of > run);
     }
+}
+
+/// The devices that have not left their messages.
+fn missing(mesh: &Mesh, round: &Round, messages: &Messages) -> Vec<usize> {
+    let absent = messages.left.iter().enumerate().filter(|(_, m)| m.is_none());
+    absent.map(|(k, _)| round.group.member(mesh, k)).collect()
 }
 
 /// One device of a mesh in one run.
@@ -174,6 +289,7 @@ impl Exchange {
 pub struct Rank {
     exchange: Arc<Exchange>,
     run: u64,
+    program: u64,
     at: Coordinates,
     /// Exchanges so far in this run along each axis, and among all devices.
     counts: [AtomicU64; Axis::ALL.len() + 1],
@@ -182,7 +298,13 @@ pub struct Rank {
 impl Rank {
     pub fn new(exchange: Arc<Exchange>, run: u64, rank: usize) -> Rank {
         let at = exchange.mesh.coordinates(rank);
-        Rank { exchange, run, at, counts: Default::default() }
+        Rank { exchange, run, program: 0, at, counts: Default::default() }
+    }
+
+    /// Names the program of the run, so that devices of other processes that run another one are found out.
+    #[must_use]
+    pub fn of_program(self, program: u64) -> Rank {
+        Rank { program, ..self }
     }
 
     fn exchange_in(&self, group: Group, message: Arc<[u8]>) -> Result<Vec<Arc<[u8]>>> {
@@ -191,9 +313,9 @@ impl Rank {
         let round = Round { run: self.run, group, number: count.fetch_add(1, Ordering::Relaxed) };
         let index = group.index(mesh, &self.at);
         if let Some(carrier) = carrier {
-            carrier.carry(&round, index, &message)?;
+            carrier.carry(&round, self.program, index, &message)?;
         }
-        self.exchange.leave(round, index, message);
+        self.exchange.leave(round, self.program, index, message);
         self.exchange.take(round)
     }
 }
@@ -276,10 +398,10 @@ mod tests {
         #[derive(Debug)]
         struct Other(std::sync::Weak<Exchange>);
         impl Carrier for Other {
-            fn carry(&self, round: &Round, from: usize, message: &Arc<[u8]>) -> Result<()> {
+            fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()> {
                 // The other process answers with its own message.
                 let answer: Arc<[u8]> = message.iter().map(|b| b + 100).collect();
-                self.0.upgrade().unwrap().leave(*round, 1 - from, answer);
+                self.0.upgrade().unwrap().leave(*round, program, 1 - from, answer);
                 Ok(())
             }
         }

@@ -5,15 +5,26 @@
 //! placement; each device stores its part. Devices exchange data within collectives through an [`Exchange`].
 //!
 //! The mesh and placements are types of `core`, and the pass that divides a step is `plan/passes/shard`.
+//!
+//! Several processes: [`rendezvous`] finds the place of this one among those of a job, [`links`] connects them by TCP, [`launch`]
+//! starts them on one host and [`submit`] writes job files. `perilune run` does not use them yet: a mesh has the devices of one
+//! process.
 
 mod backend;
 mod buffer;
 mod exchange;
 mod executable;
+mod host_list;
+pub mod launch;
+pub mod links;
 mod options;
 mod parts;
+pub mod rendezvous;
+pub mod submit;
 mod workers;
 
 pub use backend::MeshBackend;
-pub use exchange::{Exchange, Group, Rank};
+pub use exchange::{Carrier, Exchange, Group, Rank, Round};
+pub use links::Links;
 pub use options::MeshOptions;
+pub use rendezvous::Place;
