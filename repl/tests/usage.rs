@@ -97,7 +97,7 @@ fn what_is_not_built_yet_is_refused() {
     says(
         &["run", "tiny.lua", "--device", "cuda:0,1"],
         2,
-        "error: --device cuda:0,1: this version supports one GPU; several are planned for a later one",
+        "error: --device cuda:0,1: several GPUs need a mesh, such as --mesh dp=2",
     );
     says(
         &["run", "tiny.lua", "--device", "gpu"],
