@@ -83,6 +83,7 @@ mod tests {
     #[test]
     fn joined_parts_are_the_tensor() {
         let mesh = Mesh::parse("dp=2,tp=3").unwrap();
+        let mut cases = 0;
         let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2), Along::Segments(1, 3)];
         for dims in [[4, 6, 2], [5, 9, 3], [1, 3, 1], [2, 0, 3], [3, 12, 8]] {
             let shape = Shape::of(&dims);
