@@ -340,7 +340,7 @@ function Optimizer:step(opts)
     local rule, rate = b.rule, b.own_lr or b.group.lr -- read at every step: a recipe may change the rate of a group
     local lr = rates[rate] or schedule.at(op, rate, self.count)
     rates[rate] = lr
-    local one = b.params[1]
+    local one = b.params[1] --[[@as perilune.Parameter]]
     local counter = one.slots.step ---@type perilune.State?
     local function update()
       local step = math.max(1, self.count + 1 - b.missed) ---@type any

@@ -100,9 +100,10 @@ local function cuts_along_tp(run, weights)
   if own ~= nil and type(own) ~= "table" then
     pl.error("recipe.sharding", "it is " .. check.show(own), "write { [\"blocks.*.mlp.up\"] = \"column\" }")
   end
-  for _, pattern in ipairs(own and tree.names(own) or {}) do
-    check.word("recipe.sharding", tostring(pattern), own[pattern], kinds)
-    rules[#rules + 1] = { path = pattern, kind = own[pattern], given = true }
+  local given = own or {}
+  for _, pattern in ipairs(tree.names(given)) do
+    check.word("recipe.sharding", tostring(pattern), given[pattern], kinds)
+    rules[#rules + 1] = { path = pattern, kind = given[pattern], given = true }
   end
   local cuts = {}
   for _, rule in ipairs(rules) do
