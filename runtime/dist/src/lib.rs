@@ -8,7 +8,7 @@
 //!
 //! Several processes: [`rendezvous`] finds the place of this one among those of a job, [`links`] connects them by TCP, [`launch`]
 //! starts them on one host and [`submit`] writes job files. `perilune run` does not use them yet: a mesh has the devices of one
-//! process.
+//! process. Their tests over TCP are run by `.ci/soak`.
 
 mod backend;
 mod buffer;

@@ -113,6 +113,7 @@ fn on_devices<T: Send>(
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn exchanges_among_processes_equal_those_of_one() {
     let mesh = Mesh::parse("pp=2,dp=2,tp=2").unwrap();
     let one = Arc::new(Exchange::new(mesh));
@@ -136,6 +137,7 @@ fn exchanges_among_processes_equal_those_of_one() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn large_messages_in_both_directions_do_not_block() {
     let mesh = Mesh::parse("dp=3").unwrap();
     on_all(3, |links| {
@@ -150,6 +152,7 @@ fn large_messages_in_both_directions_do_not_block() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn devices_are_spread_in_blocks() {
     on_all(2, |links| {
         assert_eq!(links.spread(&Mesh::parse("dp=2,tp=2").unwrap()).unwrap(), [0, 0, 1, 1]);
@@ -160,6 +163,7 @@ fn devices_are_spread_in_blocks() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn calls_give_every_process_the_same() {
     on_all(4, |links| {
         let rank = links.rank();
@@ -180,6 +184,7 @@ fn calls_give_every_process_the_same() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_process_alone_needs_no_connections() {
     let links = Links::join(&Place::alone(), &[("mesh", "dp=2".into())], quick()).unwrap();
     assert_eq!(*links.broadcast("x", b"abc").unwrap(), *b"abc");
@@ -193,6 +198,7 @@ fn a_process_alone_needs_no_connections() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_difference_is_said_to_all_with_both_sides() {
     let all = on_all(4, |links| {
         let rank = links.rank();
@@ -210,6 +216,7 @@ fn a_difference_is_said_to_all_with_both_sides() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn different_calls_are_a_difference() {
     let all = on_all(3, |links| {
         let text = match links.rank() {
@@ -225,12 +232,14 @@ fn different_calls_are_a_difference() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn the_error_of_one_process_is_that_of_all() {
     let mesh = Mesh::parse("dp=4").unwrap();
     let all = on_all(4, |links| {
         let exchange = links.exchange(mesh, &[0, 1, 2, 3]).unwrap();
         let rank = Rank::new(exchange.clone(), 1, links.rank());
-        rank.barrier().unwrap();
+        // Rank 2 may fail before the others have left the barrier.
+        let _ = rank.barrier();
         match links.rank() {
             2 => {
                 let cause = links.abort(3, "recipe.lua:12: attempt to index a nil value");
@@ -261,6 +270,7 @@ fn the_error_of_one_process_is_that_of_all() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn links_that_are_dropped_fail_the_others() {
     let all = on_all(3, |links| match links.rank() {
         1 => String::new(),
@@ -271,6 +281,7 @@ fn links_that_are_dropped_fail_the_others() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_goodbye_is_no_failure_except_for_those_who_still_wait() {
     let mesh = Mesh::parse("dp=3").unwrap();
     let all = on_all(3, |links| {
@@ -292,6 +303,7 @@ fn a_goodbye_is_no_failure_except_for_those_who_still_wait() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_device_that_fails_fails_the_run_in_all_processes() {
     let mesh = Mesh::parse("dp=2,tp=2").unwrap();
     let all = on_all(2, |links| {
@@ -319,6 +331,7 @@ fn a_device_that_fails_fails_the_run_in_all_processes() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn different_programs_in_one_run_are_found() {
     let mesh = Mesh::parse("dp=2").unwrap();
     let all = on_all(2, |links| {
@@ -334,6 +347,7 @@ fn different_programs_in_one_run_are_found() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_run_that_only_some_processes_make_is_found() {
     let mesh = Mesh::parse("dp=2,tp=2").unwrap();
     let all = on_all(4, |links| {
@@ -352,6 +366,7 @@ fn a_run_that_only_some_processes_make_is_found() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn programs_that_differ_are_found_across_groups() {
     let mesh = Mesh::parse("dp=2,tp=2").unwrap();
     let all = on_all(4, |links| {
@@ -368,6 +383,7 @@ fn programs_that_differ_are_found_across_groups() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_process_that_waits_for_all_while_another_runs_a_step_is_found() {
     let mesh = Mesh::parse("dp=2").unwrap();
     let all = on_all(2, |links| {
@@ -384,6 +400,7 @@ fn a_process_that_waits_for_all_while_another_runs_a_step_is_found() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn processes_that_differ_are_refused_on_both_sides() {
     let job = |name: &str| Place { job: name.into(), ..Place::alone() };
     let of = |base: Place, rank, n, port| {
@@ -436,6 +453,7 @@ fn processes_that_differ_are_refused_on_both_sides() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn missing_processes_are_named() {
     let quick = Options { join: Duration::from_secs(1), ..quick() };
     let port = port();
@@ -453,6 +471,7 @@ fn missing_processes_are_named() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn strangers_do_no_harm() {
     let port = port();
     std::thread::scope(|scope| {
@@ -558,6 +577,7 @@ fn facing(pieces: &[Vec<u8>], pause: Duration, closes: bool) -> Result<usize> {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn broken_connections_are_noticed() {
     let group = crate::Group::along(Axis::Dp, [0; Axis::ALL.len()]);
     let head = first_message(1, group);
@@ -605,6 +625,7 @@ fn broken_connections_are_noticed() {
 }
 
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn a_slow_connection_is_no_failure() {
     let group = crate::Group::along(Axis::Dp, [0; Axis::ALL.len()]);
     let head = first_message(1, group);
@@ -618,6 +639,7 @@ fn a_slow_connection_is_no_failure() {
 
 /// Bytes a second of an exchange on the loopback device. `PERILUNE_BANDWIDTH=1` prints it.
 #[test]
+#[ignore = "connects by TCP and waits; .ci/soak runs it"]
 fn bandwidth() {
     if std::env::var_os("PERILUNE_BANDWIDTH").is_none() {
         return;
