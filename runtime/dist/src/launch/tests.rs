@@ -20,6 +20,7 @@ fn outcome(script: &str, processes: usize) -> (Outcome, f64) {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn processes_get_the_variables_of_torchrun() {
     let dir = tempfile::tempdir().unwrap();
     let script = format!("env > {}/$RANK", dir.path().display());
@@ -38,6 +39,7 @@ fn processes_get_the_variables_of_torchrun() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn processes_of_several_hosts_have_ranks_in_the_order_of_hosts() {
     let dir = tempfile::tempdir().unwrap();
     let script = format!("echo $WORLD_SIZE $LOCAL_RANK $MASTER_ADDR:$MASTER_PORT > {}/$RANK", dir.path().display());
@@ -54,6 +56,7 @@ fn processes_of_several_hosts_have_ranks_in_the_order_of_hosts() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn a_failure_ends_the_others_and_is_the_result() {
     // The others end by themselves.
     let (out, seconds) = outcome("if [ $RANK = 1 ]; then exit 3; fi; sleep 0.5; exit 1", 3);
@@ -76,6 +79,7 @@ fn processes_that_ignore_sigterm_are_killed() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn the_process_that_recorded_its_error_first_has_failed_first() {
     // Rank 0 ends first, because of rank 2.
     let script = r#"
@@ -96,6 +100,7 @@ fn the_process_that_recorded_its_error_first_has_failed_first() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn a_request_to_restart_is_passed_on_and_restarts_resume() {
     assert_eq!(outcome("exit 75", 2).0, Outcome { status: 75, message: String::new() });
     assert_eq!(outcome("exit $((75 * RANK))", 2).0.status, 75);
@@ -120,6 +125,7 @@ fn a_request_to_restart_is_passed_on_and_restarts_resume() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn lines_of_all_processes_are_shown_once() {
     let mut lines = Lines::default();
     let shown: Vec<bool> = [(1, "a"), (2, "a"), (1, "a"), (3, "b"), (2, "a"), (2, "a"), (1, "b")]
@@ -129,6 +135,7 @@ fn lines_of_all_processes_are_shown_once() {
 }
 
 #[test]
+#[ignore = "starts processes; .ci/soak runs it"]
 fn a_process_without_a_launcher_depends_on_none() {
     assert!(end_with_launcher(&|_| None));
     assert!(!end_with_launcher(&|_| Some("1999999999".into())));
