@@ -8,6 +8,9 @@ use std::fmt::{self, Display};
 /// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
 const MOST_ZERO: u8 = 3;
 
+/// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
+const UNSUPPORTED: [Axis; 3] = [Axis::Pp, Axis::Cp, Axis::Ep];
+
 /// A mesh as the command line and recipes write it: `dp=8,zero=1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MeshOptions {
@@ -35,6 +38,10 @@ impl MeshOptions {
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
+        if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
+            let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
+            return Err(Error::argument("mesh", message).hint("the axes dp, shard and tp are supported"));
+        }
         let options = MeshOptions { mesh, zero };
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
             let message =
@@ -79,6 +86,9 @@ mod tests {
             ("zero=1,dp=2,zero=1", "zero is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
+            ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),
+            ("cp=2", "cp=2: this version divides nothing along cp"),
+            ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");
         }
