@@ -116,6 +116,19 @@ fn a_recipe_names_its_mesh_and_the_command_line_goes_first() {
     assert!(device("one").starts_with("cpu ("), "{}", device("one"));
 }
 
+/// Rules of the recipe divide layers that have none of their own.
+#[test]
+fn rules_of_a_recipe_divide_its_layers() {
+    let p = all("recipe.sharding = { ['1'] = 'column', ['2'] = 'column', ['5'] = 'row' }");
+    run(&p, "one", &["--mesh", ""]);
+    for mesh in ["tp=2", "tp=4", "dp=2,tp=2,zero=3"] {
+        run(&p, mesh, &["--mesh", mesh]);
+        close(&losses(&p, "one"), &losses(&p, mesh), mesh);
+    }
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "tp=4"]);
+    assert!(ran.out.contains("tp: split 0") && ran.out.contains("tp: split 1"), "{}{}", ran.out, ran.err);
+}
+
 #[test]
 fn check_reports_placements_and_collectives() {
     let p = all("");
@@ -155,6 +168,12 @@ fn wrong_meshes_are_refused_with_the_rule() {
             "recipe.sharding: no State has the path '7.*'",
         ),
         ("recipe.mesh, recipe.sharding = 'tp=2', { ['1'] = 'col' }", "column"),
+        ("recipe.mesh = 'tp=2'", "mesh: tp=2 divides no layer of the model"),
+        (
+            "recipe.mesh = { dp = 16 }",
+            "mesh: a batch of 8 samples leaves some of the 16 devices along dp and shard without one",
+        ),
+        ("recipe.mesh = { pp = 2 }", "pp=2: this version divides nothing along pp"),
     ] {
         let p = all(more);
         let ran = p.run(&["run", "all.lua"]);

@@ -155,6 +155,21 @@ local function owners(run)
   return out
 end
 
+---Raises if devices would have nothing of their own: no sample of a batch, or no part of a layer.
+local function check_use(run, axes, along_tp)
+  local samples, devices = run.data.train.size, axes.dp * axes.shard
+  if math.type(samples) == "integer" and samples < devices then
+    pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along dp and shard without one"):format(samples, devices),
+      "use a larger batch, which is that of all devices, or a smaller mesh")
+  end
+  if axes.tp == 1 then return end
+  for _, cut in pairs(along_tp) do
+    if cut then return end
+  end
+  pl.error("mesh", ("tp=%d divides no layer of the model"):format(axes.tp),
+    "name the layers: recipe.sharding = { [\"1\"] = \"column\", [\"3\"] = \"row\" }, or use dp")
+end
+
 ---Places the States of a run on the mesh of its device.
 ---@param run perilune.Run
 function mesh.place(run)
@@ -162,6 +177,7 @@ function mesh.place(run)
   if not axes then return end
   local weights = tree.states(run.model)
   local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
+  check_use(run, axes, along_tp)
   local of_state, owner = {}, owners(run)
   for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
   -- Devices along `shard` share States; without that axis those along `dp` do.
