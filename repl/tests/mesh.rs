@@ -173,6 +173,7 @@ fn wrong_meshes_are_refused_with_the_rule() {
             "recipe.mesh = { dp = 16 }",
             "mesh: a batch of 8 samples leaves some of the 16 devices along dp and shard without one",
         ),
+        ("recipe.mesh = { cp = 2 }", "mesh: cp=2 divides sequences, and a loader states none"),
         ("recipe.mesh = { pp = 2 }", "pp=2: this version divides nothing along pp"),
     ] {
         let p = all(more);

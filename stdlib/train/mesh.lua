@@ -13,6 +13,7 @@ local pl = require "perilune"
 local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
+local loader = require "perilune.data.loader"
 
 local mesh = {}
 
@@ -162,6 +163,7 @@ local function check_use(run, axes, along_tp)
     pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along dp and shard without one"):format(samples, devices),
       "use a larger batch, which is that of all devices, or a smaller mesh")
   end
+  if axes.cp > 1 then loader.check_sequences(run.data.train, axes.cp) end
   if axes.tp == 1 then return end
   for _, cut in pairs(along_tp) do
     if cut then return end

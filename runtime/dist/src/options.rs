@@ -9,7 +9,7 @@ use std::fmt::{self, Display};
 const MOST_ZERO: u8 = 3;
 
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 3] = [Axis::Pp, Axis::Cp, Axis::Ep];
+const UNSUPPORTED: [Axis; 2] = [Axis::Pp, Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,7 +40,7 @@ impl MeshOptions {
         let mesh = Mesh::parse(&axes.join(","))?;
         if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes dp, shard and tp are supported"));
+            return Err(Error::argument("mesh", message).hint("the axes dp, shard, cp and tp are supported"));
         }
         let options = MeshOptions { mesh, zero };
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
@@ -87,7 +87,6 @@ mod tests {
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
             ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),
-            ("cp=2", "cp=2: this version divides nothing along cp"),
             ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");

@@ -58,6 +58,13 @@ fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
 }
 
+/// `native.positions(length)`: the numbers 0 ... length - 1, of which each device along `cp` has a block.
+fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
+    let host = host(lua)?;
+    let id = host.record(lua, |engine| Ok(engine.positions(length)))?;
+    Ok(host.tensor(id))
+}
+
 /// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
 fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
@@ -94,5 +101,6 @@ pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("batch", lua.create_function(batch)?)?;
+    native.set("positions", lua.create_function(positions)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

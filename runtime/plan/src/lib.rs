@@ -44,5 +44,5 @@ pub use fingerprint::Fingerprint;
 pub use key::Tracer;
 pub use null::{Null, NullWith};
 pub use pipeline::Options;
-pub use request::{Guard, InputBuffer, Request};
+pub use request::{Guard, InputBuffer, KeyExchange, Request};
 pub use transfers::{Transfer, transfers};

@@ -42,18 +42,33 @@ pub enum InputBuffer {
     State(u64),
 }
 
+/// How attention with split queries gets the keys of other devices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum KeyExchange {
+    /// By shapes.
+    #[default]
+    Auto,
+    /// Devices exchange positions for heads.
+    Heads,
+    /// Every device gathers all keys.
+    Gather,
+    /// Devices pass on blocks of keys.
+    Ring,
+}
+
 /// A mesh, and what each of its devices has of the inputs of a step.
 #[derive(Clone, Debug)]
 pub struct Division {
     pub mesh: Mesh,
     /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
     pub inputs: Vec<Placement>,
+    pub keys: KeyExchange,
 }
 
 impl Division {
     /// The words of a plan key: the mesh, and the placement of each input.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(self.inputs.iter().flat_map(Placement::words))
+        sizes.chain(std::iter::once(self.keys as u64)).chain(self.inputs.iter().flat_map(Placement::words))
     }
 }

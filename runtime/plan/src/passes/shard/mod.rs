@@ -12,6 +12,7 @@
 //! where a device's part of generated numbers begins is a run-time number. The method is that of GSPMD (Xu et al.,
 //! arXiv:2105.04663) with two sweeps: batch and States are known, and gradients follow the values they belong to.
 
+mod attention;
 mod candidates;
 mod convert;
 mod cost;
@@ -19,6 +20,7 @@ mod demand;
 mod divider;
 mod gather;
 mod part;
+mod ring;
 
 use crate::key::Trace;
 use crate::lowered::Lowered;
