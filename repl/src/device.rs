@@ -6,7 +6,7 @@ use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_dist::{MeshBackend, MeshOptions};
-use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
@@ -22,6 +22,10 @@ pub struct PlaceArgs {
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
+    /// Cut every batch into N shards whose sums are added in a fixed tree: the weights have the same bits on any number of devices
+    /// that divides N, with dp, shard and zero. N is a power of two that divides the batch
+    #[arg(long, value_name = "N")]
+    strict_shards: Option<usize>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -80,6 +84,14 @@ impl DeviceArgs {
         match self.place.mesh {
             Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
+        }
+        if let Some(shards) = self.place.strict_shards {
+            let host = runtime.host();
+            host.engine.borrow_mut().set_strict_shards(Some(shards)).map_err(|e| match &e.hint {
+                Some(hint) => Failed::Usage(format!("--strict-shards {shards}: {} ({hint})", e.message)),
+                None => Failed::Usage(format!("--strict-shards {shards}: {}", e.message)),
+            })?;
+            host.strict_shards.set(StrictShards::CommandLine);
         }
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;
@@ -141,9 +153,10 @@ impl PlaceArgs {
         self.open_on(self.mesh(), job)
     }
 
-    /// The mesh as the command line gives it.
+    /// The mesh as the command line gives it, with its strict shards.
     pub fn mesh_text(&self) -> String {
-        self.mesh.map(|mesh| mesh.to_string()).unwrap_or_default()
+        let strict = self.strict_shards.map(|n| format!(" with {n} strict shards")).unwrap_or_default();
+        self.mesh.map(|mesh| mesh.to_string()).unwrap_or_default() + &strict
     }
 
     /// The kind of device of a process in a job of several, which all have to have. GPUs of different processes have no way to

@@ -7,8 +7,11 @@
 mod support;
 
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
 use support::{Place, Ran, place, save};
@@ -66,7 +69,7 @@ fn weights(p: &Place, dir: &str) -> String {
 }
 
 fn free_port() -> u16 {
-    std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
 }
 
 /// One process of a job.
@@ -183,6 +186,18 @@ fn several_processes_train_to_the_bits_of_one() {
             p.run_json(&many)["device_description"].as_str().unwrap().ends_with(&format!(" in {processes} processes"))
         );
     }
+}
+
+#[test]
+fn strict_shards_have_the_bits_of_one_device() {
+    let p = all("");
+    let strict = ["--strict-shards", "4"];
+    let ran = p.run(&args("one", &[&strict[..], &["--mesh", ""]].concat()));
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    for r in ended(start(&[&p, &p], &args("two", &[&strict[..], &["--mesh", "dp=2,zero=1"]].concat()))) {
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    }
+    assert_eq!(weights(&p, "one"), weights(&p, "two"));
 }
 
 #[test]
@@ -352,9 +367,81 @@ enum Fault {
     Raise,
     MoreData,
     OtherRecipe,
+    /// The connection is closed, carries nothing any more, or is slow.
+    Close,
+    Cut,
+    Slow,
 }
 
-const FAULTS: [Fault; 5] = [Fault::Kill, Fault::Stop, Fault::Raise, Fault::MoreData, Fault::OtherRecipe];
+const FAULTS: [Fault; 8] = [
+    Fault::Kill,
+    Fault::Stop,
+    Fault::Raise,
+    Fault::MoreData,
+    Fault::OtherRecipe,
+    Fault::Close,
+    Fault::Cut,
+    Fault::Slow,
+];
+
+/// Carries the connection of two processes.
+struct Proxy {
+    port: u16,
+    state: Arc<AtomicU8>,
+}
+
+const OPEN: u8 = 0;
+const CLOSED: u8 = 1;
+const CUT: u8 = 2;
+const SLOW: u8 = 3;
+
+impl Proxy {
+    /// Listens for process 1 and connects it to process 0.
+    fn start(to: u16, state: u8) -> Proxy {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let state = Arc::new(AtomicU8::new(state));
+        let shared = state.clone();
+        std::thread::spawn(move || {
+            for near in listener.incoming().map_while(Result::ok) {
+                // Process 0 may not listen yet; the other one tries again.
+                let Ok(far) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+                for (from, to) in [(near.try_clone().unwrap(), far.try_clone().unwrap()), (far, near)] {
+                    let state = shared.clone();
+                    std::thread::spawn(move || carry(from, to, &state));
+                }
+            }
+        });
+        Proxy { port, state }
+    }
+}
+
+fn carry(mut from: TcpStream, mut to: TcpStream, state: &AtomicU8) {
+    let mut buffer = [0; 4096];
+    let _ = from.set_read_timeout(Some(Duration::from_millis(20)));
+    let _ = to.set_nodelay(true);
+    loop {
+        let read = from.read(&mut buffer);
+        match state.load(Ordering::Relaxed) {
+            CLOSED => break,
+            CUT => {
+                std::thread::sleep(Duration::from_millis(20));
+                continue;
+            }
+            SLOW => std::thread::sleep(Duration::from_millis(1)),
+            _ => {}
+        }
+        match read {
+            Ok(0) => break,
+            Ok(n) if to.write_all(&buffer[..n]).is_err() => break,
+            Err(e) if !matches!(e.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => break,
+            _ => {}
+        }
+    }
+    let _ = from.shutdown(Shutdown::Both);
+    let _ = to.shutdown(Shutdown::Both);
+}
+
 const STEPS: &str = "200";
 
 /// Lets a run of two processes fail at a random moment, continues it, and compares its weights with those of a run without a fault.
@@ -373,12 +460,24 @@ fn trial(fault: Fault, expected: &str, rng: &mut Rng) {
     if let Fault::OtherRecipe = fault {
         theirs[1] = "other.lua";
     }
-    let mut job = vec![Process::start(&p, 0, 2, port, &ours), Process::start(&q, 1, 2, port, &theirs)];
+    let proxy = match fault {
+        Fault::Close | Fault::Cut => Some(Proxy::start(port, OPEN)),
+        Fault::Slow => Some(Proxy::start(port, SLOW)),
+        _ => None,
+    };
+    let near = proxy.as_ref().map_or(port, |proxy| proxy.port);
+    let mut job = vec![Process::start(&p, 0, 2, port, &ours), Process::start(&q, 1, 2, near, &theirs)];
     let begun = match fault {
         Fault::Kill | Fault::Stop => {
             job[0].wait_for(&["\"event\":\"step\"", &format!("\"step\":{moment},")]);
             std::thread::sleep(Duration::from_micros(rng.below(4000)));
             job[victim].signal(if matches!(fault, Fault::Kill) { "-KILL" } else { "-STOP" });
+            Instant::now()
+        }
+        Fault::Close | Fault::Cut => {
+            job[0].wait_for(&["\"event\":\"step\"", &format!("\"step\":{moment},")]);
+            let state = if matches!(fault, Fault::Close) { CLOSED } else { CUT };
+            proxy.as_ref().unwrap().state.store(state, Ordering::Relaxed);
             Instant::now()
         }
         _ => Instant::now(),
@@ -432,6 +531,22 @@ fn trial(fault: Fault, expected: &str, rng: &mut Rng) {
                         r.err
                     );
                 }
+            }
+            Fault::Close | Fault::Cut => {
+                for (rank, r) in results.iter().enumerate() {
+                    let other = format!("rank {}", 1 - rank);
+                    let how =
+                        if let Fault::Close = fault { "ended without a message" } else { "has not answered for 4 s" };
+                    let own = "the other processes have given up on this one";
+                    let named = r.err.contains(&other) && r.err.contains(how) || r.err.contains(own);
+                    assert!(r.status == Some(75) && named, "{fault:?}, rank {rank}: {:?} {}", r.status, r.err);
+                }
+            }
+            Fault::Slow => {
+                for r in &results {
+                    assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+                }
+                assert_eq!(weights(&p, "r"), expected);
             }
             Fault::Stop => {}
         }
