@@ -215,7 +215,7 @@ pub fn attention_block_backward(s: &Signature) -> Factors {
     batch_and_heads(s, 6)
 }
 
-/// Queries divide: with all keys on every device, or, where there are as many keys as queries, with keys that are divided alike.
+/// Queries divide: where there are as many keys as queries, with keys that are divided alike, or with all keys on every device.
 /// Documents are whole, for they belong to queries and keys.
 fn queries(s: &Signature, required: usize) -> Factors {
     let n = s.shape(0).rank();
@@ -245,7 +245,8 @@ fn queries(s: &Signature, required: usize) -> Factors {
         Factor { meets_keys: true, ..Factor::new(operands, results, size) }
     };
     let alike = s.shape(1).dims()[n - 2] == size;
-    std::iter::once(Piece::Whole).chain(alike.then_some(block)).map(factor).collect()
+    // The first of equal cost is taken: keys that the forward pass has gathered are not kept for the backward pass.
+    alike.then_some(block).into_iter().chain([Piece::Whole]).map(factor).collect()
 }
 
 /// Batch dims and heads divide. A query head stays with its key head, so the units of the heads are the key heads. The first
