@@ -161,6 +161,27 @@ fn ragged_targets_averages_and_accumulation() {
     one_hash_on(&FEW, file.path(), &[], Some("fp16"));
 }
 
+/// Values that the backward pass recomputes have the bits of those that it stores, on any mesh.
+#[test]
+fn recomputed_values_are_those_that_are_stored() {
+    let file = recipe_of("chargpt.lua");
+    let with = |checkpoint| [&CHARGPT[..], &[("checkpoint", checkpoint)]].concat();
+    for (mode, precision, shards) in [
+        ("dp=2", "fp8", None),
+        ("dp=4", "f32", None),
+        ("tp=2", "bf16", None),
+        ("dp=2,tp=2,zero=3", "f32", None),
+        ("", "fp8", Some(SHARDS)),
+        ("dp=4,zero=1", "bf16", Some(SHARDS)),
+        ("dp=2,shard=2", "f32", Some(SHARDS)),
+    ] {
+        let run = |checkpoint| train(mode, &file, &with(checkpoint), Some(precision), shards);
+        let (stored, recomputed) = (run("false"), run("true"));
+        assert!(stored == recomputed, "{mode} {precision}: {}", difference(&stored, &recomputed));
+    }
+    one_hash_on(&FEW, &file, &with("true"), Some("fp8"));
+}
+
 /// Without strict shards the bits differ: the tests above can fail.
 #[test]
 fn bits_depend_on_the_mesh_without_strict_shards() {
