@@ -182,6 +182,25 @@ fn recomputed_values_are_those_that_are_stored() {
     one_hash_on(&FEW, &file, &with("true"), Some("fp8"));
 }
 
+/// Also sums of a batch: statistics of batch norm, and with fp8 maxima.
+#[test]
+fn recomputed_statistics_are_those_that_are_stored() {
+    let model = "nn.Linear(24, 15) }";
+    let wide =
+        ALL.replace("nn.Linear(4, 24)", "nn.Linear(4, 32), nn.GELU(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 24)");
+    let stored = written(&wide);
+    let recomputed = written(&wide.replace(model, &format!("{model}, {{ checkpoint = 3 }}")));
+    for mode in ["", "dp=2", "dp=4", "dp=2,shard=2,zero=3"] {
+        for precision in ["f32", "bf16", "fp8"] {
+            for shards in [None, Some(SHARDS)] {
+                let run = |file: &tempfile::NamedTempFile| train(mode, file.path(), &[], Some(precision), shards);
+                let (a, b) = (run(&stored), run(&recomputed));
+                assert!(a == b, "{mode} {precision} {shards:?}: {}", difference(&a, &b));
+            }
+        }
+    }
+}
+
 /// Without strict shards the bits differ: the tests above can fail.
 #[test]
 fn bits_depend_on_the_mesh_without_strict_shards() {

@@ -134,7 +134,10 @@ impl<'a> Divider<'a> {
         let whole = |this: &mut Self, id: NodeId| this.part(id, Part::Whole);
         let roots = from.roots.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
         let written = std::mem::take(&mut self.written);
-        let stored = from.state_writes.iter().zip(written).map(|(id, part)| self.part(*id, part));
+        let stored = from.state_writes.iter().zip(written).map(|(id, part)| match part {
+            Part::Whole => self.written_whole(*id),
+            part => self.part(*id, part),
+        });
         let writes = stored.collect::<Result<Vec<_>>>()?;
         let ok = from.ok.map(|id| whole(&mut self, id)).transpose()?;
         let mut out = self.to.finish(from);
