@@ -281,7 +281,8 @@ impl<'a> Divider<'a> {
     fn visit_own(&mut self, id: NodeId) -> Result<Option<(NodeId, Part)>> {
         let (node, own) = (self.graph().node(id), |x: &NodeId| self.first[x.index()] == Part::Own);
         let samples = |input: &u32| self.strict.as_ref().is_some_and(|s| s.samples[*input as usize]);
-        let begins = self.from.inputs.get(&id).is_some_and(samples) || node.op == &create::SHARD;
+        let elements = node.shape.numel() > 0;
+        let begins = elements && self.from.inputs.get(&id).is_some_and(samples) || node.op == &create::SHARD;
         if !begins && !fold::values(node).iter().any(own) {
             return Ok(None);
         }

@@ -72,7 +72,8 @@ pub(super) fn apply(
 impl Fold<'_> {
     fn visit(&mut self, id: NodeId, samples: &[bool]) -> Result<Copies> {
         let node = self.from.graph.node(id);
-        if self.from.inputs.get(&id).is_some_and(|input| samples[*input as usize]) {
+        // A tensor without elements is not divided.
+        if node.shape.numel() > 0 && self.from.inputs.get(&id).is_some_and(|input| samples[*input as usize]) {
             return self.samples(id, node.shape);
         }
         if node.op == &create::SHARD {
