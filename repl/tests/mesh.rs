@@ -131,6 +131,7 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
         (&["--strict-shards", "4", "--mesh", "dp=8"], 2, "8 devices along dp and shard do not divide 4 shards"),
         (&["--strict-shards", "8", "--mesh", "tp=2"], 2, "tp=2 splits sums in a way that depends on the mesh"),
         (&["--strict-shards", "16"], 3, "16 shards do not divide a batch of 8 samples"),
+        (&["--strict-shards", "many"], 2, "many"),
     ] {
         let ran = p.run(&[&["run", "all.lua", "--device", "cpu"][..], more].concat());
         assert_eq!(ran.status, Some(status), "{more:?}: {}", ran.err);
