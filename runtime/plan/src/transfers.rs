@@ -24,6 +24,9 @@ pub struct Transfer {
 impl Transfer {
     /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering.
     pub fn sent(&self, mesh: &Mesh) -> usize {
+        if self.op == collective::SHIFT.name {
+            return self.bytes;
+        }
         let (n, passes) = (mesh.size(self.axis), if self.op == collective::ALL_REDUCE.name { 2 } else { 1 });
         passes * (self.bytes / n) * (n - 1)
     }

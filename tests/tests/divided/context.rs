@@ -3,7 +3,8 @@
 use crate::step::{Step, assert_near, collectives_along};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::ops::Value;
+use perilune_core::ops::attention_block::{ATTENTION_BLOCK, merge};
+use perilune_core::ops::{self, Value};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::KeyExchange;
 use perilune_plan::request::InputBuffer;
@@ -313,4 +314,40 @@ fn a_named_exchange_that_is_none_is_refused() {
     assert!(e.contains("keys=ring along cp=4: a mask is given"), "{e}");
     let gathered = compare_with(KeyExchange::Gather, LLAMA, &["cp=2"], ["all_to_all", "all_gather"]);
     assert_eq!(gathered, [0, 4]);
+}
+
+/// A query that sees no key of a block takes nothing from it; one that sees none at all has 0. With the logarithm 0 for rows without
+/// keys, as attention itself has it, the first would be wrong.
+#[test]
+fn an_empty_row_of_a_block_weighs_nothing() {
+    let mut s = Step::new(DType::F64);
+    let [q, k, v] = [4, 6, 6].map(|n| s.batch_randn(&[1, 2, n, 4]));
+    // Query 1 sees keys of the second block only, query 2 of the first, query 3 none.
+    let rows = [[1, 1, 0, 1, 0, 1], [0, 0, 0, 0, 1, 1], [1, 0, 1, 0, 0, 0], [0; 6]];
+    let seen: Vec<f64> = rows.into_iter().flatten().map(f64::from).collect();
+    let seen = s.leaf(HostTensor::from_f64(DType::Bool, Shape::of(&[4, 6]), &seen));
+    let want = s.with("scaled_dot_product_attention", &[t(q), t(k), t(v)], &[("mask", t(seen))]);
+    let blocks = [0, 3].map(|first| {
+        let [k, v] = [k, v].map(|x| s.call("narrow", &[t(x), int(2), int(first), int(3)]));
+        let seen = s.call("narrow", &[t(seen), int(1), int(first), int(3)]);
+        let g = &mut s.e.recorder.graph;
+        let out = g.push(&ATTENTION_BLOCK, &[q, k, v, seen], &[0, ops::bits(0.5), 0, 4, 4, 0]).unwrap();
+        let lse = ops::out_of(g, out, &[(Shape::of(&[1, 2, 4]), DType::F64)])[1];
+        [out, lse]
+    });
+    let g = &mut s.e.recorder.graph;
+    let merged = merge(g, blocks[0], blocks[1]).unwrap()[0];
+    let wrong = blocks.map(|[out, lse]| {
+        let empty = g.map(&ops::elementwise::ISINF, &[lse]).unwrap();
+        let zero = g.constant_like(0.0, lse);
+        [out, g.where_(empty, zero, lse).unwrap()]
+    });
+    let wrong = merge(g, wrong[0], wrong[1]).unwrap()[0];
+    s.request.roots = vec![want, merged, wrong];
+    let (found, _) = s.run("", &[]).unwrap();
+    let [want, merged, wrong] = [0, 1, 2].map(|k| found.roots[k].to_f64());
+    let apart = |a: &[f64]| a.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    assert!(apart(&merged) < 1e-12, "{merged:?} and {want:?}");
+    assert!(apart(&wrong) > 1e-2, "the mistake is not seen");
+    assert!(merged[12..16].iter().all(|x| *x == 0.0), "{merged:?}");
 }
