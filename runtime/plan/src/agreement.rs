@@ -62,6 +62,7 @@ pub fn lines(g: &Graph, tracer: &Tracer, plan: &Plan, source_map: &SourceMap) ->
         }
         out.push('\n');
     }
+    out.push_str("the end of the recording\n");
     for transfer in transfers(&plan.step) {
         let place = source_map.show(transfer.loc);
         out.push_str(&format!("{place}: {} over {}, {} bytes\n", transfer.op, transfer.axis.name(), transfer.bytes));
