@@ -139,8 +139,21 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     host.record(lua, |engine| engine.place_state(id, placement))
 }
 
+/// `native.fails(error)`: says that an error ends the enclosing block of this process, before the block is cleaned up. Returns whether the
+/// clean-up may compute anything: in a job the other processes may not do the same.
+fn fails(lua: &Lua, error: Value) -> mlua::Result<bool> {
+    let host = host(lua)?;
+    let Some(hook) = host.fails.borrow().clone() else { return Ok(true) };
+    let error = match error {
+        Value::Error(e) => *e,
+        other => mlua::Error::runtime(other.to_string()?),
+    };
+    Ok(hook(&error.into()))
+}
+
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("fails", lua.create_function(fails)?)?;
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("strict_shards", lua.create_function(strict_shards)?)?;
