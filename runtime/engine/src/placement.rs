@@ -5,6 +5,7 @@
 
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
+use crate::recorder::Handle;
 use crate::state::StateId;
 use crate::stored_value::Residence;
 use perilune_core::error::Result;
@@ -108,8 +109,18 @@ impl Engine {
             value.to_host(&*old)?;
         }
         self.states.move_to(&*old, &*backend)?;
+        self.recorder.graph.mesh = backend.mesh();
         self.executor.forget_plans();
         Ok(())
+    }
+
+    /// What each device has of a node that has been evaluated; `None` if it has not.
+    pub fn placement_of(&mut self, handle: Handle) -> Option<Placement> {
+        let id = self.recorder.node(handle).ok()?;
+        let leaf = self.recorder.graph.node(id).payload;
+        let value =
+            self.recorder.value(id).or_else(|| self.recorder.live(leaf).filter(|_| self.recorder.is_plain_leaf(id)));
+        value.map(|v| v.placement)
     }
 
     /// The mesh of the engine's device.

@@ -4,6 +4,7 @@
 
 mod data;
 mod ops;
+mod placed;
 mod random;
 mod states;
 mod step;

@@ -12,7 +12,7 @@ use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, axis};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, axis, is_collective};
 use perilune_core::{DType, Layout};
 use perilune_plan::ir::{Library, Program};
 use std::sync::Arc;
@@ -28,7 +28,7 @@ const BLOCKS: usize = 8;
 
 /// Whether an op is a collective.
 pub fn is(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].contains(&op)
+    is_collective(op)
 }
 
 /// A collective of a program: plain data, without a device.
@@ -57,6 +57,7 @@ enum Kind {
     AllReduce { n: usize },
     AllGather { rows: usize, block: usize, devices: usize },
     ReduceScatter { rows: usize, block: usize, devices: usize },
+    AllToAll { block: usize, devices: usize },
 }
 
 /// What a launch of a phase does; the lengths are those of its kernel.
@@ -104,6 +105,8 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
         let devices = c.attr(2) as usize;
         if l.op == &ALL_GATHER {
             Kind::AllGather { rows, block, devices }
+        } else if l.op == &ALL_TO_ALL {
+            Kind::AllToAll { block: block / devices, devices }
         } else {
             Kind::ReduceScatter { rows, block: block / devices, devices }
         }
@@ -118,7 +121,7 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
     let (vector, word) = match kind {
         Kind::AllReduce { .. } => (from.min(to), from.min(to)),
         Kind::ReduceScatter { block, .. } => (aligned(block), size),
-        Kind::AllGather { block, .. } => (size, aligned(block)),
+        Kind::AllGather { block, .. } | Kind::AllToAll { block, .. } => (size, aligned(block)),
     };
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
     // By the attribute of the combination.
@@ -138,7 +141,7 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
         Kind::AllReduce { .. } if nbytes <= ONE_PHASE => vec![reduce(c.attr(1), false)],
         Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
         Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
-        Kind::AllGather { rows: 0 | 1, .. } => vec![spans(false)],
+        Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } => vec![spans(false)],
         Kind::AllGather { .. } => {
             let w = sized(word);
             let params = format!("{w}* out, i64 ranks, i64 own, i64 words, i64 block");
@@ -197,7 +200,9 @@ impl Collective {
     pub fn example(&self) -> Result<Work> {
         let ranks = match self.kind {
             Kind::AllReduce { .. } => 4,
-            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
+                devices
+            }
         };
         let launch = |phase: &Phase| Launch {
             function: self.functions[phase.function].clone(),
@@ -214,7 +219,9 @@ impl Collective {
     pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
         let devices = match self.kind {
             Kind::AllReduce { .. } => ranks,
-            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
+                devices
+            }
         };
         if ranks > MOST {
             let message = format!("{} over {ranks} devices along {}; at most {MOST}", self.name, self.axis.name());
@@ -264,6 +271,12 @@ impl Collective {
                 let step = block * self.size;
                 let task = Task::Spans { total: ranks * step, step, others: false };
                 vec![phase(0, task, false, [0; 3], blocks(step / self.word, ranks))]
+            }
+            Kind::AllToAll { block, .. } => {
+                // The slice with this device's number of every piece.
+                let step = block * self.size;
+                let task = Task::Spans { total: ranks * step, step, others: false };
+                vec![phase(0, task, false, [coordinate * step, 0, 0], blocks(step / self.word, ranks))]
             }
             Kind::AllGather { rows, block, .. } => {
                 let (words, block) = (rows * block * self.size / self.word, block * self.size / self.word);
