@@ -11,6 +11,7 @@ use crate::stored_value::Residence;
 use perilune_core::error::Result;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement, Shape};
+use perilune_plan::predict::{Machine, Prediction, predict};
 use perilune_plan::{Backend, InputBuffer, Transfer};
 use std::sync::Arc;
 
@@ -100,6 +101,11 @@ impl Engine {
     /// The collectives of the plan that ran last.
     pub fn transfers(&self) -> Vec<Transfer> {
         self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
+    }
+
+    /// Predicts the time of the plan that ran last on the devices of a machine.
+    pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
+        self.executor.cache.last().map(|plan| predict(&plan.step, machine))
     }
 
     /// Moves everything to another device. Nothing may have been recorded since the last step ended.
