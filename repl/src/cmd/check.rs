@@ -247,7 +247,7 @@ impl Report<'_> {
         let show = |loc| engine.recorder.source_map.show(loc);
         let sent = match &predicted {
             Some((machine, prediction)) => check_predict::sent(machine, &prediction.sent, show),
-            None => check_mesh::transfers(&transfers, show),
+            None => check_mesh::transfers(&mesh, &transfers, show),
         };
         self.table("States", &states);
         self.table("sent a step", &sent);

@@ -29,8 +29,11 @@ fn compare(
     placements: &[(InputBuffer, Placement)],
 ) -> (Vec<HostTensor>, BTreeMap<&'static str, usize>) {
     let (want, _) = s.run("", &[]).unwrap();
-    let spread =
-        Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.iter().copied().collect::<HashMap<_, _>>() };
+    let spread = Spread {
+        mesh: Mesh::parse(mesh).unwrap(),
+        placements: placements.iter().copied().collect::<HashMap<_, _>>(),
+        strict: None,
+    };
     let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
     assert_near(mesh, &got, &want, 1e-12);
     (got.roots, collectives(&program))
@@ -114,7 +117,8 @@ fn blocks_in_place_are_reduced_by_one_collective() {
         let y = s.call(op, &[t(x), word("dp")]);
         s.request.roots = vec![y];
         let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
-        let spread = Spread { mesh: Mesh::parse("dp=4").unwrap(), placements: [(s.batch[0], split)].into() };
+        let spread =
+            Spread { mesh: Mesh::parse("dp=4").unwrap(), placements: [(s.batch[0], split)].into(), strict: None };
         let (program, _) = perilune_tests::virtual_devices::plan(&s.e.recorder.graph, &s.request, &spread).unwrap();
         collectives(&program)
     };
