@@ -29,6 +29,7 @@ pub mod memory;
 pub mod null;
 pub mod passes;
 pub mod pipeline;
+pub mod predict;
 pub mod program_builder;
 pub mod reachability;
 pub mod reading;
