@@ -80,7 +80,12 @@ impl Machine {
         }
         let rate = |quantity: &str, at: f64| self.rates.at(quantity, at).unwrap_or(1.0);
         let alpha = rate("alpha", n) * 1e-6 + if link == Link::Host { 0.0 } else { rate("nic_alpha", 1.0) * 1e-6 };
-        let factor = if op == "all_reduce" { 2.0 * (n - 1.0) / n } else { (n - 1.0) / n };
+        // A device sends all that it has to its neighbour, at the rate at which slices go to all.
+        let (op, factor) = match op {
+            "shift" => ("all_to_all", 1.0),
+            "all_reduce" => (op, 2.0 * (n - 1.0) / n),
+            _ => (op, (n - 1.0) / n),
+        };
         let bus = |mb: f64| {
             let host = rate(&format!("bus_{op}"), mb) * rate(&format!("growth_{op}"), n);
             match link {
