@@ -80,7 +80,7 @@ impl Target {
     pub fn opener(self) -> OpenMesh {
         Rc::new(move |text, now| {
             let MeshOptions { mesh, zero, keys } = MeshOptions::parse(text)?;
-            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero })
+            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero, keys })
         })
     }
 }
