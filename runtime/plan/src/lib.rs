@@ -48,5 +48,5 @@ pub use key::Tracer;
 pub use null::{Null, NullWith};
 pub use passes::shard::check_strict_shards;
 pub use pipeline::Options;
-pub use request::{Guard, InputBuffer, Request};
+pub use request::{Guard, InputBuffer, KeyExchange, Request};
 pub use transfers::{Transfer, transfers};

@@ -51,9 +51,18 @@ pub static ALL_TO_ALL: Op = Op {
     ..Op::BASE
 };
 
+/// Passes pieces on: every device gets the piece of the device before it, and the first that of the last. `attrs`: [axis].
+pub static SHIFT: Op = Op {
+    name: "shift",
+    shard: Some(crate::sharding::same_dims),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
+
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL].into_iter().any(|known| op == known)
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
 }
 
 /// The attribute that stands for a combination in the order of the coordinates.

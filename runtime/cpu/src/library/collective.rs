@@ -25,6 +25,10 @@ pub fn all_to_all(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), transpose(c))
 }
 
+pub fn shift(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), pass_on(c))
+}
+
 /// What each device along the axis of the call has sent.
 fn exchange<T: Pod>(c: &Call) -> Result<Vec<Arc<[u8]>>> {
     let own = dense::<T>(&c.input(0))?;
@@ -109,6 +113,16 @@ fn transpose<T: Pod>(c: &Call) -> Result<()> {
         for (i, out) in slice.iter_mut().enumerate() {
             *out = element::<T>(&all[k], own * len + i);
         }
+    }
+    Ok(())
+}
+
+/// Takes the piece of the device before this one.
+fn pass_on<T: Pod>(c: &Call) -> Result<()> {
+    let all = exchange::<T>(c)?;
+    let before = &all[(c.coordinate() + all.len() - 1) % all.len()];
+    for (i, out) in c.output::<T>().iter_mut().enumerate() {
+        *out = element::<T>(before, i);
     }
     Ok(())
 }
