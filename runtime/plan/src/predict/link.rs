@@ -80,7 +80,12 @@ impl Machine {
         }
         let rate = |quantity: &str, at: f64| self.rates.at(quantity, at).unwrap_or(1.0);
         let alpha = rate("alpha", n) * 1e-6 + if link == Link::Host { 0.0 } else { rate("nic_alpha", 1.0) * 1e-6 };
-        let factor = if op == "all_reduce" { 2.0 * (n - 1.0) / n } else { (n - 1.0) / n };
+        // A shift sends whole pieces, as an all-to-all sends its slices.
+        let (op, factor) = match op {
+            "shift" => ("all_to_all", 1.0),
+            "all_reduce" => (op, 2.0 * (n - 1.0) / n),
+            _ => (op, (n - 1.0) / n),
+        };
         let bus = |mb: f64| {
             let host = rate(&format!("bus_{op}"), mb) * rate(&format!("growth_{op}"), n);
             match link {
@@ -148,6 +153,8 @@ mod tests {
             assert!(far > 2.0 * near, "{op}: {near} in a host, {far} between hosts");
         }
         assert_eq!(machine("dp=8", None).collective("all_reduce", Axis::Tp, 1 << 20), 0.0);
+        let slices = machine("cp=2", None).collective("all_to_all", Axis::Cp, 1 << 30);
+        assert!(machine("cp=2", None).collective("shift", Axis::Cp, 1 << 30) > 1.9 * slices);
     }
 
     #[test]
