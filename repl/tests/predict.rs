@@ -9,7 +9,7 @@ use support::{Place, place};
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
-local recipe = pl.recipe { name = "two", params = { width = 256, batch = 8, layers = 2 } }
+local recipe = pl.recipe { name = "two", params = { width = 256, batch = 8, layers = 2, steps = 10 } }
 function recipe.data(p)
   local x = pl.randn { 64, p.width }
   return { train = pl.data.tensors { x = x, y = x:sum(1) }:batch(p.batch) }
@@ -20,7 +20,7 @@ function recipe.model(p)
   all[#all + 1] = nn.Linear(p.width, 1)
   return nn.Sequential(all)
 end
-recipe.sharding = { ["0"] = "column", ["2"] = "row" }
+recipe.sharding = { ["1"] = "column", ["3"] = "row" }
 function recipe.optimizer(_, model) return pl.optim.AdamW(model, { lr = 1e-3, clip_norm = 1 }) end
 function recipe.loss(model, batch)
   local e = model(batch.x):squeeze(-1) - batch.y

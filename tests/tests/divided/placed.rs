@@ -71,7 +71,8 @@ fn places(buffer: InputBuffer, axis: Axis) -> [Vec<(InputBuffer, Placement)>; 3]
     [vec![], split(0), split(1)]
 }
 
-/// Weighs the elements of `y` differently, and returns the gradient of the sum of squares with respect to `x`.
+/// Weighs the elements of `y` differently, and returns the gradient of the sum of squares with respect to `x`, on every device: that of
+/// a tensor that is placed stays in blocks.
 fn gradient(s: &mut Step, y: NodeId, x: NodeId) -> NodeId {
     let weight = s.e.recorder.graph.shape(y).numel();
     let ramp = s.call("arange", &[Value::Number(Number::Int(weight as i64))]);
@@ -82,7 +83,8 @@ fn gradient(s: &mut Step, y: NodeId, x: NodeId) -> NodeId {
     let total = s.call("sum", &[t(weighed)]);
     let g = &mut s.e.recorder.graph;
     let one = g.filled(1.0, Shape::SCALAR, DType::F64).unwrap();
-    perilune_core::grad::grad(g, total, one, &[x], false).unwrap()[0].unwrap()
+    let gradient = perilune_core::grad::grad(g, total, one, &[x], false).unwrap()[0].unwrap();
+    s.call("replicate", &[t(gradient)])
 }
 
 #[test]

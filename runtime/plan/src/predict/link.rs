@@ -153,6 +153,8 @@ mod tests {
             assert!(far > 2.0 * near, "{op}: {near} in a host, {far} between hosts");
         }
         assert_eq!(machine("dp=8", None).collective("all_reduce", Axis::Tp, 1 << 20), 0.0);
+        let slices = machine("cp=2", None).collective("all_to_all", Axis::Cp, 1 << 30);
+        assert!(machine("cp=2", None).collective("shift", Axis::Cp, 1 << 30) > 1.9 * slices);
     }
 
     #[test]
