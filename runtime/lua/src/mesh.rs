@@ -7,7 +7,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{FromLua, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
-use perilune_plan::Backend;
+use perilune_plan::{Backend, KeyExchange};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -17,6 +17,8 @@ pub struct OpenedMesh {
     pub backend: Option<Arc<dyn Backend>>,
     /// The stage of ZeRO, if it was given.
     pub zero: Option<u8>,
+    /// How attention gets its keys along cp.
+    pub keys: KeyExchange,
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -38,6 +40,15 @@ fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     Ok(Some(t))
 }
 
+/// `pl.mesh()`: the number of devices along each axis by name; all are 1 on one device.
+pub fn sizes(lua: &Lua, (): ()) -> mlua::Result<Table> {
+    let (t, mesh) = (lua.create_table()?, host(lua)?.engine.borrow().mesh());
+    for axis in Axis::ALL {
+        t.set(axis.name(), mesh.size(axis))?;
+    }
+    Ok(t)
+}
+
 /// `native.open_mesh("dp=2,zero=1")`: moves the engine to such a mesh of its devices. `--mesh` goes first.
 fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     let host = host(lua)?;
@@ -48,7 +59,9 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
         host.flush(lua)?;
         host.record(lua, |engine| engine.move_to(backend))?;
     }
-    host.engine.borrow_mut().zero = opened.zero;
+    let mut engine = host.engine.borrow_mut();
+    engine.zero = opened.zero;
+    engine.set_key_exchange(opened.keys);
     Ok(())
 }
 
@@ -95,6 +108,13 @@ fn shards(lua: &Lua, (): ()) -> mlua::Result<Option<usize>> {
 /// Returns the value of before.
 fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
+}
+
+/// `native.positions(length)`: the numbers 0 ... length - 1, of which each device along `cp` has a block.
+fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
+    let host = host(lua)?;
+    let id = host.record(lua, |engine| Ok(engine.positions(length)))?;
+    Ok(host.tensor(id))
 }
 
 /// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
@@ -148,5 +168,6 @@ pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     native.set("strict_shards", lua.create_function(strict_shards)?)?;
     native.set("shards", lua.create_function(shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
+    native.set("positions", lua.create_function(positions)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

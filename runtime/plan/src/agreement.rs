@@ -56,11 +56,9 @@ pub fn lines(g: &Graph, tracer: &Tracer, plan: &Plan, source_map: &SourceMap) ->
             out.push_str(&format!(" with {:?}", node.attrs));
         }
         if let (Some(n), Some(division)) = (leaf, &trace.division)
-            && let Some(placement) = division.inputs.get(n as usize)
+            && let Some(placement) = division.inputs.get(n as usize).filter(|p| !p.is_replicated(&division.mesh))
         {
-            if !placement.is_replicated(&division.mesh) {
-                out.push_str(&format!(", {placement}"));
-            }
+            out.push_str(&format!(", {placement}"));
         }
         out.push('\n');
     }
