@@ -268,10 +268,10 @@ impl Divider<'_> {
         for (k, shape, dtype) in self.further_results(a.id) {
             let own = self.result(main, k, heads(&shape, self.devices), dtype);
             self.by_heads.insert((a.id, k), own);
-            let block = self.to_positions(own, &shape, a.queries)?;
+            let block = self.exchanged_for_positions(own, &shape, a.queries)?;
             self.apart.insert((a.id, k), block);
         }
-        self.to_positions(main, &node.shape, a.queries)
+        self.exchanged_for_positions(main, &node.shape, a.queries)
     }
 
     /// All positions of this device's heads of operand `k`.
@@ -287,7 +287,7 @@ impl Divider<'_> {
             return Ok(*found);
         }
         let (own, shape) = (self.part(x, a.candidate.operands[k])?, self.graph().shape(x));
-        self.to_heads(own, &shape, a.queries)
+        self.exchanged_for_heads(own, &shape, a.queries)
     }
 
     /// Sizes of (.., H, T, ..) seen as (outer, parts that other axes make of the heads, devices, heads, T, rest): all but the third and
@@ -300,7 +300,7 @@ impl Divider<'_> {
     }
 
     /// Turns a block of positions (dim `cut.dim`) with all heads, the dim before, into all positions of a part of the heads.
-    fn to_heads(&mut self, x: NodeId, whole: &Shape, cut: Cut) -> Result<NodeId> {
+    fn exchanged_for_heads(&mut self, x: NodeId, whole: &Shape, cut: Cut) -> Result<NodeId> {
         let (n, t) = (self.devices, cut.dim);
         let [outer, inner, heads, rest] = self.apart_by_heads(whole, t);
         let attrs = [self.axis as i64, 0, n as i64];
@@ -314,8 +314,8 @@ impl Divider<'_> {
         movement::reshape(g, x, whole.with(t - 1, inner * heads))
     }
 
-    /// The inverse of `to_heads`.
-    fn to_positions(&mut self, x: NodeId, whole: &Shape, cut: Cut) -> Result<NodeId> {
+    /// The inverse of `exchanged_for_heads`.
+    fn exchanged_for_positions(&mut self, x: NodeId, whole: &Shape, cut: Cut) -> Result<NodeId> {
         let (n, t) = (self.devices, cut.dim);
         let [outer, inner, heads, rest] = self.apart_by_heads(whole, t);
         let attrs = [self.axis as i64, 0, n as i64];
