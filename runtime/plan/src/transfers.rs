@@ -24,11 +24,13 @@ pub struct Transfer {
 impl Transfer {
     /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering.
     pub fn sent(&self, mesh: &Mesh) -> usize {
-        if self.op == collective::SHIFT.name {
-            return self.bytes;
+        let n = mesh.size(self.axis);
+        let others = self.bytes / n * (n - 1);
+        match self.op {
+            op if op == collective::ALL_REDUCE.name => 2 * others,
+            op if op == collective::SHIFT.name => self.bytes,
+            _ => others,
         }
-        let (n, passes) = (mesh.size(self.axis), if self.op == collective::ALL_REDUCE.name { 2 } else { 1 });
-        passes * (self.bytes / n) * (n - 1)
     }
 }
 
