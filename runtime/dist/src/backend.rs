@@ -6,6 +6,7 @@ use crate::executable::MeshExecutable;
 use crate::workers::Workers;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::mesh::Axis;
 use perilune_core::{DType, Layout, Mesh, Shape, host_memory};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Memory, Probe, Snapshot};
@@ -54,6 +55,10 @@ impl MeshBackend {
         if backends.len() != mesh.devices() {
             let message = format!("mesh {mesh} has {} devices, not {}", mesh.devices(), backends.len());
             return Err(Error::argument("mesh", message));
+        }
+        if mesh.size(Axis::Pp) > 1 && backends.iter().any(|b| b.name() != "cpu") {
+            let message = format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
+            return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
         }
         let (workers, exchange) = (Workers::new(backends.len())?, Arc::new(Exchange::new(mesh)));
         let shared = Shared { mesh, backends, exchange, workers, runs: AtomicU64::new(0) };
@@ -202,6 +207,15 @@ impl Backend for MeshBackend {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        if !program.stages.is_empty() {
+            let stages = program.stages.clone();
+            let mesh = self.shared.mesh;
+            let compile = move |rank: usize, b: &dyn Backend| {
+                b.compile(stages[mesh.coordinates(rank)[Axis::Pp as usize]].program.clone())
+            };
+            let devices = self.shared.on_all(compile)?.into_iter().collect::<Result<Vec<_>>>()?.into();
+            return Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices }));
+        }
         // The first device generates machine code, which the others find in the cache.
         let first = self.shared.first().compile(program.clone())?;
         let same = program.clone();

@@ -36,7 +36,8 @@ impl MeshBuffer {
     pub fn new(desc: &BufferDesc, mesh: Mesh, bytes: Option<Arc<[u8]>>) -> MeshBuffer {
         let n = mesh.devices();
         let parts = (0..n).map(|_| Mutex::new(None)).collect();
-        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: n }) }
+        let open = (0..n).filter(|rank| desc.placement.is_held(&mesh.coordinates(*rank))).count();
+        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open }) }
     }
 
     /// Downcasts a buffer to one of this mesh.
@@ -63,7 +64,7 @@ impl MeshBuffer {
         *own = Some(part.clone());
         drop(own);
         let mut source = lock(&self.source);
-        source.open -= 1;
+        source.open = source.open.saturating_sub(1);
         if source.open == 0 {
             source.bytes = None;
         }

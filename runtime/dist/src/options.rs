@@ -9,7 +9,7 @@ use std::fmt::{self, Display};
 const MOST_ZERO: u8 = 3;
 
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 3] = [Axis::Pp, Axis::Cp, Axis::Ep];
+const UNSUPPORTED: [Axis; 2] = [Axis::Cp, Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -40,7 +40,7 @@ impl MeshOptions {
         let mesh = Mesh::parse(&axes.join(","))?;
         if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes dp, shard and tp are supported"));
+            return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard and tp are supported"));
         }
         let options = MeshOptions { mesh, zero };
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn a_mesh_with_a_stage_round_trips() {
-        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0"] {
+        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0", "pp=4,dp=2,zero=1"] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(MeshOptions::parse(" zero = 2 , dp=4 ").unwrap().to_string(), "dp=4,zero=2");
@@ -86,7 +86,6 @@ mod tests {
             ("zero=1,dp=2,zero=1", "zero is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
-            ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),
             ("cp=2", "cp=2: this version divides nothing along cp"),
             ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {

@@ -72,7 +72,11 @@ pub fn join(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, part: &[u8], whole
 /// Whether the part of that device is needed to join a tensor: of devices that store the same part, the first one's is.
 pub fn is_first_holder(desc: &BufferDesc, mesh: &Mesh, rank: usize) -> bool {
     let at = mesh.coordinates(rank);
-    Axis::ALL.into_iter().all(|axis| desc.placement.along(axis).split().is_some() || at[axis as usize] == 0)
+    let first = |axis: Axis| match desc.placement.along(axis) {
+        Along::Stage(k) => at[axis as usize] == usize::from(k),
+        along => along.split().is_some() || at[axis as usize] == 0,
+    };
+    Axis::ALL.into_iter().all(first)
 }
 
 #[cfg(test)]
@@ -82,7 +86,7 @@ mod tests {
 
     #[test]
     fn joined_parts_are_the_tensor() {
-        let mesh = Mesh::parse("dp=2,tp=3").unwrap();
+        let mesh = Mesh::parse("pp=2,dp=2,tp=3").unwrap();
         let mut cases = 0;
         let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2), Along::Segments(1, 3)];
         for dims in [[4, 6, 2], [5, 9, 3], [1, 3, 1], [2, 0, 3], [3, 12, 8]] {
@@ -90,7 +94,9 @@ mod tests {
             for dtype in [DType::U8, DType::F32] {
                 let bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|i| i as u8).collect();
                 for (outer, inner) in along.iter().flat_map(|a| along.map(|b| (*a, b))) {
-                    let placement = Placement::REPLICATED.with(Axis::Dp, outer).with(Axis::Tp, inner);
+                    let pp = if cases % 2 == 0 { Along::Stage(1) } else { Along::Replicated };
+                    let placement =
+                        Placement::REPLICATED.with(Axis::Pp, pp).with(Axis::Dp, outer).with(Axis::Tp, inner);
                     let desc = BufferDesc { placement, ..BufferDesc::new(shape, dtype) };
                     if desc.local(&mesh).is_err() {
                         continue; // segments of unequal size

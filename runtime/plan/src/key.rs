@@ -7,6 +7,7 @@
 //! (the leaves, the words of each node, the recomputation spans) is returned beside it.
 
 use crate::passes::remat::{self, Spans};
+use crate::pipelining::Schedule;
 use crate::reachability::{self, NEEDED, RECOMPUTED};
 use crate::request::{Division, InputBuffer, Request};
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -145,6 +146,8 @@ pub struct Tracer {
     /// Whether the planner may recompute values by itself, because there is a memory budget. The key then includes what
     /// that choice depends on.
     pub budgeted: bool,
+    /// How pipeline stages take turns: see [`Division::schedule`].
+    pub schedule: Schedule,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
     last: Option<Traced>,
@@ -254,8 +257,8 @@ impl Tracer {
         if mesh.devices() == 1 {
             return;
         }
-        let t = &mut self.trace;
-        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect() };
+        let (t, schedule) = (&mut self.trace, self.schedule.clone());
+        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect(), schedule };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

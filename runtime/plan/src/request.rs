@@ -1,5 +1,6 @@
 //! Describes one evaluation request: the values to return, the States to overwrite and the guard on those writes.
 
+use crate::pipelining::Schedule;
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::Axis;
 use perilune_core::{Mesh, Placement};
@@ -48,12 +49,15 @@ pub struct Division {
     pub mesh: Mesh,
     /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
     pub inputs: Vec<Placement>,
+    /// How pipeline stages take turns; without an axis `pp` it has no effect.
+    pub schedule: Schedule,
 }
 
 impl Division {
-    /// The words of a plan key: the mesh, and the placement of each input.
+    /// The words of a plan key: the mesh, the placement of each input, and the schedule.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(self.inputs.iter().flat_map(Placement::words))
+        let schedule = if self.mesh.size(Axis::Pp) > 1 { self.schedule.words() } else { Vec::new() };
+        sizes.chain(self.inputs.iter().flat_map(Placement::words)).chain(schedule)
     }
 }

@@ -29,7 +29,8 @@ pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
         l.inputs.iter().enumerate().map(operand).sum::<usize>().max(result)
     };
     let transfer = |kernel: &Kernel| match kernel {
-        Kernel::Library(l) if collective::is_collective(l.op) => Some(Transfer {
+        // A transfer counts where it is sent.
+        Kernel::Library(l) if collective::is_collective(l.op) && l.op != &collective::RECV => Some(Transfer {
             op: l.op.name,
             axis: collective::axis(&l.attrs),
             bytes: bytes(l),

@@ -40,9 +40,22 @@ pub static REDUCE_SCATTER: Op = Op {
     ..Op::BASE
 };
 
+/// Sends a tensor to one other device along the axis, without waiting for it to be received. The result is a scalar without meaning.
+/// `attrs`: [axis, coordinate of the receiver, number of the transfer].
+pub static SEND: Op = Op { name: "send", class: Class::Library, infer: |i| Ok(i.inputs[0]), ..Op::BASE };
+
+/// Waits for a tensor of one other device along the axis. It has no operands: the planner knows shape and dtype. `attrs`: [axis,
+/// coordinate of the sender, number of the transfer].
+pub static RECV: Op = Op { name: "recv", class: Class::Library, ..Op::BASE };
+
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known)
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known) || is_transfer(op)
+}
+
+/// Whether an op moves a tensor from one device to one other.
+pub fn is_transfer(op: &Op) -> bool {
+    op == &SEND || op == &RECV
 }
 
 /// The attribute that stands for a combination.
