@@ -5,7 +5,7 @@ use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_dist::{MeshBackend, MeshOptions};
-use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
@@ -21,6 +21,10 @@ pub struct PlaceArgs {
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
+    /// Cut every batch into N shards whose sums are added in a fixed tree: the weights have the same bits on any number of devices
+    /// that divides N, with dp, shard and zero. N is a power of two that divides the batch
+    #[arg(long, value_name = "N")]
+    strict_shards: Option<usize>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -70,6 +74,14 @@ impl DeviceArgs {
         match self.place.mesh {
             Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener()),
+        }
+        if let Some(shards) = self.place.strict_shards {
+            let host = runtime.host();
+            host.engine.borrow_mut().set_strict_shards(Some(shards)).map_err(|e| match &e.hint {
+                Some(hint) => Failed::Usage(format!("--strict-shards {shards}: {} ({hint})", e.message)),
+                None => Failed::Usage(format!("--strict-shards {shards}: {}", e.message)),
+            })?;
+            host.strict_shards.set(StrictShards::CommandLine);
         }
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;

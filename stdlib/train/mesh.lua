@@ -12,6 +12,7 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
+local stages = require "perilune.train.stages"
 local tree = require "perilune.tree"
 
 local mesh = {}
@@ -29,10 +30,10 @@ local mesh = {}
 ---@field dim integer
 ---@field sections integer[]? relative sizes of the sections of the dim, each of which is divided
 
----Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh; the option --mesh of the command line goes first.
+---Opens the mesh that a recipe asks for.
 ---@param recipe perilune.Recipe
 ---@param params table
-function mesh.open(recipe, params)
+local function open_axes(recipe, params)
   local wanted = params.mesh ---@type any
   if wanted == nil then wanted = recipe.mesh end
   if wanted == nil then return end
@@ -49,6 +50,18 @@ function mesh.open(recipe, params)
     pl.error("recipe.mesh", "it is " .. check.show(wanted), "write { dp = 2, zero = 1 } or \"dp=2,zero=1\"")
   end
   native.open_mesh(wanted)
+end
+
+---Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh, and cuts batches into its strict shards. The options of the command
+---line, --mesh and --strict-shards, go first.
+---@param recipe perilune.Recipe
+---@param params table
+function mesh.open(recipe, params)
+  local shards = params.strict_shards ---@type any
+  if shards == nil then shards = recipe.strict_shards end
+  if shards ~= nil then shards = check.whole("recipe", "strict_shards", shards, 1) end
+  open_axes(recipe, params)
+  native.strict_shards(shards)
 end
 
 ---Turns a pattern of paths into one of Lua: `*` is one name or number.
@@ -170,15 +183,28 @@ local function check_use(run, axes, along_tp)
     "name the layers: recipe.sharding = { [\"1\"] = \"column\", [\"3\"] = \"row\" }, or use dp")
 end
 
+---Raises if shards would differ in size.
+---@param run perilune.Run
+local function check_shards(run)
+  local shards, samples = native.strict_shards(), run.data.train.size
+  if shards and math.type(samples) == "integer" and samples % shards ~= 0 then
+    local near = (samples // shards + 1) * shards
+    pl.error("recipe.strict_shards", ("%d shards do not divide a batch of %d samples"):format(shards, samples),
+      ("use a batch of %d, which is that of all devices, or fewer shards"):format(near))
+  end
+end
+
 ---Places the States of a run on the mesh of its device.
 ---@param run perilune.Run
 function mesh.place(run)
+  check_shards(run)
   local axes = native.mesh() ---@type perilune.Mesh?
   if not axes then return end
   local weights = tree.states(run.model)
   local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
   check_use(run, axes, along_tp)
   local of_state, owner = {}, owners(run)
+  local stage_of = axes.pp > 1 and stages.cut(run, axes.pp, weights) or {}
   for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
   -- Devices along `shard` share States; without that axis those along `dp` do.
   local axis = axes.shard > 1 and "shard" or "dp"
@@ -197,7 +223,7 @@ function mesh.place(run)
       dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
     end
     if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
-    native.place_state(state, dims)
+    native.place_state(state, dims, stage_of[weight] or stage_of[entry.path:match "^ema%.(.*)$"])
   end
 end
 

@@ -73,7 +73,7 @@ pub fn join(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, part: &[u8], whole
 pub fn is_first_holder(desc: &BufferDesc, mesh: &Mesh, rank: usize) -> bool {
     let at = mesh.coordinates(rank);
     let first = |axis: Axis| match desc.placement.along(axis) {
-        Along::Stage(k) => at[axis as usize] == usize::from(k),
+        Along::Stage(k) if mesh.size(axis) > 1 => at[axis as usize] == usize::from(k),
         along => along.split().is_some() || at[axis as usize] == 0,
     };
     Axis::ALL.into_iter().all(first)

@@ -4,10 +4,10 @@ use crate::args::{RefGuard, show};
 use crate::errors;
 use crate::functions::host;
 use crate::tensor::{Ref, Tensor};
-use mlua::{FromLua, Lua, Table, Value};
+use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
-use perilune_plan::Backend;
+use perilune_plan::{Backend, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -52,15 +52,50 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     Ok(())
 }
 
+/// What decides the strict shards of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StrictShards {
+    /// The recipe, if it states any.
+    #[default]
+    Recipe,
+    /// The command line, whatever a recipe says.
+    CommandLine,
+    /// The first version of the recipe that runs.
+    Running,
+}
+
+/// `native.strict_shards(n)`: cuts every batch into n logical shards, so that bits do not depend on the mesh; nil ends it. The option
+/// --strict-shards goes first. Returns the number that holds.
+fn strict_shards(lua: &Lua, wanted: Option<usize>) -> mlua::Result<Option<usize>> {
+    let host = host(lua)?;
+    let now = host.engine.borrow().strict_shards();
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.strict_shards", e.message, e.hint);
+    let wanted = match host.strict_shards.get() {
+        StrictShards::Recipe => wanted,
+        StrictShards::CommandLine => now,
+        StrictShards::Running if wanted == now => now,
+        StrictShards::Running => {
+            let number = |n: Option<usize>| n.map_or("none".to_string(), |n| n.to_string());
+            let message = format!("a running job has {}, not {}", number(now), number(wanted));
+            let error = perilune_core::Error::argument("recipe.strict_shards", message);
+            return Err(fail(error.hint("other shards are other sums: stop the run and start another one")));
+        }
+    };
+    // The recipe may have moved the engine to another mesh.
+    let set = host.engine.borrow_mut().set_strict_shards(wanted);
+    set.map_err(fail)?;
+    Ok(wanted)
+}
+
 /// `native.batch(samples)`: host tensors made from now on whose dim 0 is `samples` are divided among the devices; nil ends it.
 /// Returns the value of before.
 fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
 }
 
-/// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
+/// `native.place_state(state, dims, stage)`: divides a State, and stores it on one pipeline stage only, if it is given: `dims` names for some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
-fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
+fn place_state(lua: &Lua, (state, dims, stage): (Value, Table, Option<u8>)) -> mlua::Result<()> {
     let host = host(lua)?;
     let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
     let Some(Ref::State(id)) = what.as_ref().map(|w| w.0) else {
@@ -68,6 +103,9 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
         return Err(errors::argument(&host, lua, "place_state", message, None));
     };
     let mut placement = Placement::REPLICATED;
+    if let Some(stage) = stage {
+        placement = placement.with(Axis::Pp, Along::Stage(stage));
+    }
     for pair in dims.pairs::<String, Value>() {
         let (name, cut) = pair?;
         let along = match &cut {
@@ -89,10 +127,47 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     host.record(lua, |engine| engine.place_state(id, placement))
 }
 
+/// `native.cut_stages(fn, stages, states)`: records `fn` as a step, drops it, and cuts it into pipeline stages. Returns for each State the
+/// number of its stage, or false if no forward pass reads it, and for each stage { flops =, received = }.
+fn cut_stages(lua: &Lua, (f, stages, states): (Function, usize, Vec<Value>)) -> mlua::Result<(Table, Table)> {
+    let cut = crate::dry_run::recorded(lua, &f, |engine, nodes| engine.cut_stages(nodes, stages))?;
+    let (places, costs) = (lua.create_table()?, lua.create_table()?);
+    for state in &states {
+        let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
+        let stage = match what.as_ref().map(|w| w.0) {
+            Some(Ref::State(id)) => cut.stages.get(&id.0).copied(),
+            _ => None,
+        };
+        places.push(stage.map_or(Value::Boolean(false), |stage| Value::Integer(stage as i64)))?;
+    }
+    for cost in &cut.costs {
+        let t = lua.create_table()?;
+        t.set("flops", cost.flops)?;
+        t.set("received", cost.received)?;
+        costs.push(t)?;
+    }
+    Ok((places, costs))
+}
+
+/// `native.schedule(text)`: sets how pipeline stages take turns, by name or as a table; nil: by default. Checks it for so many stages
+/// and micro-batches.
+fn schedule(lua: &Lua, (text, stages, micros): (Option<String>, usize, usize)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    let parsed = text.map_or(Ok(Schedule::default()), |text| Schedule::parse(&text));
+    let checked = parsed.and_then(|schedule| schedule.table(stages, micros).map(|_| schedule));
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.pipeline", e.message, e.hint);
+    let schedule = checked.map_err(fail)?;
+    host.engine.borrow_mut().set_schedule(schedule, micros);
+    Ok(())
+}
+
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
+    native.set("strict_shards", lua.create_function(strict_shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
+    native.set("cut_stages", lua.create_function(cut_stages)?)?;
+    native.set("schedule", lua.create_function(schedule)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

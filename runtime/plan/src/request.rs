@@ -44,20 +44,24 @@ pub enum InputBuffer {
 }
 
 /// A mesh, and what each of its devices has of the inputs of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Division {
     pub mesh: Mesh,
     /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
     pub inputs: Vec<Placement>,
+    /// Divides the batch into so many logical shards, whatever the number of devices, and adds their sums in a fixed tree
+    /// (`passes::shard::strict`).
+    pub strict: Option<usize>,
     /// How pipeline stages take turns; without an axis `pp` it has no effect.
     pub schedule: Schedule,
 }
 
 impl Division {
-    /// The words of a plan key: the mesh, the placement of each input, and the schedule.
+    /// The words of a plan key: the mesh, the logical shards, the placement of each input, and the schedule.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
         let schedule = if self.mesh.size(Axis::Pp) > 1 { self.schedule.words() } else { Vec::new() };
-        sizes.chain(self.inputs.iter().flat_map(Placement::words)).chain(schedule)
+        let inputs = self.inputs.iter().flat_map(Placement::words);
+        sizes.chain([self.strict.unwrap_or(0) as u64]).chain(inputs).chain(schedule)
     }
 }

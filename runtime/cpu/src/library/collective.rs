@@ -6,16 +6,16 @@ use crate::math::Number;
 use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{axis, combine};
+use perilune_core::ops::collective::{TREE, axis, combine};
 use perilune_plan::Peers;
 use std::sync::Arc;
 
 pub fn all_reduce(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, combine(c.attr(1)), None))
+    by_type!(c.out_dtype(), reduce(c, c.attr(1), None))
 }
 
 pub fn reduce_scatter(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, combine(c.attr(3)), Some(c.attr(1) as usize)))
+    by_type!(c.out_dtype(), reduce(c, c.attr(3), Some(c.attr(1) as usize)))
 }
 
 pub fn all_gather(c: &Call) -> Result<()> {
@@ -77,10 +77,10 @@ fn element<T: Pod>(piece: &[u8], i: usize) -> T {
 }
 
 /// Combines terms; with a `dim`, only the elements of this device's block of it.
-fn reduce<T: Element>(c: &Call, how: Combine, dim: Option<usize>) -> Result<()> {
+fn reduce<T: Element>(c: &Call, how: i64, dim: Option<usize>) -> Result<()> {
     let all = exchange::<T>(c)?;
     let out = c.output::<T>();
-    let join: fn(T::Acc, T::Acc) -> T::Acc = match how {
+    let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(how) {
         Combine::Sum => T::Acc::add,
         Combine::Max => T::Acc::maximum,
         Combine::Min => T::Acc::minimum,
@@ -95,11 +95,26 @@ fn reduce<T: Element>(c: &Call, how: Combine, dim: Option<usize>) -> Result<()> 
     };
     for (i, out) in out.iter_mut().enumerate() {
         let at = i / len * row + first + i % len;
+        if how == TREE {
+            *out = tree::<T>(&all, at);
+            continue;
+        }
         let mut pieces = all.iter().map(|piece| element::<T>(piece, at).to_acc());
         let start = pieces.next().unwrap_or(T::Acc::ZERO);
         *out = T::from_acc(pieces.fold(start, join));
     }
     Ok(())
+}
+
+/// Adds element `at` of all pieces in a binary tree over the pieces. Each sum is rounded to the dtype.
+fn tree<T: Element>(pieces: &[Arc<[u8]>], at: usize) -> T {
+    match pieces {
+        [one] => element(one, at),
+        _ => {
+            let (low, high) = pieces.split_at(pieces.len() / 2);
+            T::from_acc(tree::<T>(low, at).to_acc().add(tree::<T>(high, at).to_acc()))
+        }
+    }
 }
 
 fn gather<T: Pod>(c: &Call) -> Result<()> {

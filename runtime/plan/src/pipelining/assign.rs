@@ -130,7 +130,7 @@ impl Needs {
         let all = if stages == 64 { u64::MAX } else { (1 << stages) - 1 };
         let mut needed = vec![0u64; g.len()];
         for id in &step.roots {
-            needed[id.index()] |= 1 << a.stage[id.index()].unwrap_or(0);
+            needed[id.index()] |= a.stage[id.index()].map_or(all, |s| 1 << s);
         }
         for (id, input) in step.state_writes.iter().zip(&trace.state_write_inputs) {
             needed[id.index()] |= division.inputs[*input as usize].stage().map_or(all, |s| 1 << s);

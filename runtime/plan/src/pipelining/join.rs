@@ -3,8 +3,10 @@
 //! The joined program is what the engine and reports see. It is not run: each device runs the program of its stage.
 
 use super::split::StageStep;
+use crate::buffer_desc::BufferDesc;
 use crate::ir::*;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::Shape;
 use std::sync::Arc;
 
 impl Kernel {
@@ -49,15 +51,41 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
         outputs: Vec::new(),
         slots: first.slots.clone(),
         starts: first.starts.clone(),
-        results: vec![Root::Output(0); roots],
+        results: Vec::new(),
         arena_bytes: 0,
         live_bytes: 0,
         stages: Vec::new(),
     };
-    for (k, (program, step)) in programs.into_iter().zip(steps).enumerate() {
-        let (values, outputs) = (out.values.len() as u32, out.outputs.len() as u32);
+    let mut results: Vec<Option<Root>> = vec![None; roots];
+    for (k, (mut program, step)) in programs.into_iter().zip(steps).enumerate() {
+        let values = out.values.len() as u32;
+        // The number among all outputs of each of the stage's.
+        let mut outputs: Vec<Option<u32>> = vec![None; program.outputs.len()];
+        for (root, found) in step.roots.iter().zip(&program.results) {
+            let Root::Output(o) = *found else {
+                results[*root] = Some(*found);
+                continue;
+            };
+            let number = match (results[*root], outputs[o as usize]) {
+                (Some(Root::Output(known)), _) => {
+                    // Every stage computes it.
+                    let desc = &mut out.outputs[known as usize];
+                    desc.placement = desc.placement.with(Axis::Pp, Along::Replicated);
+                    known
+                }
+                (_, Some(known)) => known,
+                _ => {
+                    let desc = program.outputs[o as usize];
+                    let placement = desc.placement.with(Axis::Pp, Along::Stage(k as u8));
+                    out.outputs.push(BufferDesc { placement, ..desc });
+                    out.outputs.len() as u32 - 1
+                }
+            };
+            (results[*root], outputs[o as usize]) = (Some(Root::Output(number)), Some(number));
+        }
+        let outputs: Vec<u32> = outputs.into_iter().map(|o| o.unwrap_or(0)).collect();
         let moved = |storage| match storage {
-            Storage::Output(o) => Storage::Output(outputs + o),
+            Storage::Output(o) => Storage::Output(outputs[o as usize]),
             other => other,
         };
         out.values.extend(program.values.iter().map(|v| Value { storage: moved(v.storage), ..v.clone() }));
@@ -65,16 +93,6 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
             let mut kernel = kernel.clone();
             kernel.renumber(values);
             out.kernels.push(kernel);
-        }
-        for desc in &program.outputs {
-            let placement = desc.placement.with(Axis::Pp, Along::Stage(k as u8));
-            out.outputs.push(crate::BufferDesc { placement, ..*desc });
-        }
-        for (root, found) in step.roots.iter().zip(&program.results) {
-            out.results[*root] = match *found {
-                Root::Output(o) => Root::Output(outputs + o),
-                input => input,
-            };
         }
         // A shape may differ between stages only where one of them does not touch the input.
         let mut uses = vec![false; program.inputs.len()];
@@ -84,10 +102,19 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
                 out.inputs[i as usize] = program.inputs[i as usize];
             }
         }
+        // A device has no memory of what its stage does not use.
+        for v in &mut program.values {
+            if let Storage::Input(i) = v.storage
+                && !uses[i as usize]
+            {
+                v.shape = Shape::of(&[0]);
+                program.inputs[i as usize].0 = v.shape;
+            }
+        }
         out.arena_bytes = out.arena_bytes.max(program.arena_bytes);
         out.live_bytes = out.live_bytes.max(program.live_bytes);
-        let outputs = (outputs..out.outputs.len() as u32).collect();
         out.stages.push(Stage { program: Arc::new(program), uses, outputs });
     }
+    out.results = results.into_iter().map(|r| r.unwrap_or(Root::Output(0))).collect();
     out
 }

@@ -110,8 +110,8 @@ fn one_forward_one_backward(stages: usize, micros: usize) -> Table {
     Table { lines: (0..stages).map(line).collect() }
 }
 
-/// Fills the table step by step with actions of equal duration. A device takes the gradient of inputs if it can, since the stage before
-/// waits for it; else a forward pass, of which as many are ahead as with 1F1B; else gradients of weights.
+/// Fills the table step by step with actions of equal duration. A device takes forward passes until as many are ahead as with 1F1B, then
+/// the gradient of inputs, for which the stage before waits; gradients of weights where neither can be taken.
 fn zero_bubble(stages: usize, micros: usize) -> Table {
     #[derive(Clone, Copy, Default)]
     struct Done {
@@ -129,12 +129,12 @@ fn zero_bubble(stages: usize, micros: usize) -> Table {
             let arrived = if s == 0 { micros } else { before[s - 1].forward };
             let returned = before.get(s + 1).map_or(own.forward, |next| next.input);
             let ahead = own.forward - own.input < stages - s && own.forward - own.weight < stages;
-            if own.input < own.forward.min(returned) {
-                lines[s].push(Cell::new(s, Action::Input, own.input));
-                done[s].input += 1;
-            } else if own.forward < arrived.min(micros) && ahead {
+            if ahead && own.forward < arrived.min(micros) {
                 lines[s].push(Cell::new(s, Action::Forward, own.forward));
                 done[s].forward += 1;
+            } else if own.input < own.forward.min(returned) {
+                lines[s].push(Cell::new(s, Action::Input, own.input));
+                done[s].input += 1;
             } else if own.weight < own.input {
                 lines[s].push(Cell::new(s, Action::Weight, own.weight));
                 done[s].weight += 1;

@@ -62,9 +62,12 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
         }
     }
     for (k, id) in step.roots.iter().enumerate() {
-        let own = &mut out[a.stage[id.index()].unwrap_or(0)];
-        own.roots.push(k);
-        own.out.roots.push(own.map[id]);
+        // What is free is on every stage.
+        let at = a.stage[id.index()];
+        for own in out.iter_mut().enumerate().filter(|(stage, _)| at.is_none_or(|at| at == *stage)).map(|(_, own)| own) {
+            own.roots.push(k);
+            own.out.roots.push(own.map[id]);
+        }
     }
     for (id, input) in step.state_writes.iter().zip(&trace.state_write_inputs) {
         let home = division.inputs[*input as usize].stage();
