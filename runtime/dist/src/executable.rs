@@ -8,13 +8,18 @@ use perilune_core::mesh::Axis;
 use perilune_core::{DType, Interrupt, Shape};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Buffer, BufferDesc, Executable, Failure, RunContext};
+use rustc_hash::FxHasher;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// A program, compiled for each device.
 pub struct MeshExecutable {
     pub(crate) shared: Arc<Shared>,
     pub(crate) program: Arc<Program>,
+    /// Those of the devices that this process drives.
     pub(crate) devices: Arc<[Box<dyn Executable>]>,
+    /// Identifies the program among processes; 0 with one process.
+    pub(crate) signature: u64,
 }
 
 /// The operands of one run, shared by the threads of all devices.
@@ -25,16 +30,29 @@ struct Operands {
     outputs: Vec<Buffer>,
     interrupt: Interrupt,
     timed: bool,
+    /// See [`MeshExecutable::identity`].
+    identity: u64,
 }
 
 type Outcome = std::result::Result<Vec<f64>, Failure>;
 
 impl MeshExecutable {
-    /// Runs the program as one device. Returns the seconds of its kernels, if they are timed.
-    fn run_device(&self, rank: usize, run: u64, operands: &Operands) -> Outcome {
+    /// Identifies a run among processes: its program, and the numbers of the recording, which are the same in all of them.
+    fn identity(&self, recorded: &[u64]) -> u64 {
+        if self.signature == 0 {
+            return 0;
+        }
+        let mut hash = FxHasher::default();
+        (self.signature, recorded).hash(&mut hash);
+        hash.finish().max(1)
+    }
+
+    /// Runs the program as the `k`-th device of this process. Returns the seconds of its kernels, if they are timed.
+    fn run_device(&self, k: usize, run: u64, operands: &Operands) -> Outcome {
         let fail = |error| Failure { origin: Origin::NONE, error };
-        let Shared { mesh, backends, exchange, .. } = &*self.shared;
-        let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[rank]);
+        let Shared { mesh, ranks, backends, exchange, .. } = &*self.shared;
+        let rank = ranks[k];
+        let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[k]);
         let at = mesh.coordinates(rank);
         let stage = self.program.stages.get(at[Axis::Pp as usize]);
         let parts = |all: &[Buffer]| all.iter().map(part).collect::<Result<Vec<_>>>();
@@ -42,15 +60,15 @@ impl MeshExecutable {
             None => (parts(&operands.inputs).map_err(fail)?, parts(&operands.outputs).map_err(fail)?),
             Some(stage) => {
                 // A device makes no part of what its stage neither reads nor writes.
-                let none = backends[rank].alloc(&BufferDesc::new(Shape::of(&[0]), DType::U8)).map_err(fail)?;
-                let input = |(k, b)| if stage.uses[k] { part(b) } else { Ok(none.clone()) };
+                let none = backends[k].alloc(&BufferDesc::new(Shape::of(&[0]), DType::U8)).map_err(fail)?;
+                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(none.clone()) };
                 let inputs = operands.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>();
-                let own = stage.outputs.iter().map(|k| part(&operands.outputs[*k as usize]));
+                let own = stage.outputs.iter().map(|o| part(&operands.outputs[*o as usize]));
                 (inputs.map_err(fail)?, own.collect::<Result<Vec<_>>>().map_err(fail)?)
             }
         };
         let numbers = self.program.numbers(&operands.recorded, &at);
-        let peers = Rank::new(exchange.clone(), run, rank);
+        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
         let kernels = stage.map_or(self.program.kernels.len(), |stage| stage.program.kernels.len());
         let mut times = vec![0.0; if operands.timed { kernels } else { 0 }];
         let context = RunContext {
@@ -58,7 +76,7 @@ impl MeshExecutable {
             times: operands.timed.then_some(&mut times),
             peers: Some(&peers),
         };
-        self.devices[rank].run(&inputs, &numbers, &outputs, context)?;
+        self.devices[k].run(&inputs, &numbers, &outputs, context)?;
         if stage.is_some() {
             peers.end().map_err(fail)?;
         }
@@ -83,21 +101,23 @@ impl Executable for MeshExecutable {
             outputs: outputs.to_vec(),
             interrupt: context.interrupt.clone(),
             timed: context.times.is_some(),
+            identity: self.identity(&slots[..recorded]),
         });
         let exchange = self.shared.exchange.clone();
         let own = MeshExecutable {
             shared: self.shared.clone(),
             program: self.program.clone(),
             devices: self.devices.clone(),
+            signature: self.signature,
         };
         let own = Arc::new(own);
-        let on_panic = exchange.clone();
+        let on_panic = self.shared.clone();
         let results = self.shared.workers.on_all(
-            move |rank| on_panic.fail(run, rank),
-            move |rank| {
-                let outcome = own.run_device(rank, run, &operands);
+            move |k| on_panic.exchange.fail(run, on_panic.ranks[k]),
+            move |k| {
+                let outcome = own.run_device(k, run, &operands);
                 if outcome.is_err() {
-                    own.shared.exchange.fail(run, rank);
+                    own.shared.exchange.fail(run, own.shared.ranks[k]);
                 }
                 outcome
             },
@@ -106,8 +126,8 @@ impl Executable for MeshExecutable {
         exchange.end(run);
         let mut results = results.map_err(|error| Failure { origin: Origin::NONE, error })?;
         if let Some(rank) = failed {
-            // The failure of the first device is the cause of the others'.
-            return match results.swap_remove(rank) {
+            // It is a device of this process. The failure of the first one is the cause of the others'.
+            return match results.swap_remove(self.shared.ranks.binary_search(&rank).unwrap_or_default()) {
                 Err(failure) => Err(failure),
                 Ok(_) => Err(Failure {
                     origin: Origin::NONE,
