@@ -81,7 +81,13 @@ pub fn stages(
         let desc = |info: &StateInfo| BufferDesc { shape: info.shape, dtype: info.dtype, placement: info.placement };
         let states: usize = all.iter().map(|(_, info)| desc(info).bytes_of_stage(mesh, k)).sum();
         let share = format!("{:.0} %", 100.0 * cost.flops as f64 / total.max(1) as f64);
-        rows.push(vec![k.to_string(), scaled(cost.flops as usize, "FLOP"), share, bytes(states), bytes(cost.received as usize)]);
+        rows.push(vec![
+            k.to_string(),
+            scaled(cost.flops as usize, "FLOP"),
+            share,
+            bytes(states),
+            bytes(cost.received as usize),
+        ]);
     }
     let mut lines = aligned(&rows, 4);
     // A backward pass is two products for each one of the forward pass.

@@ -173,7 +173,8 @@ impl MeshBackend {
             return Err(Error::argument("mesh", message));
         }
         if mesh.size(Axis::Pp) > 1 && backends.iter().any(|b| b.name() != "cpu") {
-            let message = format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
+            let message =
+                format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
             return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
         }
         if mesh.size(Axis::Pp) > 1 && processes.is_some() {

@@ -320,7 +320,8 @@ impl Exchange {
 
     fn other_process(&self, rank: usize) -> Error {
         let message = format!("device {rank} of mesh {} belongs to another process", self.mesh);
-        Error::system("mesh", message).hint("put all pipeline stages into one process: the axis pp does not cross processes yet")
+        Error::system("mesh", message)
+            .hint("put all pipeline stages into one process: the axis pp does not cross processes yet")
     }
 }
 
@@ -509,7 +510,10 @@ mod tests {
         assert_eq!(all[1], "device 0 of mesh pp=2 has failed");
         let mesh = Mesh::parse("pp=2").unwrap();
         let peer = Rank::new(Arc::new(Exchange::among(mesh, vec![true, false], None)), 1, 0);
-        assert_eq!(peer.send(Axis::Pp, 1, 0, &[1]).unwrap_err().message, "device 1 of mesh pp=2 belongs to another process");
+        assert_eq!(
+            peer.send(Axis::Pp, 1, 0, &[1]).unwrap_err().message,
+            "device 1 of mesh pp=2 belongs to another process"
+        );
     }
 
     #[test]

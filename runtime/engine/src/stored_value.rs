@@ -6,8 +6,8 @@
 
 use crate::memory::Role;
 use perilune_core::error::Result;
-use perilune_core::source_loc::SourceLoc;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::{Backend, Buffer, BufferDesc};
 use std::cell::{Ref, RefCell};

@@ -5,7 +5,8 @@ local nn, optim, data = pl.nn, pl.optim, pl.data
 
 local recipe = pl.recipe {
   name = "stages",
-  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, dtype = "f64",
+  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, dtype = "f64",
+             on_nan = "skip", 
              pipeline = "1f1b" },
 }
 
@@ -14,7 +15,9 @@ local vocab, context = 24, 6
 function recipe.data(p)
   local n = 200
   if p.net == "mlp" then
-    local set = data.tensors { x = pl.randn({ n, 10 }, { dtype = p.dtype }), y = pl.randint(0, vocab, { n }) }
+    local x = pl.randn({ n, 10 }, { dtype = p.dtype })
+    if p.bad >= 0 then x = pl.where(pl.arange(n):eq(p.bad):unsqueeze(1), 0 / 0, x) end   -- a sample that is no number
+    local set = data.tensors { x = x, y = pl.randint(0, vocab, { n }) }
     return { train = set:shuffle(3):batch(p.batch), valid = set:batch(p.batch) }
   end
   local set = data.tensors { x = pl.randint(0, vocab, { n, context }), y = pl.randint(0, vocab, { n, context }) }
@@ -77,7 +80,7 @@ function recipe.optimizer(p, model)
   return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = optim.cosine { peak = 1e-2, warmup = 3, steps = p.steps }, clip_norm = p.clip })
 end
 
-if recipe.params.ema then recipe.ema = 0.9 end
+function recipe.ema(p, model) return p.ema and optim.EMA(model, 0.9) or nil end
 
 function recipe.loss(model, batch)
   local logits = model(batch.x)

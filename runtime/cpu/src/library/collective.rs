@@ -52,7 +52,10 @@ fn receive_elements<T: Pod>(c: &Call) -> Result<()> {
     let sent = peers(c)?.receive(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64)?;
     let out = c.output::<T>();
     if sent.len() != size_of_val(&*out) {
-        return Err(Error::system("cpu", format!("this is a bug: {} bytes came for {}", sent.len(), size_of_val(&*out))));
+        return Err(Error::system(
+            "cpu",
+            format!("this is a bug: {} bytes came for {}", sent.len(), size_of_val(&*out)),
+        ));
     }
     out.iter_mut().enumerate().for_each(|(i, out)| *out = element::<T>(&sent, i));
     Ok(())

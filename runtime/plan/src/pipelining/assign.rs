@@ -91,7 +91,8 @@ pub(super) fn assign(step: &Lowered, division: &Division, g: &Graph, trace: &Tra
                     forward[trace.order.binary_search(&of).ok()?]
                 };
                 let largest = |n: &Node| {
-                    let pinned = n.inputs.iter().filter_map(|x| Some((step.graph.shape(*x).numel(), stage[x.index()]?)));
+                    let pinned =
+                        n.inputs.iter().filter_map(|x| Some((step.graph.shape(*x).numel(), stage[x.index()]?)));
                     pinned.max().map(|(_, s)| s)
                 };
                 let last = |n: &Node| n.inputs.iter().filter_map(|x| stage[x.index()]).max();

@@ -47,7 +47,8 @@ pub fn cut(g: &Graph, trace: &Trace, stages: usize) -> Result<Cut> {
     let segments = segments(g, trace, end);
     let layers = segments.iter().filter(|s| s.is_layer).count();
     if layers < stages {
-        let message = format!("pp={stages}: the model has {layers} of the {stages} layers with weights that as many stages need");
+        let message =
+            format!("pp={stages}: the model has {layers} of the {stages} layers with weights that as many stages need");
         return Err(Error::argument("mesh", message).hint("use a smaller pp, or a deeper model"));
     }
     let starts = best(&segments, stages);
@@ -119,12 +120,11 @@ fn segments(g: &Graph, trace: &Trace, end: usize) -> Vec<Segment> {
         let Some(own) = own else { continue };
         own.states.append(&mut pending);
         own.flops += products(g, order[at]).unwrap_or_else(|| node.shape.numel() as f64) as u64;
-        own.is_layer |= !read.is_empty() && (products(g, order[at]).is_some() || !matches!(node.op.class, Class::Map(_)));
+        own.is_layer |=
+            !read.is_empty() && (products(g, order[at]).is_some() || !matches!(node.op.class, Class::Map(_)));
     }
     for (segment, begin) in out.iter_mut().zip(&begins) {
-        let crosses = |x: &usize| {
-            pinned[*x] && weight[*x].is_none() && base[*x] == *x && last_read[*x] >= *begin
-        };
+        let crosses = |x: &usize| pinned[*x] && weight[*x].is_none() && base[*x] == *x && last_read[*x] >= *begin;
         let bytes = |x: usize| (g.shape(order[x]).numel() * g.dtype(order[x]).size()) as u64;
         segment.crossing = (0..*begin).filter(crosses).map(bytes).sum();
     }

@@ -5,8 +5,8 @@
 use super::split::StageStep;
 use crate::buffer_desc::BufferDesc;
 use crate::ir::*;
-use perilune_core::mesh::{Along, Axis};
 use perilune_core::Shape;
+use perilune_core::mesh::{Along, Axis};
 use std::sync::Arc;
 
 impl Kernel {

@@ -30,7 +30,8 @@ impl Schedule {
     pub fn parse(text: &str) -> Result<Schedule> {
         let name = text.trim();
         if SEVERAL_STAGES.contains(&name) {
-            let message = format!("schedule {name:?} gives each device several stages, which this version does not run");
+            let message =
+                format!("schedule {name:?} gives each device several stages, which this version does not run");
             return Err(Error::argument("pipeline", message).hint(format!("use one of {}", NAMES.join(", "))));
         }
         match name {
@@ -167,7 +168,8 @@ mod tests {
             for schedule in &NAMED {
                 let table = schedule.table(stages, micros).unwrap();
                 let stash = if *schedule == Schedule::FillDrain { micros } else { stages };
-                let time = table.check(stages, micros, stash).unwrap_or_else(|e| panic!("{}: {}", schedule.name(), e.message));
+                let time =
+                    table.check(stages, micros, stash).unwrap_or_else(|e| panic!("{}: {}", schedule.name(), e.message));
                 let cells: usize = table.lines.iter().map(Vec::len).sum();
                 assert_eq!(time.order.len(), cells);
                 assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
@@ -185,9 +187,8 @@ mod tests {
         for p in [2u64, 3, 4, 8] {
             for m in [p, 2 * p, 4 * p] {
                 for [f, i, w] in [[1, 1, 1], [10, 10, 10], [10, 11, 9], [7, 8, 7]] {
-                    let bubble = |s: &Schedule| {
-                        end(&s.table(p as usize, m as usize).unwrap(), [f, i, w]) - m * (f + i + w)
-                    };
+                    let bubble =
+                        |s: &Schedule| end(&s.table(p as usize, m as usize).unwrap(), [f, i, w]) - m * (f + i + w);
                     // (P - 1)(F + B) for both, (P - 1)(F + B - 2W) without the bubbles that gradients of weights fill.
                     assert_eq!(bubble(&Schedule::FillDrain), (p - 1) * (f + i + w), "P={p} M={m}");
                     assert_eq!(bubble(&Schedule::OneForwardOneBackward), (p - 1) * (f + i + w), "P={p} M={m}");
@@ -251,7 +252,10 @@ mod tests {
             assert_eq!(Schedule::parse(schedule.name()).unwrap(), schedule);
         }
         let e = Schedule::parse("1f1").unwrap_err();
-        assert_eq!((e.message.as_str(), e.hint.as_deref()), ("there is no schedule \"1f1\"", Some("did you mean 1f1b?")));
+        assert_eq!(
+            (e.message.as_str(), e.hint.as_deref()),
+            ("there is no schedule \"1f1\"", Some("did you mean 1f1b?"))
+        );
         let e = Schedule::parse("zbv").unwrap_err();
         assert_eq!(e.message, "schedule \"zbv\" gives each device several stages, which this version does not run");
         assert!(matches!(Schedule::parse("0F0 0B0").unwrap(), Schedule::Own(_)));

@@ -64,7 +64,8 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
     for (k, id) in step.roots.iter().enumerate() {
         // What is free is on every stage.
         let at = a.stage[id.index()];
-        for own in out.iter_mut().enumerate().filter(|(stage, _)| at.is_none_or(|at| at == *stage)).map(|(_, own)| own) {
+        for own in out.iter_mut().enumerate().filter(|(stage, _)| at.is_none_or(|at| at == *stage)).map(|(_, own)| own)
+        {
             own.roots.push(k);
             own.out.roots.push(own.map[id]);
         }
@@ -84,13 +85,7 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
 }
 
 /// All nodes of all stages in one order.
-fn order(
-    step: &Lowered,
-    a: &Assignment,
-    needs: &Needs,
-    division: &Division,
-    stages: usize,
-) -> Result<Vec<Instance>> {
+fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, stages: usize) -> Result<Vec<Instance>> {
     let table = match a.passes {
         0 => forward_only(stages, 1),
         passes => division.schedule.table(stages, passes)?,

@@ -126,19 +126,22 @@ impl Table {
                 }
                 if open > stash as i64 {
                     return Err(fail(
-                        format!("at {cell} stage {device} keeps the activations of {open} micro-batches, more than {stash}"),
+                        format!(
+                            "at {cell} stage {device} keeps the activations of {open} micro-batches, more than {stash}"
+                        ),
                         "begin backward passes earlier",
                     ));
                 }
             }
             for micro in 0..micros {
                 let has = |action| seen.contains_key(&Cell::new(device, action, micro));
-                let missing = match (has(Action::Forward), has(Action::Backward), has(Action::Input), has(Action::Weight)) {
-                    (false, ..) => "F",
-                    (_, false, false, _) => "B",
-                    (_, false, true, false) => "W",
-                    _ => continue,
-                };
+                let missing =
+                    match (has(Action::Forward), has(Action::Backward), has(Action::Input), has(Action::Weight)) {
+                        (false, ..) => "F",
+                        (_, false, false, _) => "B",
+                        (_, false, true, false) => "W",
+                        _ => continue,
+                    };
                 let message = format!("{device}{missing}{micro} is missing in the schedule");
                 return Err(fail(message, "a stage takes every action on each micro-batch"));
             }
@@ -228,7 +231,10 @@ impl Table {
             })
         };
         let cycle = path[first..].iter().map(step).collect::<Vec<_>>().join("; ");
-        fail(format!("the schedule is a deadlock: {cycle}"), "move the last cell of the cycle behind the one that it waits for")
+        fail(
+            format!("the schedule is a deadlock: {cycle}"),
+            "move the last cell of the cycle behind the one that it waits for",
+        )
     }
 
     /// Words that differ for different tables, for plan keys.
