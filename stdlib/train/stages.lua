@@ -14,7 +14,9 @@ local scope = require "perilune.train.scope"
 local stages = {}
 
 ---Reads recipe.pipeline, and sets the schedule of the run's stages.
-local function set_schedule(run, n)
+---@param run perilune.Run
+---@param n integer the number of stages
+function stages.set_schedule(run, n)
   local given = run.params.pipeline ---@type any
   if given == nil then given = run.recipe.pipeline end
   if type(given) == "string" then given = { schedule = given } end
@@ -29,18 +31,23 @@ local function set_schedule(run, n)
   native.schedule(o.schedule, n, run.accumulate)
 end
 
----Spreads States evenly before any has memory, so that no device makes the initial values of all.
-local function spread(weights, n)
-  local total, before, sizes = 0, 0, {}
+---Spreads weights evenly over stages, by their sizes.
+---@param weights perilune.Entry[] the States of the model
+---@param n integer the number of stages
+---@return table<any, integer> stages by State and by path
+function stages.spread(weights, n)
+  local total, before, sizes, out = 0, 0, {}, {}
   for i, entry in ipairs(weights) do
     local size = 1
     for _, d in ipairs(entry.state.shape) do size = size * d end
     sizes[i], total = size, total + size
   end
   for i, entry in ipairs(weights) do
-    native.place_state(entry.state, {}, math.min(n - 1, (2 * before + sizes[i]) * n // (2 * math.max(total, 1))))
+    local stage = math.min(n - 1, (2 * before + sizes[i]) * n // (2 * math.max(total, 1)))
+    out[entry.state], out[entry.path] = stage, stage
     before = before + sizes[i]
   end
+  return out
 end
 
 ---Cuts the model of a run into stages.
@@ -49,8 +56,6 @@ end
 ---@param weights perilune.Entry[] the States of the model
 ---@return table<any, integer> stages by State and by path; a State that no forward pass reads has none
 function stages.cut(run, n, weights)
-  set_schedule(run, n)
-  spread(weights, n)
   local counts = optimizers.counts(run)
   local measured = optimizers.measure(run, run.on_nan == "skip")
   local _back <close> = scope.finally(function()

@@ -47,10 +47,10 @@ local function convert(model, dtype)
 end
 
 local function mlp(p)
-  local m = { layers = {}, head = nn.Linear(p.width, vocab) }
+  local m = { layers = {}, head = nn.Linear(p.width, vocab), drop = nn.Dropout(p.dropout) }
   for i = 1, p.layers do m.layers[i] = nn.Linear(i == 1 and 10 or p.width, p.width) end
   function m:forward(x)
-    for _, layer in ipairs(self.layers) do x = pl.dropout(layer(x):tanh(), p.dropout, self.training) end
+    for _, layer in ipairs(self.layers) do x = self.drop(layer(x):tanh()) end
     return self.head(x)
   end
   return m
@@ -85,7 +85,7 @@ function recipe.ema(p, model) return p.ema and optim.EMA(model, 0.9) or nil end
 function recipe.loss(model, batch)
   local logits = model(batch.x)
   local loss = pl.cross_entropy(logits, batch.y:flatten())
-  return loss, { accuracy = logits:argmax(-1):eq(batch.y:flatten()):to("f32"):mean() }
+  return loss, { accuracy = logits:argmax(-1):eq(batch.y:flatten()):to("f64"):mean() }
 end
 
 return recipe
