@@ -212,7 +212,7 @@ impl Report<'_> {
         let infos = run.state_infos()?;
         let states = check_mesh::states(&mesh, &infos);
         let engine = runtime.host().engine.borrow();
-        let sent = check_mesh::transfers(&transfers, |loc| engine.recorder.source_map.show(loc));
+        let sent = check_mesh::transfers(&mesh, &transfers, |loc| engine.recorder.source_map.show(loc));
         let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);
         for (name, table) in [("stages", stages), ("States", states), ("sent a step", sent)] {
             for (k, line) in table.iter().enumerate() {

@@ -108,7 +108,7 @@ pub fn stages(
 }
 
 /// The collectives of a step by op, axis and recipe line; those with the most bytes first. `show` formats a line.
-pub fn transfers(all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
+pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
     if all.is_empty() {
         return vec!["nothing".to_string()];
     }
@@ -133,7 +133,8 @@ pub fn transfers(all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<St
         lines.push(format!("and {} more: {}", rest.len(), bytes(rest.iter().map(|g| g.0.bytes).sum())));
     }
     let sum: usize = all.iter().map(|t| t.bytes).sum();
-    lines.push(format!("{} collectives, {} in all", all.len(), bytes(sum)));
+    let sent: usize = all.iter().map(|t| t.sent(mesh)).sum();
+    lines.push(format!("{} collectives, {} in all; a device sends {}", all.len(), bytes(sum), bytes(sent)));
     lines
 }
 
@@ -173,8 +174,10 @@ mod tests {
     #[test]
     fn collectives_of_a_line_are_summed() {
         let t = |op, bytes| Transfer { op, axis: Axis::Dp, bytes, loc: SourceLoc::NONE, backward: true };
-        let lines = transfers(&[t("all_reduce", 1000), t("all_gather", 50), t("all_reduce", 2000)], |_| "x".into());
-        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all");
+        let mesh = Mesh::parse("dp=2").unwrap();
+        let all = [t("all_reduce", 1000), t("all_gather", 50), t("all_reduce", 2000)];
+        let lines = transfers(&mesh, &all, |_| "x".into());
+        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all; a device sends 3.0 kB");
         assert!(lines[1].starts_with("all_reduce") && lines[1].ends_with("2  3.0 kB"), "{lines:?}");
     }
 }

@@ -3,6 +3,7 @@
 use crate::cache::PlannedStep;
 use crate::ir::{Kernel, Library, Operand};
 use crate::show;
+use perilune_core::Mesh;
 use perilune_core::mesh::Axis;
 use perilune_core::ops::collective;
 use perilune_core::source_loc::SourceLoc;
@@ -18,6 +19,18 @@ pub struct Transfer {
     pub loc: SourceLoc,
     /// Whether a backward pass recorded it.
     pub backward: bool,
+}
+
+impl Transfer {
+    /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering. From stage to stage
+    /// one device sends all.
+    pub fn sent(&self, mesh: &Mesh) -> usize {
+        if self.op == collective::SEND.name {
+            return self.bytes;
+        }
+        let (n, passes) = (mesh.size(self.axis), if self.op == collective::ALL_REDUCE.name { 2 } else { 1 });
+        passes * (self.bytes / n) * (n - 1)
+    }
 }
 
 /// Returns the collectives of a step in the order in which they run.
