@@ -7,6 +7,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
+use perilune_plan::pipelining::split::MOST_STAGES;
 use perilune_plan::{Backend, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -157,6 +158,10 @@ fn cut_stages(lua: &Lua, (f, stages, states): (Function, usize, Vec<Value>)) -> 
 /// and micro-batches.
 fn schedule(lua: &Lua, (text, stages, micros): (Option<String>, usize, usize)) -> mlua::Result<()> {
     let host = host(lua)?;
+    if stages > MOST_STAGES {
+        let message = format!("pp={stages}: a mesh has at most {MOST_STAGES} pipeline stages");
+        return Err(errors::argument(&host, lua, "mesh", message, Some("use a smaller pp".into())));
+    }
     let parsed = text.map_or(Ok(Schedule::default()), |text| Schedule::parse(&text));
     let checked = parsed.and_then(|schedule| schedule.table(stages, micros).map(|_| schedule));
     let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.pipeline", e.message, e.hint);

@@ -113,6 +113,11 @@ fn guard_moving_averages_and_dropout_span_all_stages() {
     assert!(one.values.iter().any(|v| v.0 == "loss" && v.1.is_nan()), "no step has the bad sample");
 }
 
+#[test]
+fn recomputed_activations_equal_stored_ones() {
+    equals_one_device("gpt", &[("checkpoint", "true"), ("layers", "2")], &["pp=2"]);
+}
+
 /// Micro-batches that are no multiple of the stages, and more of them than a stage keeps.
 #[test]
 fn any_number_of_micro_batches() {

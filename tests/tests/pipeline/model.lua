@@ -5,7 +5,7 @@ local nn, optim, data = pl.nn, pl.optim, pl.data
 
 local recipe = pl.recipe {
   name = "stages",
-  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, dtype = "f64",
+  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, checkpoint = false, dtype = "f64",
              on_nan = "skip", 
              pipeline = "1f1b" },
 }
@@ -60,7 +60,7 @@ local function transformer(p)
   local llama = p.net == "llama"
   local m = { embed = nn.Embedding(vocab, p.width), blocks = {}, norm = llama and nn.RMSNorm(p.width) or nn.LayerNorm(p.width) }
   if not llama then m.positions = nn.Embedding(context, p.width) end
-  local options = llama and { causal = true, norm = "rms", mlp = "swiglu", kv_heads = 2, bias = false, rope = true } or { causal = true }
+  local options = llama and { causal = true, norm = "rms", mlp = "swiglu", kv_heads = 2, bias = false, rope = true, checkpoint = p.checkpoint } or { causal = true, checkpoint = p.checkpoint }
   for i = 1, p.layers do m.blocks[i] = nn.TransformerBlock(p.width, 4, options) end
   function m:forward(ids)
     local x = self.embed(ids) ---@type any

@@ -173,3 +173,62 @@ fn best(segments: &[Segment], stages: usize) -> Vec<usize> {
     let limited = even.as_ref().and_then(|(most, _)| solve(Some(most + most / 8)));
     limited.or(even).map_or_else(|| (0..stages).collect(), |found| found.1)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::Tracer;
+    use crate::request::Request;
+    use perilune_core::ops::create;
+    use perilune_core::{DType, Shape};
+
+    /// Records x (8, widths[0]) through a product for each following width; `tied`: the last one reads the first weight again.
+    fn stages(widths: &[usize], tied: bool, stages: usize) -> Result<(Vec<Option<usize>>, Vec<StageCost>)> {
+        let mut g = Graph::new();
+        let mut x = g.leaf(&create::LEAF, Shape::of(&[8, widths[0]]), DType::F32, &[], 1);
+        for (k, pair) in widths.windows(2).enumerate() {
+            let number = if tied && k + 2 == widths.len() { 100 } else { 100 + k as u64 };
+            let w = g.leaf(&create::STATE, Shape::of(pair), DType::F32, &[], number);
+            x = g.matmul(x, w).expect("recorded");
+            x = g.mul(x, x).expect("recorded");
+        }
+        let mut tracer = Tracer::default();
+        tracer.run(&g, &Request { roots: vec![x], ..Request::default() }, |_| None);
+        let cut = cut(&g, &tracer.trace, stages)?;
+        let of = |k: usize| cut.stages.get(&(100 + k as u64)).copied();
+        Ok(((0..widths.len() - 1).map(of).collect(), cut.costs))
+    }
+
+    #[test]
+    fn stages_have_equal_work_and_the_head_counts() {
+        let even = stages(&[16, 16, 16, 16, 16], false, 2).unwrap();
+        assert_eq!(even.0, [0, 0, 1, 1].map(Some));
+        assert_eq!((even.1[0].flops, even.1[0].received), (even.1[1].flops, 0));
+        assert_eq!(even.1[1].received, 8 * 16 * 4);
+        // The last product has as much work as the four before it.
+        assert_eq!(stages(&[16, 16, 16, 16, 16, 64], false, 2).unwrap().0, [0, 0, 0, 0, 1].map(Some));
+        assert_eq!(stages(&[16, 16, 16, 16, 16], false, 4).unwrap().0, [0, 1, 2, 3].map(Some));
+    }
+
+    #[test]
+    fn of_cuts_with_about_equal_work_the_one_that_sends_less_is_taken() {
+        // The narrow value between the second and the third product.
+        let widths = [64, 64, 8, 64, 64];
+        assert_eq!(stages(&widths, false, 2).unwrap().0, [0, 0, 1, 1].map(Some));
+        let (_, costs) = stages(&widths, false, 2).unwrap();
+        assert_eq!(costs[1].received, 8 * 8 * 4);
+    }
+
+    #[test]
+    fn a_tied_weight_belongs_to_the_stage_that_reads_it_first() {
+        let (found, _) = stages(&[16, 16, 16, 16, 16], true, 2).unwrap();
+        assert_eq!(found, [Some(0), Some(0), Some(1), None], "the last product has no weight of its own");
+    }
+
+    #[test]
+    fn more_stages_than_layers_are_refused() {
+        let e = stages(&[16, 16, 16], false, 3).unwrap_err();
+        assert_eq!(e.message, "pp=3: the model has 2 of the 3 layers with weights that as many stages need");
+        assert!(e.hint.is_some());
+    }
+}
