@@ -82,7 +82,11 @@ impl DeviceArgs {
     fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
         match self.place.mesh {
-            Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
+            Some(mesh) => {
+                let mut engine = runtime.host().engine.borrow_mut();
+                engine.zero = mesh.zero;
+                engine.set_key_exchange(mesh.keys);
+            }
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
         }
         if let Some(shards) = self.place.strict_shards {
@@ -265,13 +269,13 @@ impl PlaceArgs {
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero } = MeshOptions::parse(text)?;
+            let MeshOptions { mesh, zero, keys } = MeshOptions::parse(text)?;
             let open = || {
                 self.open_on(mesh, job.as_ref())
                     .map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()))
             };
             let backend = if mesh == now { None } else { Some(open()?) };
-            Ok(OpenedMesh { backend, zero })
+            Ok(OpenedMesh { backend, zero, keys })
         })
     }
 }

@@ -14,6 +14,7 @@ local _, native = ...
 local check = require "perilune.check"
 local stages = require "perilune.train.stages"
 local tree = require "perilune.tree"
+local loader = require "perilune.data.loader"
 
 local mesh = {}
 
@@ -40,10 +41,13 @@ local function open_axes(recipe, params)
   if type(wanted) == "table" then
     local axes = {}
     for i, name in ipairs(tree.names(wanted)) do
-      if not check.is(wanted[name], "number") then
+      if name == "keys" and type(wanted.keys) == "string" then
+        axes[i] = "keys=" .. wanted.keys
+      elseif check.is(wanted[name], "number") then
+        axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
+      else
         pl.error("recipe.mesh", ("%s is %s"):format(tostring(name), check.show(wanted[name])), "write how many devices are along each axis: { dp = 2, tp = 4 }")
       end
-      axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
     end
     wanted = table.concat(axes, ",")
   elseif type(wanted) ~= "string" then
@@ -175,6 +179,7 @@ local function check_use(run, axes, along_tp)
     pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along dp and shard without one"):format(samples, devices),
       "use a larger batch, which is that of all devices, or a smaller mesh")
   end
+  if axes.cp > 1 then loader.check_sequences(run.data.train, axes.cp) end
   if axes.tp == 1 then return end
   for _, cut in pairs(along_tp) do
     if cut then return end

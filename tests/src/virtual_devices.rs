@@ -6,7 +6,7 @@ use perilune_core::{DType, Graph, HostTensor, Interrupt, Mesh, Placement, Shape}
 use perilune_cpu::Cpu;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Backend, Buffer, BufferDesc, Options, Peers, Request, RunContext, Tracer, pipeline};
+use perilune_plan::{Backend, Buffer, BufferDesc, KeyExchange, Options, Peers, Request, RunContext, Tracer, pipeline};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -165,7 +165,17 @@ fn run_device(
 
 /// Plans a request for a mesh.
 pub fn plan(g: &Graph, request: &Request, spread: &Spread) -> Result<(Arc<Program>, Tracer), String> {
+    plan_with(g, request, spread, KeyExchange::Auto)
+}
+
+fn plan_with(
+    g: &Graph,
+    request: &Request,
+    spread: &Spread,
+    keys: KeyExchange,
+) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
+    tracer.keys = keys;
     tracer.run(g, request, |_| None);
     tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
     let null = perilune_plan::Null;
@@ -182,7 +192,18 @@ pub fn run(
     values: &HashMap<InputBuffer, HostTensor>,
     spread: &Spread,
 ) -> Result<(Values, Arc<Program>), String> {
-    let (program, tracer) = plan(g, request, spread)?;
+    run_with(g, request, values, spread, KeyExchange::Auto)
+}
+
+/// As [`run`], with attention to split sequences as named.
+pub fn run_with(
+    g: &Graph,
+    request: &Request,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    keys: KeyExchange,
+) -> Result<(Values, Arc<Program>), String> {
+    let (program, tracer) = plan_with(g, request, spread, keys)?;
     let (shared, mesh) = (Arc::<Exchanges>::default(), spread.mesh);
     let (program_, tracer_) = (&program, &tracer);
     let all: Vec<Result<Values, Error>> = std::thread::scope(|scope| {

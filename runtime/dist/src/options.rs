@@ -1,15 +1,16 @@
 //! Parses `--mesh`: the axes of a mesh, and how States are divided on it.
 
 use perilune_core::Mesh;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Result, did_you_mean};
 use perilune_core::mesh::Axis;
+use perilune_plan::KeyExchange;
 use std::fmt::{self, Display};
 
 /// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
 const MOST_ZERO: u8 = 3;
 
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 2] = [Axis::Cp, Axis::Ep];
+const UNSUPPORTED: [Axis; 1] = [Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -17,16 +18,27 @@ pub struct MeshOptions {
     pub mesh: Mesh,
     /// The stage of ZeRO (Rajbhandari et al., arXiv:1910.02054), if it is given.
     pub zero: Option<u8>,
+    /// How attention gets its keys along cp.
+    pub keys: KeyExchange,
 }
 
 impl MeshOptions {
-    /// Parses axes with their sizes, and `zero`, in any order. Empty text is one device.
+    /// Parses axes with their sizes, `zero` and `keys`, in any order. Empty text is one device.
     pub fn parse(text: &str) -> Result<MeshOptions> {
-        let (mut zero, mut axes) = (None, Vec::new());
+        let (mut zero, mut keys, mut axes) = (None, None, Vec::new());
         for part in text.split(',').filter(|_| !text.trim().is_empty()) {
-            let Some(("zero", stage)) = part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) else {
-                axes.push(part);
-                continue;
+            let stage = match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+                Some(("zero", stage)) => stage,
+                Some(("keys", name)) => {
+                    if keys.replace(key_exchange(name)?).is_some() {
+                        return Err(Error::argument("mesh", "keys is given twice"));
+                    }
+                    continue;
+                }
+                _ => {
+                    axes.push(part);
+                    continue;
+                }
             };
             let known = stage.parse::<u8>().ok().filter(|n| *n <= MOST_ZERO);
             let Some(known) = known else {
@@ -40,9 +52,16 @@ impl MeshOptions {
         let mesh = Mesh::parse(&axes.join(","))?;
         if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard and tp are supported"));
+            return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard, cp and tp are supported"));
         }
-        let options = MeshOptions { mesh, zero };
+        let options = MeshOptions { mesh, zero, keys: keys.unwrap_or_default() };
+        if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
+            let message = format!(
+                "keys={} says how attention gets keys along cp, which the mesh does not have",
+                options.keys.name()
+            );
+            return Err(Error::argument("mesh", message).hint("leave `keys` out, or add cp, as in cp=2,keys=ring"));
+        }
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
             let message =
                 format!("zero={} divides States over dp or shard, but the mesh has neither", zero.unwrap_or(0));
@@ -54,15 +73,24 @@ impl MeshOptions {
     }
 }
 
+fn key_exchange(name: &str) -> Result<KeyExchange> {
+    let names = || KeyExchange::ALL.map(KeyExchange::name);
+    KeyExchange::ALL.into_iter().find(|keys| keys.name() == name).ok_or_else(|| {
+        let hint = match did_you_mean(name, names()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("keys is one of {}", names().join(", ")),
+        };
+        Error::argument("mesh", format!("keys={name}: attention has no such way to get keys")).hint(hint)
+    })
+}
+
 impl Display for MeshOptions {
     /// As [`MeshOptions::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.mesh.to_string();
-        match self.zero {
-            Some(zero) if text.is_empty() => write!(f, "zero={zero}"),
-            Some(zero) => write!(f, "{text},zero={zero}"),
-            None => f.write_str(&text),
-        }
+        let mesh = Some(self.mesh.to_string()).filter(|text| !text.is_empty());
+        let zero = self.zero.map(|zero| format!("zero={zero}"));
+        let keys = (self.keys != KeyExchange::Auto).then(|| format!("keys={}", self.keys.name()));
+        f.write_str(&mesh.into_iter().chain(zero).chain(keys).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -72,7 +100,15 @@ mod tests {
 
     #[test]
     fn a_mesh_with_a_stage_round_trips() {
-        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0", "pp=4,dp=2,zero=1"] {
+        for text in [
+            "dp=8,zero=1",
+            "dp=2,shard=4,zero=3",
+            "dp=2",
+            "",
+            "dp=2,tp=4,zero=0",
+            "dp=2,cp=2,zero=3,keys=ring",
+            "pp=4,dp=2,zero=1",
+        ] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(MeshOptions::parse(" zero = 2 , dp=4 ").unwrap().to_string(), "dp=4,zero=2");
@@ -86,7 +122,9 @@ mod tests {
             ("zero=1,dp=2,zero=1", "zero is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
-            ("cp=2", "cp=2: this version divides nothing along cp"),
+            ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),
+            ("cp=2,keys=ring,keys=ring", "keys is given twice"),
+            ("dp=2,keys=ring", "keys=ring says how attention gets keys along cp, which the mesh does not have"),
             ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");

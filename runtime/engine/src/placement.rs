@@ -1,7 +1,7 @@
 //! Decides what each device of a mesh has of the inputs of a step: batches and States.
 //!
 //! A placement never changes a value, only what is sent and stored where. A batch is divided by its samples along the axes `dp`
-//! and `shard`; other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
+//! and `shard`, and by the positions of its sequences along `cp` ([`Engine::positions`]); other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
 
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
@@ -10,9 +10,9 @@ use crate::stored_value::Residence;
 use perilune_core::error::Result;
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::{Mesh, Placement, Shape};
+use perilune_core::{HostTensor, Mesh, Placement, Shape};
 use perilune_plan::pipelining::cut::{Cut, cut};
-use perilune_plan::{Backend, InputBuffer, Schedule, Transfer};
+use perilune_plan::{Backend, InputBuffer, KeyExchange, Schedule, Transfer};
 use std::sync::Arc;
 
 /// The axes along which devices have different samples.
@@ -38,6 +38,20 @@ impl Engine {
     /// among devices. Returns the value of before.
     pub fn set_batch(&mut self, samples: Option<usize>) -> Option<usize> {
         std::mem::replace(&mut self.batch, samples)
+    }
+
+    /// Names how attention whose queries are split along `cp` gets the keys of other devices.
+    pub fn set_key_exchange(&mut self, keys: KeyExchange) {
+        self.executor.tracer.keys = keys;
+    }
+
+    /// Makes the numbers `0 ... length - 1`, of which each device along `cp` has a block. What is selected by them along the dim of a
+    /// sequence is divided like them.
+    pub fn positions(&mut self, length: usize) -> NodeId {
+        let numbers: Vec<i64> = (0..length as i64).collect();
+        let placement = Placement::REPLICATED.with(Axis::Cp, Along::Split(0));
+        let value = self.recorder.new_input(HostTensor::from_i64(Shape::of(&[length]), &numbers), placement);
+        self.recorder.leaf(value)
     }
 
     /// What each device gets of an input that is made now.

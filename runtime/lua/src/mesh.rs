@@ -8,7 +8,7 @@ use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
 use perilune_plan::pipelining::split::MOST_STAGES;
-use perilune_plan::{Backend, Schedule};
+use perilune_plan::{Backend, KeyExchange, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -18,6 +18,8 @@ pub struct OpenedMesh {
     pub backend: Option<Arc<dyn Backend>>,
     /// The stage of ZeRO, if it was given.
     pub zero: Option<u8>,
+    /// How attention gets its keys along cp.
+    pub keys: KeyExchange,
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -49,7 +51,9 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
         host.flush(lua)?;
         host.record(lua, |engine| engine.move_to(backend))?;
     }
-    host.engine.borrow_mut().zero = opened.zero;
+    let mut engine = host.engine.borrow_mut();
+    engine.zero = opened.zero;
+    engine.set_key_exchange(opened.keys);
     Ok(())
 }
 
@@ -98,7 +102,15 @@ fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
 }
 
-/// `native.place_state(state, dims, stage)`: divides a State, and stores it on one pipeline stage only, if it is given: `dims` names for some axes the dim that devices along it have a block of, or
+/// `native.positions(length)`: the numbers 0 ... length - 1, of which each device along `cp` has a block.
+fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
+    let host = host(lua)?;
+    let id = host.record(lua, |engine| Ok(engine.positions(length)))?;
+    Ok(host.tensor(id))
+}
+
+/// `native.place_state(state, dims, stage)`: divides a State, and stores it on one pipeline stage only, if it is given. `dims` names for
+/// some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
 fn place_state(lua: &Lua, (state, dims, stage): (Value, Table, Option<u8>)) -> mlua::Result<()> {
     let host = host(lua)?;
@@ -170,13 +182,27 @@ fn schedule(lua: &Lua, (text, stages, micros): (Option<String>, usize, usize)) -
     Ok(())
 }
 
+/// `native.fails(error)`: says that an error ends the enclosing block of this process, before the block is cleaned up. Returns whether the
+/// clean-up may compute anything: in a job the other processes may not do the same.
+fn fails(lua: &Lua, error: Value) -> mlua::Result<bool> {
+    let host = host(lua)?;
+    let Some(hook) = host.fails.borrow().clone() else { return Ok(true) };
+    let error = match error {
+        Value::Error(e) => *e,
+        other => mlua::Error::runtime(other.to_string()?),
+    };
+    Ok(hook(&error.into()))
+}
+
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("fails", lua.create_function(fails)?)?;
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("strict_shards", lua.create_function(strict_shards)?)?;
     native.set("shards", lua.create_function(shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
+    native.set("positions", lua.create_function(positions)?)?;
     native.set("cut_stages", lua.create_function(cut_stages)?)?;
     native.set("schedule", lua.create_function(schedule)?)?;
     native.set("place_state", lua.create_function(place_state)?)

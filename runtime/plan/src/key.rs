@@ -9,7 +9,7 @@
 use crate::passes::remat::{self, Spans};
 use crate::pipelining::Schedule;
 use crate::reachability::{self, NEEDED, RECOMPUTED};
-use crate::request::{Division, InputBuffer, Request};
+use crate::request::{Division, InputBuffer, KeyExchange, Request};
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
@@ -148,6 +148,8 @@ pub struct Tracer {
     pub budgeted: bool,
     /// How pipeline stages take turns: see [`Division::schedule`].
     pub schedule: Schedule,
+    /// How attention whose queries a mesh splits gets its keys.
+    pub keys: KeyExchange,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
     last: Option<Traced>,
@@ -260,7 +262,7 @@ impl Tracer {
         }
         let (t, schedule) = (&mut self.trace, self.schedule.clone());
         let inputs = t.inputs.iter().map(|b| placement(*b)).collect();
-        let division = Division { mesh: *mesh, inputs, strict, schedule };
+        let division = Division { mesh: *mesh, inputs, strict, keys: self.keys, schedule };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

@@ -49,5 +49,5 @@ pub use null::{Null, NullWith};
 pub use passes::shard::check_strict_shards;
 pub use pipeline::Options;
 pub use pipelining::Schedule;
-pub use request::{Guard, InputBuffer, Request};
+pub use request::{Guard, InputBuffer, KeyExchange, Request};
 pub use transfers::{Transfer, transfers};

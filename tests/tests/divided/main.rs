@@ -2,6 +2,7 @@
 //! updated weights, for models and placements of several kinds and meshes of one and two axes.
 #![allow(clippy::unwrap_used)]
 
+mod context;
 mod data;
 mod ops;
 mod random;

@@ -48,9 +48,29 @@ pub static SEND: Op = Op { name: "send", class: Class::Library, infer: |i| Ok(i.
 /// coordinate of the sender, number of the transfer].
 pub static RECV: Op = Op { name: "recv", class: Class::Library, ..Op::BASE };
 
+/// Exchanges slices: of dim 0, which has a slice for each device, every device gets the slice with its own number from all, in their
+/// order. `attrs`: [axis, 0, devices].
+pub static ALL_TO_ALL: Op = Op {
+    name: "all_to_all",
+    shard: Some(crate::sharding::other_dims_of_collective),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
+
+/// Passes pieces on: every device gets the piece of the device before it, and the first that of the last. `attrs`: [axis].
+pub static SHIFT: Op = Op {
+    name: "shift",
+    shard: Some(crate::sharding::same_dims),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
+
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known) || is_transfer(op)
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
+        || is_transfer(op)
 }
 
 /// Whether an op moves a tensor from one device to one other.

@@ -9,6 +9,7 @@ mod build;
 
 pub mod activation;
 pub mod attention;
+pub mod attention_block;
 pub mod cast;
 pub mod collective;
 pub mod conv;

@@ -22,6 +22,14 @@ pub fn all_gather(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), gather(c))
 }
 
+pub fn all_to_all(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), transpose(c))
+}
+
+pub fn shift(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), pass_on(c))
+}
+
 pub fn send(c: &Call) -> Result<()> {
     by_size!(c.input(0).dtype, send_elements(c))
 }
@@ -128,6 +136,29 @@ fn gather<T: Pod>(c: &Call) -> Result<()> {
         let (row, rest) = (i / (n * inner * all.len()), i % (n * inner * all.len()));
         let (piece, within) = (rest / (n * inner), rest % (n * inner));
         *out = element::<T>(&all[piece], row * n * inner + within);
+    }
+    Ok(())
+}
+
+/// Takes the slice with this device's number from each piece.
+fn transpose<T: Pod>(c: &Call) -> Result<()> {
+    let all = exchange::<T>(c)?;
+    let out = c.output::<T>();
+    let (len, own) = (out.len() / all.len().max(1), c.coordinate());
+    for (k, slice) in out.chunks_exact_mut(len.max(1)).enumerate() {
+        for (i, out) in slice.iter_mut().enumerate() {
+            *out = element::<T>(&all[k], own * len + i);
+        }
+    }
+    Ok(())
+}
+
+/// Takes the piece of the device before this one.
+fn pass_on<T: Pod>(c: &Call) -> Result<()> {
+    let all = exchange::<T>(c)?;
+    let before = &all[(c.coordinate() + all.len() - 1) % all.len()];
+    for (i, out) in c.output::<T>().iter_mut().enumerate() {
+        *out = element::<T>(before, i);
     }
     Ok(())
 }

@@ -18,7 +18,7 @@
 use super::errors::peer_fault;
 use crate::backend::DeviceContext;
 use crate::driver::{Address, Device, Endpoint, Entry};
-use crate::library::collective::{self, Collective, MOST};
+use crate::library::collective::{self, Collective, MOST, Task};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_plan::Peers;
@@ -175,6 +175,9 @@ impl Mesh<'_> {
         for phase in c.phases(group.coordinate, ranks)? {
             if !phase.grid.contains(&0) {
                 let mut pieces = group.pieces(phase.reads_results, |k| phase.first + k * phase.step);
+                if let Task::Span { from, .. } = phase.task {
+                    pieces[0] = pieces[from];
+                }
                 let mut out = places[1] + phase.out as u64;
                 let mut numbers = phase.numbers(group.coordinate, ranks);
                 let mut args: Vec<*mut c_void> = vec![pieces.as_mut_ptr().cast(), (&raw mut out).cast()];

@@ -139,7 +139,7 @@ impl Divider<'_> {
     }
 
     /// Combines the terms of all devices; each gets its block.
-    fn reduce_scatter(&mut self, x: NodeId, cut: Cut, whole: Shape, how: Combine) -> Result<NodeId> {
+    pub(super) fn reduce_scatter(&mut self, x: NodeId, cut: Cut, whole: Shape, how: Combine) -> Result<NodeId> {
         if cut.has_sections() {
             let part = |this: &mut Self, x, cut, whole| this.reduce_scatter(x, cut, whole, how);
             return self.by_section(x, cut, cut.segment(&whole), &whole, &part);
@@ -159,7 +159,7 @@ impl Divider<'_> {
     }
 
     /// The block of a whole tensor that belongs to this device. Padding repeats the last element.
-    fn cut(&mut self, whole: NodeId, cut: Cut) -> Result<NodeId> {
+    pub(super) fn cut(&mut self, whole: NodeId, cut: Cut) -> Result<NodeId> {
         let shape = self.to.out.graph.shape(whole);
         if cut.has_sections() {
             let part = |this: &mut Self, x, cut, _| this.cut(x, cut);
@@ -223,7 +223,7 @@ impl Divider<'_> {
     }
 
     /// The positions of a block of so many elements on this device.
-    fn ramp(&mut self, block: usize) -> Result<NodeId> {
+    pub(super) fn ramp(&mut self, block: usize) -> Result<NodeId> {
         if let Some(found) = self.ramps.get(&block) {
             return Ok(*found);
         }
@@ -256,7 +256,7 @@ impl Divider<'_> {
     }
 
     /// A block with that constant for padding.
-    fn with_padding(&mut self, x: NodeId, cut: Cut, whole: Shape, value: f64) -> Result<NodeId> {
+    pub(super) fn with_padding(&mut self, x: NodeId, cut: Cut, whole: Shape, value: f64) -> Result<NodeId> {
         if let Some(found) = self.masked.get(&(x, value.to_bits())) {
             return Ok(*found);
         }

@@ -20,7 +20,7 @@ use std::cell::RefCell;
 
 pub(super) struct Divider<'a> {
     pub from: &'a Lowered,
-    division: &'a Division,
+    pub division: &'a Division,
     /// What a device has of the State that each write stores to.
     written: Vec<Part>,
     pub axis: Axis,
@@ -31,6 +31,10 @@ pub(super) struct Divider<'a> {
     pub first: Vec<Part>,
     /// What a device has of each result of a node with several.
     results: FxHashMap<NodeId, SmallVec<[Part; 2]>>,
+    /// Results of a node, by number, that are not results of the new node.
+    pub apart: FxHashMap<(NodeId, usize), NodeId>,
+    /// Results of attention by heads, with all positions: by old node and number.
+    pub by_heads: FxHashMap<(NodeId, usize), NodeId>,
     /// Every other part that exists, by old node.
     pub made: FxHashMap<(NodeId, Part), NodeId>,
     /// The blocks among them, in the order in which they were made.
@@ -94,6 +98,8 @@ impl<'a> Divider<'a> {
             demand: Demand::default(),
             first: Vec::with_capacity(from.graph.len()),
             results: FxHashMap::default(),
+            apart: FxHashMap::default(),
+            by_heads: FxHashMap::default(),
             made: FxHashMap::default(),
             blocks: FxHashMap::default(),
             derivable: RefCell::default(),
@@ -164,6 +170,9 @@ impl<'a> Divider<'a> {
         if let Class::TupleGet = node.op.class {
             let all = self.results.get(&node.inputs[0]);
             let part = all.and_then(|all| all.get(node.attrs[0] as usize).copied()).unwrap_or(Part::Whole);
+            if let Some(new) = self.apart.get(&(node.inputs[0], node.attrs[0] as usize)) {
+                return Ok((*new, part));
+            }
             return Ok((self.copy(id, part), part));
         }
         if node.op == &create::OPTIMIZATION_BARRIER {
@@ -337,6 +346,9 @@ impl<'a> Divider<'a> {
 
     /// Appends a node that computes the parts of one candidate.
     pub fn divided(&mut self, id: NodeId, c: &Candidate) -> Result<NodeId> {
+        if c.meets_keys {
+            return self.attention(id, c);
+        }
         let node = self.graph().node(id);
         let mut inputs = self.operands(node, &c.operands)?;
         self.mask(node, c, &mut inputs)?;
