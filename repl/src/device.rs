@@ -137,6 +137,11 @@ impl PlaceArgs {
         self.mesh.unwrap_or_default().mesh
     }
 
+    /// Whether `--mesh` is given.
+    pub fn has_mesh(&self) -> bool {
+        self.mesh.is_some()
+    }
+
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
     /// a value that a flag does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {

@@ -5,6 +5,7 @@
 
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
+use crate::recorder::Handle;
 use crate::state::StateId;
 use crate::stored_value::Residence;
 use perilune_core::error::Result;
@@ -12,6 +13,7 @@ use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{HostTensor, Mesh, Placement, Shape};
 use perilune_plan::pipelining::cut::{Cut, cut};
+use perilune_plan::predict::{Machine, Prediction, predict};
 use perilune_plan::{Backend, InputBuffer, KeyExchange, Schedule, Transfer};
 use std::sync::Arc;
 
@@ -137,6 +139,13 @@ impl Engine {
         self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
     }
 
+    /// Predicts the time of the plan that ran last on the devices of a machine.
+    pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
+        // The programs of pipeline stages run at the same time, which a prediction of one program does not show.
+        let last = self.executor.cache.last().filter(|plan| plan.step.program.stages.is_empty());
+        last.map(|plan| predict(&plan.step, machine))
+    }
+
     /// Moves everything to another device. Nothing may have been recorded since the last step ended.
     pub fn move_to(&mut self, backend: Arc<dyn Backend>) -> std::result::Result<(), Fault> {
         let old = std::mem::replace(&mut self.executor.backend, backend.clone());
@@ -144,8 +153,18 @@ impl Engine {
             value.to_host(&*old)?;
         }
         self.states.move_to(&*old, &*backend)?;
+        self.recorder.graph.mesh = backend.mesh();
         self.executor.forget_plans();
         Ok(())
+    }
+
+    /// What each device has of a node that has been evaluated; `None` if it has not.
+    pub fn placement_of(&mut self, handle: Handle) -> Option<Placement> {
+        let id = self.recorder.node(handle).ok()?;
+        let leaf = self.recorder.graph.node(id).payload;
+        let value =
+            self.recorder.value(id).or_else(|| self.recorder.live(leaf).filter(|_| self.recorder.is_plain_leaf(id)));
+        value.map(|v| v.placement)
     }
 
     /// The mesh of the engine's device.

@@ -41,6 +41,15 @@ fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     Ok(Some(t))
 }
 
+/// `pl.mesh()`: the number of devices along each axis by name; all are 1 on one device.
+pub fn sizes(lua: &Lua, (): ()) -> mlua::Result<Table> {
+    let (t, mesh) = (lua.create_table()?, host(lua)?.engine.borrow().mesh());
+    for axis in Axis::ALL {
+        t.set(axis.name(), mesh.size(axis))?;
+    }
+    Ok(t)
+}
+
 /// `native.open_mesh("dp=2,zero=1")`: moves the engine to such a mesh of its devices. `--mesh` goes first.
 fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     let host = host(lua)?;

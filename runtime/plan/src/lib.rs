@@ -30,6 +30,7 @@ pub mod null;
 pub mod passes;
 pub mod pipeline;
 pub mod pipelining;
+pub mod predict;
 pub mod program_builder;
 pub mod reachability;
 pub mod reading;

@@ -5,6 +5,7 @@
 mod context;
 mod data;
 mod ops;
+mod placed;
 mod random;
 mod states;
 mod step;

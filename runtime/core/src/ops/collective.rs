@@ -1,5 +1,6 @@
 //! Defines collectives: ops that exchange the pieces of a tensor among the devices along an axis of a mesh. The planner inserts
-//! them (`plan/passes/shard`); a recipe records none.
+//! them (`plan/passes/shard`); a recipe records none. What it may call by these names are functions of global tensors
+//! ([`super::distribute`]).
 
 use super::{Class, Op};
 use crate::graph::Meta;

@@ -15,6 +15,7 @@ pub mod collective;
 pub mod conv;
 pub mod conv_transpose;
 pub mod create;
+pub mod distribute;
 pub mod einsum;
 pub mod elementwise;
 pub mod fp8;
@@ -74,6 +75,7 @@ pub fn all() -> &'static [&'static Op] {
             attention::OPS,
             loss::OPS,
             optim::OPS,
+            distribute::OPS,
             source::OPS,
         ]
         .concat()

@@ -88,6 +88,11 @@ pub fn cases(ranks: usize, axis: Axis) -> Vec<Case> {
         ] {
             add(Kind::AllGather(dim), dims, Lie::Whole);
         }
+        for block in [&[0][..], &[1], &[7], &[4097], &[(1 << 20) / ranks], &[3, 5], &[8, 16]] {
+            let dims: Vec<usize> = std::iter::once(ranks).chain(block.iter().copied()).collect();
+            add(Kind::AllToAll, &dims, Lie::Whole);
+        }
+        add(Kind::AllToAll, &[ranks, 9], Lie::Tail);
         add(Kind::AllGather(0), &[9, 8], Lie::Tail);
         add(Kind::AllGather(1), &[12, 8], Lie::Turned);
         for n in [0, 1, 7, 16, 4097] {
@@ -127,6 +132,7 @@ impl Case {
         let y = match self.kind {
             Kind::AllReduce(how) => s.g.push(&ALL_REDUCE, &[own], &[axis, code(how)]),
             Kind::AllGather(dim) => s.g.push(&ALL_GATHER, &[own], &[axis, dim as i64, n]),
+            Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
             Kind::ReduceScatter(dim, how) => s.g.push(&REDUCE_SCATTER, &[own], &[axis, dim as i64, n, code(how)]),
             Kind::Shift => s.g.push(&SHIFT, &[own], &[axis]),
             Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),

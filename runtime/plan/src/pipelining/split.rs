@@ -66,6 +66,9 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
         let at = a.stage[id.index()];
         for own in out.iter_mut().enumerate().filter(|(stage, _)| at.is_none_or(|at| at == *stage)).map(|(_, own)| own)
         {
+            if let Some(desc) = step.placed_roots.get(&k) {
+                own.out.placed_roots.insert(own.roots.len(), *desc);
+            }
             own.roots.push(k);
             own.out.roots.push(own.map[id]);
         }

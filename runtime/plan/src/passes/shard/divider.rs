@@ -5,13 +5,14 @@ use super::demand::{Demand, passes_on_terms};
 use super::fold;
 use super::gather::Gathered;
 use super::part::Part;
+use crate::buffer_desc::BufferDesc;
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use crate::request::Division;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::mesh::Axis;
-use perilune_core::ops::{Class, collective, create};
+use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::{Class, collective, create, distribute};
 use perilune_core::sharding::{self, Cut, Signature};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
@@ -138,7 +139,12 @@ impl<'a> Divider<'a> {
         }
         let from = self.from;
         let whole = |this: &mut Self, id: NodeId| this.part(id, Part::Whole);
-        let roots = from.roots.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
+        let mut placed_roots = from.placed_roots.clone();
+        let mut roots = Vec::with_capacity(from.roots.len());
+        for (k, id) in from.roots.iter().enumerate() {
+            let part = self.of_root(k, *id, &mut placed_roots);
+            roots.push(self.part(*id, part)?);
+        }
         let written = std::mem::take(&mut self.written);
         let stored = from.state_writes.iter().zip(written).map(|(id, part)| match part {
             Part::Whole => self.written_whole(*id),
@@ -147,8 +153,30 @@ impl<'a> Divider<'a> {
         let writes = stored.collect::<Result<Vec<_>>>()?;
         let ok = from.ok.map(|id| whole(&mut self, id)).transpose()?;
         let mut out = self.to.finish(from);
-        (out.roots, out.state_writes, out.ok) = (roots, writes, ok);
+        (out.roots, out.state_writes, out.ok, out.placed_roots) = (roots, writes, ok, placed_roots);
         Ok(out)
+    }
+
+    /// What a device returns of a root: all of it, unless the recipe places it.
+    fn of_root(&self, k: usize, id: NodeId, placed: &mut FxHashMap<usize, BufferDesc>) -> Part {
+        let (node, part) = (self.graph().node(id), self.first[id.index()]);
+        let along = part.along(&node.shape, self.axis, self.devices).filter(|along| along.split().is_some());
+        match along.filter(|_| distribute::placed(node.op, &node.attrs).is_some()) {
+            None => Part::Whole,
+            Some(along) => {
+                let desc = placed.entry(k).or_insert_with(|| BufferDesc::new(node.shape, node.dtype));
+                desc.placement = desc.placement.with(self.axis, along);
+                part
+            }
+        }
+    }
+
+    /// The part that a node asks for if the recipe places its input along this axis.
+    pub fn placed_by(&self, id: NodeId) -> Option<Result<Part>> {
+        let node = self.graph().node(id);
+        let (_, dim) = distribute::placed(node.op, &node.attrs).filter(|(axis, _)| *axis == self.axis)?;
+        let along = dim.map_or(Along::Replicated, |dim| Along::Split(dim as u8));
+        Some(Part::placed(along, &node.shape, self.axis, self.devices))
     }
 
     pub fn graph(&self) -> &'a Graph {
@@ -166,6 +194,10 @@ impl<'a> Divider<'a> {
         if let Some(input) = self.from.inputs.get(&id) {
             let part = self.placed(node.shape, *input)?;
             return Ok((self.copy(id, part), part));
+        }
+        if let Some(part) = self.placed_by(id) {
+            let part = part?;
+            return Ok((self.part(node.inputs[0], part)?, part));
         }
         if let Class::TupleGet = node.op.class {
             let all = self.results.get(&node.inputs[0]);

@@ -15,7 +15,9 @@ use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::request::Division;
 use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::distribute;
 use perilune_core::{Graph, Mesh, Placement};
 
 /// The axes along which devices have different samples, outermost first.
@@ -57,6 +59,14 @@ pub(super) fn apply(step: Lowered, division: &Division, shards: usize, g: &Graph
     if !step.starts.is_empty() {
         return Err(Error::argument("strict_shards", "the recording has parts of its own mesh")
             .hint("record random numbers whole"));
+    }
+    let places = |n: &Node| distribute::placed(n.op, &n.attrs).is_some();
+    if step.graph.nodes().iter().any(places) {
+        return Err(Error::argument(
+            "strict_shards",
+            "the recipe places tensors on its own mesh, whose size changes bits",
+        )
+        .hint("leave strict shards out, or the recipe's calls of shard, full and collectives"));
     }
     let split = |p: &Placement| SAMPLES.iter().any(|axis| matches!(p.along(*axis), Along::Split(0)));
     let samples: Vec<bool> =
