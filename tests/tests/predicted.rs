@@ -56,7 +56,7 @@ fn bytes_of_a_device_are_those_that_it_uses() {
     std::fs::write(&file, RECIPE).unwrap();
     let mut states = Vec::new();
     for mode in ["dp=2", "dp=2,zero=1", "dp=4,zero=3", "tp=2", "dp=2,tp=2,zero=1"] {
-        let MeshOptions { mesh, zero } = MeshOptions::parse(mode).unwrap();
+        let MeshOptions { mesh, zero, .. } = MeshOptions::parse(mode).unwrap();
         let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(mesh);
         let (predicted, parts) = train(Arc::new(estimate), zero, &file);
         let (used, own) = train(on_mesh(mesh, 1), zero, &file);

@@ -90,7 +90,7 @@ impl Search<'_> {
             let reason = text.lines().next().unwrap_or_default().trim();
             reason.strip_prefix("error: ").unwrap_or(reason).to_string()
         };
-        let MeshOptions { mesh, zero } = MeshOptions::parse(text).map_err(|e| e.message)?;
+        let MeshOptions { mesh, zero, .. } = MeshOptions::parse(text).map_err(|e| e.message)?;
         let machine: Machine =
             super::check_predict::machine(self.target.gpu, mesh, self.hosts).map_err(|e| e.message)?;
         let options = RuntimeOptions {
