@@ -18,7 +18,7 @@ local recipe = pl.recipe {
     text = "data/alice.txt",           -- any UTF-8 text
     layers = 4, heads = 4, width = 128, context = 64, dropout = 0.0,
     checkpoint = false,                -- recompute activations in the backward pass instead of storing them
-    batch = 12, steps = 2000, lr = 2e-3, warmup = 100, seed = 1337,
+    batch = 12, accumulate = 1, steps = 2000, lr = 2e-3, warmup = 100, seed = 1337,
     samples = 2, sample_length = 300, temperature = 0.8,
   },
 }

@@ -18,7 +18,7 @@ pub struct PlaceArgs {
     /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. Without GPUs the devices are virtual ones that
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2, or pp=2 with --set accumulate=8. Without GPUs the devices are virtual ones that
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,

@@ -68,7 +68,7 @@ fn close(a: &[f64], b: &[f64], what: &str) {
 fn a_run_on_a_mesh_follows_the_curve_of_one_device_in_equal_bits_each_time() {
     let p = all("");
     run(&p, "one", &["--mesh", ""]);
-    for mesh in ["dp=2", "dp=4,zero=1", "dp=2,shard=2", "dp=8,zero=3"] {
+    for mesh in ["dp=2", "dp=4,zero=1", "dp=2,shard=2", "dp=8,zero=3", "pp=2", "pp=2,dp=2,zero=1"] {
         run(&p, &format!("a-{mesh}"), &["--mesh", mesh]);
         close(&losses(&p, "one"), &losses(&p, &format!("a-{mesh}")), mesh);
         run(&p, &format!("b-{mesh}"), &["--mesh", mesh, "--threads", "1"]);
@@ -91,7 +91,7 @@ fn a_checkpoint_fits_any_mesh_and_one_device() {
     let p = all("");
     run(&p, "one", &["--mesh", ""]);
     run(&p, "moved", &["--mesh", "dp=4,zero=3", "--steps", "3"]);
-    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("dp=2,shard=4", "9"), ("", "12")] {
+    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "6"), ("pp=2,dp=2", "8"), ("dp=2,shard=4", "9"), ("", "12")] {
         run(&p, "moved", &["--mesh", mesh, "--resume", "--steps", steps]);
     }
     // Evaluations at the ends of the parts are extra: the steps are compared.
@@ -253,6 +253,22 @@ fn sequences_are_divided_along_cp() {
 }
 
 #[test]
+fn check_reports_stages_and_what_they_send() {
+    let p = all("");
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "pp=2"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
+    assert!(line("stage  forward").contains("received a micro-batch"), "{}", ran.out);
+    assert!(line("schedule 1f1b, 2 micro-batches").contains("devices wait"), "{}", ran.out);
+    assert!(line("pp: stage 0").contains("model.") || line("pp: stage 1").contains("model."), "{}", ran.out);
+    assert!(line("send  pp").contains("all.lua:"), "{}", ran.out);
+    // Of GPUs that are not there.
+    let ran = p.run(&["check", "all.lua", "--mesh", "pp=2", "--for", "h200"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    assert!(ran.out.contains("schedule 1f1b"), "{}", ran.out);
+}
+
+#[test]
 fn wrong_meshes_are_refused_with_the_rule() {
     let p = all("");
     for (mesh, says) in [
@@ -281,7 +297,10 @@ fn wrong_meshes_are_refused_with_the_rule() {
             "mesh: a batch of 8 samples leaves some of the 16 devices along dp and shard without one",
         ),
         ("recipe.mesh = { cp = 2 }", "mesh: cp=2 divides sequences, and a loader states none"),
-        ("recipe.mesh = { pp = 2 }", "pp=2: this version divides nothing along pp"),
+        ("recipe.mesh, recipe.accumulate = 'pp=2', 1", "pp=2: a step has 1 micro-batch, fewer than stages"),
+        ("recipe.mesh, recipe.accumulate = 'pp=4', 4", "of the 4 layers with weights that as many stages need"),
+        ("recipe.mesh, recipe.pipeline = 'pp=2', { schedule = 'zbh1' }", "there is no schedule \"zbh1\""),
+        ("recipe.mesh, recipe.pipeline = 'pp=2', { shedule = 'zb-h1' }", "schedule"),
     ] {
         let p = all(more);
         let ran = p.run(&["run", "all.lua"]);

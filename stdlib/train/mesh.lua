@@ -12,6 +12,7 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
+local stages = require "perilune.train.stages"
 local tree = require "perilune.tree"
 local loader = require "perilune.data.loader"
 
@@ -198,15 +199,9 @@ local function check_shards(run)
   end
 end
 
----Places the States of a run on the mesh of its device.
----@param run perilune.Run
-function mesh.place(run)
-  check_shards(run)
-  local axes = native.mesh() ---@type perilune.Mesh?
-  if not axes then return end
-  local weights = tree.states(run.model)
-  local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
-  check_use(run, axes, along_tp)
+---Places all States of a run.
+---@param stage_of table<any, integer> the pipeline stage of weights, by State and by path
+local function place_states(run, axes, weights, along_tp, stage_of)
   local of_state, owner = {}, owners(run)
   for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
   -- Devices along `shard` share States; without that axis those along `dp` do.
@@ -215,7 +210,8 @@ function mesh.place(run)
   for _, entry in ipairs(run:states()) do
     local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
     local weight = owner[state] or state
-    local cut = of_state[weight] or along_tp[entry.path:match "^ema%.(.*)$"]
+    local of_average = entry.path:match "^ema%.(.*)$"
+    local cut = of_state[weight] or along_tp[of_average]
     if cut and #weight.shape == #shape then
       local size, sections = shape[cut.dim + 1], cut.sections
       local units = sections and sections[1] + sections[2] + sections[3] or 1
@@ -226,7 +222,26 @@ function mesh.place(run)
       dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
     end
     if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
-    native.place_state(state, dims)
+    native.place_state(state, dims, stage_of[weight] or stage_of[of_average])
+  end
+end
+
+---Places the States of a run on the mesh of its device.
+---@param run perilune.Run
+function mesh.place(run)
+  check_shards(run)
+  local axes = native.mesh() ---@type perilune.Mesh?
+  if not axes then return end
+  local weights = tree.states(run.model)
+  local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
+  check_use(run, axes, along_tp)
+  if axes.pp > 1 then
+    stages.set_schedule(run, axes.pp)
+    -- The recording that is cut computes initial values, of which no device may have all.
+    place_states(run, axes, weights, along_tp, stages.spread(weights, axes.pp))
+    place_states(run, axes, weights, along_tp, stages.cut(run, axes.pp, weights))
+  else
+    place_states(run, axes, weights, along_tp, {})
   end
 end
 

@@ -28,6 +28,7 @@ local tree = require "perilune.tree"
 ---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? retention of checkpoints: the options --keep, --keep-every and --keep-best
 ---@field mesh table<string, integer>|string? the devices that share the work: { dp = 2, zero = 1 }; the option --mesh
 ---@field strict_shards integer? cuts every batch into so many shards, whose sums are added in a fixed tree: bits do not depend on the mesh; the option --strict-shards
+---@field pipeline {schedule: string?}? how the stages along pp take turns: "1f1b" (the default), "fill-drain", "zb-h1", or a table of cells
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
 ---@field finish fun(run: perilune.Run)? called after the last step
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
@@ -36,7 +37,7 @@ local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "strict_shards", "sharding" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }

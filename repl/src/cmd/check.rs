@@ -242,13 +242,16 @@ impl Report<'_> {
         if mesh.devices() == 1 {
             return Ok(());
         }
-        let states = check_mesh::states(&mesh, &run.state_infos()?);
+        let infos = run.state_infos()?;
+        let states = check_mesh::states(&mesh, &infos);
         let engine = runtime.host().engine.borrow();
         let show = |loc| engine.recorder.source_map.show(loc);
         let sent = match &predicted {
             Some((machine, prediction)) => check_predict::sent(machine, &prediction.sent, show),
             None => check_mesh::transfers(&mesh, &transfers, show),
         };
+        let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);
+        self.table("stages", &stages);
         self.table("States", &states);
         self.table("sent a step", &sent);
         Ok(())

@@ -2,8 +2,11 @@
 
 use crate::format::bytes;
 use perilune_core::Mesh;
+use perilune_core::mesh::Axis;
 use perilune_core::source_loc::SourceLoc;
 use perilune_lua::StateInfo;
+use perilune_plan::pipelining::{Action, Cell, Schedule, StageCost};
+use perilune_plan::show::scaled;
 use perilune_plan::{BufferDesc, Transfer};
 
 /// Lines of a table at most; the rest is summed up.
@@ -60,6 +63,50 @@ pub fn states(mesh: &Mesh, all: &[(String, StateInfo)]) -> Vec<String> {
     lines
 }
 
+/// The pipeline stages with their work in a micro-batch, the bytes of their States, what they receive, and the schedule. Nothing without
+/// an axis `pp`.
+pub fn stages(
+    mesh: &Mesh,
+    costs: &[StageCost],
+    schedule: &Schedule,
+    micros: usize,
+    all: &[(String, StateInfo)],
+) -> Vec<String> {
+    if mesh.size(Axis::Pp) == 1 || costs.len() != mesh.size(Axis::Pp) {
+        return Vec::new();
+    }
+    let total: u64 = costs.iter().map(|c| c.flops).sum();
+    let mut rows = vec![["stage", "forward", "share", "States", "received a micro-batch"].map(String::from).to_vec()];
+    for (k, cost) in costs.iter().enumerate() {
+        let desc = |info: &StateInfo| BufferDesc { shape: info.shape, dtype: info.dtype, placement: info.placement };
+        let states: usize = all.iter().map(|(_, info)| desc(info).bytes_of_stage(mesh, k)).sum();
+        let share = format!("{:.0} %", 100.0 * cost.flops as f64 / total.max(1) as f64);
+        rows.push(vec![
+            k.to_string(),
+            scaled(cost.flops as usize, "FLOP"),
+            share,
+            bytes(states),
+            bytes(cost.received as usize),
+        ]);
+    }
+    let mut lines = aligned(&rows, 4);
+    // A backward pass is two products for each one of the forward pass.
+    let cost = |cell: Cell| {
+        let forward = costs.get(cell.stage).map_or(0, |c| c.flops);
+        if cell.action == Action::Backward { 2 * forward } else { forward }
+    };
+    let waits = schedule.table(costs.len(), micros).and_then(|table| table.simulate(&cost));
+    if let Ok(time) = waits {
+        let idle: u64 = time.idle.iter().sum();
+        let waits = 100.0 * idle as f64 / (time.end * costs.len() as u64).max(1) as f64;
+        lines.push(format!(
+            "schedule {}, {micros} micro-batches: devices wait {waits:.0} % of a step, transfers not counted",
+            schedule.name()
+        ));
+    }
+    lines
+}
+
 /// The collectives of a step by op, axis and recipe line; those with the most bytes first. `show` formats a line.
 pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
     if all.is_empty() {
@@ -94,7 +141,7 @@ pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> Stri
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perilune_core::mesh::{Along, Axis};
+    use perilune_core::mesh::Along;
     use perilune_core::{DType, Placement, Shape};
 
     #[test]

@@ -11,6 +11,7 @@ use crate::links::Links;
 use crate::workers::Workers;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::mesh::Axis;
 use perilune_core::{DType, Layout, Mesh, Shape, host_memory};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Fingerprint, Memory, Probe, Snapshot};
@@ -170,6 +171,15 @@ impl MeshBackend {
         if backends.len() != ranks.len() {
             let message = format!("mesh {mesh} has {} devices, not {}", ranks.len(), backends.len());
             return Err(Error::argument("mesh", message));
+        }
+        if mesh.size(Axis::Pp) > 1 && backends.iter().any(|b| b.name() != "cpu") {
+            let message =
+                format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
+            return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
+        }
+        if mesh.size(Axis::Pp) > 1 && processes.is_some() {
+            let message = format!("pp={}: all pipeline stages run in one process in this version", mesh.size(Axis::Pp));
+            return Err(Error::argument("mesh", message).hint("start one process, or use dp, shard or tp"));
         }
         let workers = Workers::new(backends.len())?;
         let shared = Shared { mesh, ranks, backends, exchange, workers, processes, runs: AtomicU64::new(0) };
@@ -372,6 +382,16 @@ impl Backend for MeshBackend {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
+        if !program.stages.is_empty() {
+            let stages = program.stages.clone();
+            let mesh = self.shared.mesh;
+            let ranks = self.shared.ranks.clone();
+            let compile = move |k: usize, b: &dyn Backend| {
+                b.compile(stages[mesh.coordinates(ranks[k])[Axis::Pp as usize]].program.clone())
+            };
+            let devices = self.shared.on_all(compile)?.into_iter().collect::<Result<Vec<_>>>()?.into();
+            return Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices, signature: 0 }));
+        }
         // The first device generates machine code, which the others find in the cache.
         let first = self.shared.first().compile(program.clone())?;
         let same = program.clone();

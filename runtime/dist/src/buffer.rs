@@ -5,6 +5,7 @@
 
 use crate::parts;
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
 use perilune_core::{Mesh, host_memory};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer};
 use std::any::Any;
@@ -36,7 +37,9 @@ impl MeshBuffer {
     /// this process drives.
     pub fn new(desc: &BufferDesc, mesh: Mesh, bytes: Option<Arc<[u8]>>, local: usize) -> MeshBuffer {
         let parts = (0..mesh.devices()).map(|_| Mutex::new(None)).collect();
-        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: local }) }
+        // A process drives all pipeline stages.
+        let stages = if desc.placement.stage().is_some() { mesh.size(Axis::Pp) } else { 1 };
+        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: local / stages }) }
     }
 
     /// Downcasts a buffer to one of this mesh.
@@ -63,7 +66,7 @@ impl MeshBuffer {
         *own = Some(part.clone());
         drop(own);
         let mut source = lock(&self.source);
-        source.open -= 1;
+        source.open = source.open.saturating_sub(1);
         if source.open == 0 {
             source.bytes = None;
         }

@@ -76,9 +76,14 @@ struct Messages {
     waiting: usize,
 }
 
+/// Names a message from one device to another: its run, the ranks of sender and receiver, and its number.
+type Mail = (u64, usize, usize, u64);
+
 #[derive(Debug, Default)]
 struct Board {
     rounds: FxHashMap<Round, Messages>,
+    /// Messages from one device to another that have not been received.
+    mail: FxHashMap<Mail, Arc<[u8]>>,
     /// The program of each run, as far as it is known.
     programs: FxHashMap<u64, u64>,
     /// The last run of each device that has left a message.
@@ -274,7 +279,49 @@ impl Exchange {
     pub fn end(&self, run: u64) {
         let mut board = self.lock();
         board.rounds.retain(|round, _| round.run > run);
+        board.mail.retain(|mail, _| mail.0 > run);
         board.programs.retain(|of, _| *of > run);
+    }
+}
+
+impl Exchange {
+    /// Leaves a message for one device. It does not wait: the board keeps the message.
+    fn post(&self, mail: Mail, message: Arc<[u8]>) -> Result<()> {
+        if !self.local[mail.2] {
+            return Err(self.other_process(mail.2));
+        }
+        self.lock().mail.insert(mail, message);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    /// Waits for a message of one device.
+    fn collect(&self, mail: Mail) -> Result<Arc<[u8]>> {
+        if !self.local[mail.1] {
+            return Err(self.other_process(mail.1));
+        }
+        let mut board = self.lock();
+        loop {
+            if let Some((_, rank)) = board.failed.filter(|f| f.0 == mail.0) {
+                return Err(self.device_failed(rank));
+            }
+            if let Some(error) = &board.broken {
+                return Err(error.clone());
+            }
+            if let Some((_, rank, _)) = board.failed_elsewhere.filter(|f| f.0 == mail.0) {
+                return Err(self.device_failed(rank));
+            }
+            if let Some(message) = board.mail.remove(&mail) {
+                return Ok(message);
+            }
+            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+
+    fn other_process(&self, rank: usize) -> Error {
+        let message = format!("device {rank} of mesh {} belongs to another process", self.mesh);
+        Error::system("mesh", message)
+            .hint("put all pipeline stages into one process: the axis pp does not cross processes yet")
     }
 }
 
@@ -320,7 +367,40 @@ impl Rank {
     }
 }
 
+impl Rank {
+    /// The rank of the device at a coordinate along an axis, the others being those of this one.
+    fn rank_at(&self, axis: Axis, coordinate: usize) -> usize {
+        let mut at = self.at;
+        at[axis as usize] = coordinate;
+        self.exchange.mesh.rank(&at)
+    }
+
+    /// Takes part in the barriers of the devices whose programs have not ended, until those of all have: programs of other pipeline
+    /// stages may have more barriers than this one's.
+    pub fn end(&self) -> Result<()> {
+        loop {
+            let all = self.exchange_in(Group::ALL, Arc::from([ENDED]))?;
+            if all.iter().all(|message| message[..] == [ENDED]) {
+                return Ok(());
+            }
+        }
+    }
+}
+
+/// What a device sends to the barriers of others after its program has ended; in a barrier of its own it sends nothing.
+const ENDED: u8 = 1;
+
 impl Peers for Rank {
+    fn send(&self, axis: Axis, to: usize, number: u64, bytes: &[u8]) -> Result<()> {
+        let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, to));
+        self.exchange.post((self.run, own, other, number), bytes.into())
+    }
+
+    fn receive(&self, axis: Axis, from: usize, number: u64) -> Result<Arc<[u8]>> {
+        let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, from));
+        self.exchange.collect((self.run, other, own, number))
+    }
+
     fn coordinate(&self, axis: Axis) -> usize {
         self.at[axis as usize]
     }
@@ -391,6 +471,49 @@ mod tests {
                 scope.spawn(|| peer.barrier().unwrap());
             }
         });
+    }
+
+    #[test]
+    fn a_message_reaches_its_device_only_and_sending_does_not_wait() {
+        let (all, exchange) = on_all("pp=3,dp=2", |peer, rank| {
+            let stage = peer.coordinate(Axis::Pp);
+            // The last stage receives in another order than that in which the first one sends.
+            if stage == 0 {
+                (0..4).for_each(|k| peer.send(Axis::Pp, 2, k, &[rank as u8, k as u8]).unwrap());
+            }
+            let got = if stage == 2 { vec![3, 1, 0, 2] } else { Vec::new() };
+            let got = got.into_iter().map(|k| peer.receive(Axis::Pp, 0, k).unwrap().to_vec()).collect::<Vec<_>>();
+            // Some devices have no barrier in their program.
+            if stage > 0 {
+                peer.barrier().unwrap();
+            }
+            peer.end().unwrap();
+            got
+        });
+        for (rank, got) in all.iter().enumerate() {
+            let sender = rank as u8 % 2;
+            let want = if rank < 4 { Vec::new() } else { [3, 1, 0, 2].map(|k| vec![sender, k]).to_vec() };
+            assert_eq!(*got, want, "device {rank}");
+        }
+        assert!(exchange.lock().rounds.is_empty() && exchange.lock().mail.is_empty());
+    }
+
+    #[test]
+    fn a_failed_device_ends_the_wait_for_its_message() {
+        let (all, _) = on_all("pp=2", |peer, rank| match rank {
+            0 => {
+                peer.exchange.fail(peer.run, rank);
+                String::new()
+            }
+            _ => peer.receive(Axis::Pp, 0, 5).unwrap_err().message,
+        });
+        assert_eq!(all[1], "device 0 of mesh pp=2 has failed");
+        let mesh = Mesh::parse("pp=2").unwrap();
+        let peer = Rank::new(Arc::new(Exchange::among(mesh, vec![true, false], None)), 1, 0);
+        assert_eq!(
+            peer.send(Axis::Pp, 1, 0, &[1]).unwrap_err().message,
+            "device 1 of mesh pp=2 belongs to another process"
+        );
     }
 
     #[test]

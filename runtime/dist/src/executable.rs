@@ -3,10 +3,11 @@
 use crate::backend::Shared;
 use crate::buffer::MeshBuffer;
 use crate::exchange::Rank;
-use perilune_core::Interrupt;
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
+use perilune_core::{DType, Interrupt, Shape};
 use perilune_plan::ir::{Origin, Program};
-use perilune_plan::{Buffer, Executable, Failure, RunContext};
+use perilune_plan::{Buffer, BufferDesc, Executable, Failure, RunContext};
 use rustc_hash::FxHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -52,17 +53,33 @@ impl MeshExecutable {
         let Shared { mesh, ranks, backends, exchange, .. } = &*self.shared;
         let rank = ranks[k];
         let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[k]);
-        let parts = |all: &[Buffer]| all.iter().map(part).collect::<Result<Vec<_>>>().map_err(fail);
-        let (inputs, outputs) = (parts(&operands.inputs)?, parts(&operands.outputs)?);
-        let numbers = self.program.numbers(&operands.recorded, &mesh.coordinates(rank));
+        let at = mesh.coordinates(rank);
+        let stage = self.program.stages.get(at[Axis::Pp as usize]);
+        let parts = |all: &[Buffer]| all.iter().map(part).collect::<Result<Vec<_>>>();
+        let (inputs, outputs) = match stage {
+            None => (parts(&operands.inputs).map_err(fail)?, parts(&operands.outputs).map_err(fail)?),
+            Some(stage) => {
+                // A device makes no part of what its stage neither reads nor writes.
+                let none = backends[k].alloc(&BufferDesc::new(Shape::of(&[0]), DType::U8)).map_err(fail)?;
+                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(none.clone()) };
+                let inputs = operands.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>();
+                let own = stage.outputs.iter().map(|o| part(&operands.outputs[*o as usize]));
+                (inputs.map_err(fail)?, own.collect::<Result<Vec<_>>>().map_err(fail)?)
+            }
+        };
+        let numbers = self.program.numbers(&operands.recorded, &at);
         let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
-        let mut times = vec![0.0; if operands.timed { self.program.kernels.len() } else { 0 }];
+        let kernels = stage.map_or(self.program.kernels.len(), |stage| stage.program.kernels.len());
+        let mut times = vec![0.0; if operands.timed { kernels } else { 0 }];
         let context = RunContext {
             interrupt: &operands.interrupt,
             times: operands.timed.then_some(&mut times),
             peers: Some(&peers),
         };
         self.devices[k].run(&inputs, &numbers, &outputs, context)?;
+        if stage.is_some() {
+            peers.end().map_err(fail)?;
+        }
         Ok(times)
     }
 }
@@ -118,8 +135,14 @@ impl Executable for MeshExecutable {
                 }),
             };
         }
-        if let (Some(times), Some(Ok(own))) = (context.times, results.first()) {
-            times.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
+        if let Some(mut times) = context.times {
+            // One device of each stage: the kernels of a program are those of its stages, one stage after the other.
+            let step = results.len() / self.program.stages.len().max(1);
+            for own in results.iter().step_by(step.max(1)).take(self.program.stages.len().max(1)).flatten() {
+                let (first, rest) = times.split_at_mut(own.len());
+                first.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
+                times = rest;
+            }
         }
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::fmt::{self, Display};
 const MOST_ZERO: u8 = 3;
 
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 2] = [Axis::Pp, Axis::Ep];
+const UNSUPPORTED: [Axis; 1] = [Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -52,7 +52,7 @@ impl MeshOptions {
         let mesh = Mesh::parse(&axes.join(","))?;
         if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes dp, shard, cp and tp are supported"));
+            return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard, cp and tp are supported"));
         }
         let options = MeshOptions { mesh, zero, keys: keys.unwrap_or_default() };
         if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
@@ -100,8 +100,15 @@ mod tests {
 
     #[test]
     fn a_mesh_with_a_stage_round_trips() {
-        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0", "dp=2,cp=2,zero=3,keys=ring"]
-        {
+        for text in [
+            "dp=8,zero=1",
+            "dp=2,shard=4,zero=3",
+            "dp=2",
+            "",
+            "dp=2,tp=4,zero=0",
+            "dp=2,cp=2,zero=3,keys=ring",
+            "pp=4,dp=2,zero=1",
+        ] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(MeshOptions::parse(" zero = 2 , dp=4 ").unwrap().to_string(), "dp=4,zero=2");
@@ -118,7 +125,6 @@ mod tests {
             ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),
             ("cp=2,keys=ring,keys=ring", "keys is given twice"),
             ("dp=2,keys=ring", "keys=ring says how attention gets keys along cp, which the mesh does not have"),
-            ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),
             ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");

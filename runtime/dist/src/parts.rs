@@ -79,9 +79,10 @@ pub fn holders(desc: &BufferDesc, mesh: &Mesh, ranks: &[usize]) -> Option<Vec<us
         let at = mesh.coordinates(rank);
         split.iter().fold(0, |n, axis| n * mesh.size(*axis) + at[*axis as usize])
     };
+    let has = |rank: &usize| mesh.size(Axis::Pp) == 1 || desc.placement.is_held(&mesh.coordinates(*rank));
     let mut found = vec![false; all];
     let first: Vec<usize> =
-        ranks.iter().copied().filter(|rank| !std::mem::replace(&mut found[part(*rank)], true)).collect();
+        ranks.iter().copied().filter(has).filter(|rank| !std::mem::replace(&mut found[part(*rank)], true)).collect();
     (first.len() == all).then_some(first)
 }
 
@@ -92,7 +93,7 @@ mod tests {
 
     #[test]
     fn joined_parts_are_the_tensor() {
-        let mesh = Mesh::parse("dp=2,tp=3").unwrap();
+        let mesh = Mesh::parse("pp=2,dp=2,tp=3").unwrap();
         let mut cases = 0;
         let along = [Along::Replicated, Along::Split(0), Along::Split(1), Along::Split(2), Along::Segments(1, 3)];
         for dims in [[4, 6, 2], [5, 9, 3], [1, 3, 1], [2, 0, 3], [3, 12, 8]] {
@@ -100,7 +101,9 @@ mod tests {
             for dtype in [DType::U8, DType::F32] {
                 let bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|i| i as u8).collect();
                 for (outer, inner) in along.iter().flat_map(|a| along.map(|b| (*a, b))) {
-                    let placement = Placement::REPLICATED.with(Axis::Dp, outer).with(Axis::Tp, inner);
+                    let pp = if cases % 2 == 0 { Along::Stage(1) } else { Along::Replicated };
+                    let placement =
+                        Placement::REPLICATED.with(Axis::Pp, pp).with(Axis::Dp, outer).with(Axis::Tp, inner);
                     let desc = BufferDesc { placement, ..BufferDesc::new(shape, dtype) };
                     if desc.local(&mesh).is_err() {
                         continue; // segments of unequal size

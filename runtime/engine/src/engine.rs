@@ -10,6 +10,7 @@ use perilune_core::Interrupt;
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
 use perilune_plan::Backend;
+use perilune_plan::pipelining::StageCost;
 use std::sync::Arc;
 
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
@@ -69,6 +70,10 @@ pub struct Engine {
     pub zero: Option<u8>,
     /// Logical shards of a batch, if bits must not depend on the number of devices: see [`Engine::set_strict_shards`].
     pub(crate) strict: Option<usize>,
+    /// What each pipeline stage does in the forward pass of a micro-batch, once the model has been cut into stages.
+    pub stage_costs: Vec<StageCost>,
+    /// Micro-batches of a step that stages work on.
+    pub micro_batches: usize,
     /// Samples of the batch that is being made: see [`Engine::set_batch`].
     pub(crate) batch: Option<usize>,
     /// Bytes of the last snapshot.
@@ -90,6 +95,8 @@ impl Engine {
             stats: Stats::default(),
             zero: None,
             strict: None,
+            stage_costs: Vec::new(),
+            micro_batches: 1,
             batch: None,
             snapshot: None,
         }

@@ -12,8 +12,9 @@ use perilune_core::error::Result;
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{HostTensor, Mesh, Placement, Shape};
+use perilune_plan::pipelining::cut::{Cut, cut};
 use perilune_plan::predict::{Machine, Prediction, predict};
-use perilune_plan::{Backend, InputBuffer, KeyExchange, Transfer};
+use perilune_plan::{Backend, InputBuffer, KeyExchange, Schedule, Transfer};
 use std::sync::Arc;
 
 /// The axes along which devices have different samples.
@@ -87,7 +88,7 @@ impl Engine {
         let (states, recorder) = (&self.states, &self.recorder);
         self.executor.tracer.divide(&mesh, self.strict, |buffer| match buffer {
             InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.desc.placement),
-            InputBuffer::Leaf(uid) => recorder.live(uid).map_or(Placement::REPLICATED, |v| v.placement),
+            InputBuffer::Leaf(uid) => recorder.live(uid).map_or(Placement::REPLICATED, |v| v.placement_on(&mesh)),
         });
     }
 
@@ -108,6 +109,26 @@ impl Engine {
         Ok(self.assign(id, node)?)
     }
 
+    /// Sets how pipeline stages take turns, on so many micro-batches of a step.
+    pub fn set_schedule(&mut self, schedule: Schedule, micro_batches: usize) {
+        self.executor.tracer.schedule = schedule;
+        self.micro_batches = micro_batches;
+    }
+
+    pub fn schedule(&self) -> &Schedule {
+        &self.executor.tracer.schedule
+    }
+
+    /// Cuts the open step, which would end with these results, into pipeline stages. Nothing is placed.
+    pub fn cut_stages(&mut self, ids: &[NodeId], stages: usize) -> std::result::Result<Cut, Fault> {
+        let roots = self.recorder.roots(ids);
+        let request = self.states.request(roots);
+        self.trace_run(&request);
+        let cut = cut(&self.recorder.graph, &self.executor.tracer.trace, stages)?;
+        self.stage_costs = cut.costs.clone();
+        Ok(cut)
+    }
+
     /// Whether a State has a value in memory, so that placing it elsewhere moves it.
     pub fn has_memory(&self, id: StateId) -> bool {
         self.states.written_buffer(id).is_some()
@@ -120,7 +141,9 @@ impl Engine {
 
     /// Predicts the time of the plan that ran last on the devices of a machine.
     pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
-        self.executor.cache.last().map(|plan| predict(&plan.step, machine))
+        // The programs of pipeline stages run at the same time, which a prediction of one program does not show.
+        let last = self.executor.cache.last().filter(|plan| plan.step.program.stages.is_empty());
+        last.map(|plan| predict(&plan.step, machine))
     }
 
     /// Moves everything to another device. Nothing may have been recorded since the last step ended.

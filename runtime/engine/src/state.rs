@@ -11,6 +11,7 @@ use crate::shadow_weights::ShadowWeight;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
+use perilune_core::mesh::Axis;
 use perilune_core::ops::{create, movement};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
@@ -89,7 +90,9 @@ pub(crate) struct StateTable {
 impl StateTable {
     /// Bytes of all States on one device of `mesh`.
     pub fn nbytes(&self, mesh: &Mesh) -> usize {
-        self.all.values().map(|s| s.desc.local(mesh).map_or(0, |part| part.nbytes())).sum()
+        // Of the pipeline stage that has the most.
+        let stage = |k| self.all.values().map(|s| s.desc.bytes_of_stage(mesh, k)).sum::<usize>();
+        (0..mesh.size(Axis::Pp)).map(stage).max().unwrap_or(0)
     }
 
     /// Returns role, line, dtype, shape and bytes on one device of `mesh` of each State that has memory.

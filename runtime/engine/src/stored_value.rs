@@ -6,8 +6,9 @@
 
 use crate::memory::Role;
 use perilune_core::error::Result;
+use perilune_core::mesh::{Along, Axis};
 use perilune_core::source_loc::SourceLoc;
-use perilune_core::{DType, HostTensor, Placement, Shape};
+use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::{Backend, Buffer, BufferDesc};
 use std::cell::{Ref, RefCell};
 use std::rc::Rc;
@@ -44,6 +45,14 @@ impl StoredValue {
         StoredValue { uid, shape, dtype, role, loc, placement, residence: RefCell::new(at) }
     }
 
+    /// What a device of `mesh` has of it. A value of a mesh with more pipeline stages is whole on every device.
+    pub fn placement_on(&self, mesh: &Mesh) -> Placement {
+        match self.placement.stage() {
+            Some(stage) if stage >= mesh.size(Axis::Pp) => self.placement.with(Axis::Pp, Along::Replicated),
+            _ => self.placement,
+        }
+    }
+
     /// Sets what each device gets of a value that is on the host.
     pub fn placed(self, placement: Placement) -> StoredValue {
         StoredValue { placement, ..self }
@@ -55,7 +64,7 @@ impl StoredValue {
         let buffer = match &*at {
             Residence::Device(buffer) => return Ok(buffer.clone()),
             Residence::Host(t) => {
-                let desc = BufferDesc { shape: t.shape, dtype: t.dtype, placement: self.placement };
+                let desc = BufferDesc { shape: t.shape, dtype: t.dtype, placement: self.placement_on(&backend.mesh()) };
                 backend.upload(&desc, &t.bytes)?
             }
         };

@@ -8,7 +8,8 @@ use crate::errors::{self, Raise};
 use crate::functions::{host, tensors_of};
 use crate::tensor::Ref;
 use mlua::{Function, Lua, MultiValue};
-use perilune_engine::Code;
+use perilune_core::graph::NodeId;
+use perilune_engine::{Code, Engine, Fault};
 use perilune_plan::Fingerprint;
 
 /// Additional results of the last dry run, stored with the Lua state.
@@ -20,11 +21,13 @@ pub struct Planned {
     pub code: Code,
 }
 
-/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed, no file
-/// is written. With
-/// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
-/// its plan was cached.
-pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
+/// Records `f` as a step, calls `then` with the tensors that it returns, and drops the step: no State changes, no random number is
+/// consumed, no file is written.
+pub fn recorded<T>(
+    lua: &Lua,
+    f: &Function,
+    then: impl FnOnce(&mut Engine, &[NodeId]) -> std::result::Result<T, Fault>,
+) -> mlua::Result<T> {
     let host = host(lua)?;
     if host.engine.borrow().in_step() {
         let message = "a dry run records a step of its own and cannot begin inside one";
@@ -40,24 +43,35 @@ pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result
     // What the step would save is checked and not written.
     let _held = host.policy.hold_writes();
     let result = f.call::<MultiValue>(()).and_then(|out| {
-        let Some(plan) = plan else { return Ok(false) };
         let refs = tensors_of(&out);
-        let planned = host.record(lua, |engine| {
+        host.record(lua, |engine| {
             let nodes = |r: &&RefGuard| matches!(r.0, Ref::Node(_));
             let nodes: Vec<_> = refs.iter().filter(nodes).map(|r| r.node(engine)).collect::<Result<_, _>>()?;
-            Ok(match plan.as_str() {
-                "code" => Planned { code: engine.prepare(&nodes)?, ..Planned::default() },
-                _ => Planned { fingerprint: Some(engine.fingerprint(&nodes)?), ..Planned::default() },
-            })
-        })?;
-        let known = matches!(planned.code, Code::Known);
-        lua.set_app_data(planned);
-        Ok(known)
+            then(engine, &nodes)
+        })
     });
     host.settle();
     let aborted = host.engine.borrow_mut().abort_step();
     host.customs.borrow_mut().clear();
-    let known = result?;
+    let value = result?;
     aborted.map_err(fail)?;
+    Ok(value)
+}
+
+/// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed, no file
+/// is written. With
+/// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
+/// its plan was cached.
+pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
+    let planned = recorded(lua, &f, |engine, nodes| {
+        Ok(match plan.as_deref() {
+            None => None,
+            Some("code") => Some(Planned { code: engine.prepare(nodes)?, ..Planned::default() }),
+            Some(_) => Some(Planned { fingerprint: Some(engine.fingerprint(nodes)?), ..Planned::default() }),
+        })
+    })?;
+    let Some(planned) = planned else { return Ok(false) };
+    let known = matches!(planned.code, Code::Known);
+    lua.set_app_data(planned);
     Ok(known)
 }

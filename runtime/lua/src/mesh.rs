@@ -4,10 +4,11 @@ use crate::args::{RefGuard, show};
 use crate::errors;
 use crate::functions::host;
 use crate::tensor::{Ref, Tensor};
-use mlua::{FromLua, Lua, Table, Value};
+use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
-use perilune_plan::{Backend, KeyExchange};
+use perilune_plan::pipelining::split::MOST_STAGES;
+use perilune_plan::{Backend, KeyExchange, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -117,9 +118,10 @@ fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
     Ok(host.tensor(id))
 }
 
-/// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
+/// `native.place_state(state, dims, stage)`: divides a State, and stores it on one pipeline stage only, if it is given. `dims` names for
+/// some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
-fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
+fn place_state(lua: &Lua, (state, dims, stage): (Value, Table, Option<u8>)) -> mlua::Result<()> {
     let host = host(lua)?;
     let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
     let Some(Ref::State(id)) = what.as_ref().map(|w| w.0) else {
@@ -127,6 +129,9 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
         return Err(errors::argument(&host, lua, "place_state", message, None));
     };
     let mut placement = Placement::REPLICATED;
+    if let Some(stage) = stage {
+        placement = placement.with(Axis::Pp, Along::Stage(stage));
+    }
     for pair in dims.pairs::<String, Value>() {
         let (name, cut) = pair?;
         let along = match &cut {
@@ -146,6 +151,44 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
         host.flush(lua)?;
     }
     host.record(lua, |engine| engine.place_state(id, placement))
+}
+
+/// `native.cut_stages(fn, stages, states)`: records `fn` as a step, drops it, and cuts it into pipeline stages. Returns for each State the
+/// number of its stage, or false if no forward pass reads it, and for each stage { flops =, received = }.
+fn cut_stages(lua: &Lua, (f, stages, states): (Function, usize, Vec<Value>)) -> mlua::Result<(Table, Table)> {
+    let cut = crate::dry_run::recorded(lua, &f, |engine, nodes| engine.cut_stages(nodes, stages))?;
+    let (places, costs) = (lua.create_table()?, lua.create_table()?);
+    for state in &states {
+        let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
+        let stage = match what.as_ref().map(|w| w.0) {
+            Some(Ref::State(id)) => cut.stages.get(&id.0).copied(),
+            _ => None,
+        };
+        places.push(stage.map_or(Value::Boolean(false), |stage| Value::Integer(stage as i64)))?;
+    }
+    for cost in &cut.costs {
+        let t = lua.create_table()?;
+        t.set("flops", cost.flops)?;
+        t.set("received", cost.received)?;
+        costs.push(t)?;
+    }
+    Ok((places, costs))
+}
+
+/// `native.schedule(text)`: sets how pipeline stages take turns, by name or as a table; nil: by default. Checks it for so many stages
+/// and micro-batches.
+fn schedule(lua: &Lua, (text, stages, micros): (Option<String>, usize, usize)) -> mlua::Result<()> {
+    let host = host(lua)?;
+    if stages > MOST_STAGES {
+        let message = format!("pp={stages}: a mesh has at most {MOST_STAGES} pipeline stages");
+        return Err(errors::argument(&host, lua, "mesh", message, Some("use a smaller pp".into())));
+    }
+    let parsed = text.map_or(Ok(Schedule::default()), |text| Schedule::parse(&text));
+    let checked = parsed.and_then(|schedule| schedule.table(stages, micros).map(|_| schedule));
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.pipeline", e.message, e.hint);
+    let schedule = checked.map_err(fail)?;
+    host.engine.borrow_mut().set_schedule(schedule, micros);
+    Ok(())
 }
 
 /// `native.fails(error)`: says that an error ends the enclosing block of this process, before the block is cleaned up. Returns whether the
@@ -169,5 +212,7 @@ pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     native.set("shards", lua.create_function(shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
     native.set("positions", lua.create_function(positions)?)?;
+    native.set("cut_stages", lua.create_function(cut_stages)?)?;
+    native.set("schedule", lua.create_function(schedule)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

@@ -188,6 +188,7 @@ fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value
         "memory_budget",
         "mesh",
         "strict_shards",
+        "pipeline",
         "on_nan",
         "on_spike",
     ];

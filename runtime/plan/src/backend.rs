@@ -217,6 +217,17 @@ pub trait Peers: Debug + Sync {
     /// must call it, in the same order. Returns an error, on all of them, if one has failed.
     fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>>;
 
+    /// Sends `bytes` to the device at coordinate `to` along `axis`, without waiting for it. `number` names the message: no other one of
+    /// the run from here to there has it.
+    fn send(&self, axis: Axis, _to: usize, _number: u64, _bytes: &[u8]) -> Result<()> {
+        Err(Error::system("mesh", format!("these devices send each other nothing along {}", axis.name())))
+    }
+
+    /// Waits for the message with that number of the device at coordinate `from` along `axis`. Returns an error if a device fails.
+    fn receive(&self, axis: Axis, _from: usize, _number: u64) -> Result<Arc<[u8]>> {
+        Err(Error::system("mesh", format!("these devices send each other nothing along {}", axis.name())))
+    }
+
     /// Waits until all devices of the mesh have called it. Returns an error, on all of them, if one has failed.
     fn barrier(&self) -> Result<()> {
         Ok(())

@@ -1,7 +1,7 @@
 //! Describes the contents of a buffer: shape, dtype, and placement on a mesh.
 
 use perilune_core::error::Result;
-use perilune_core::mesh::{Mesh, Placement};
+use perilune_core::mesh::{Axis, Mesh, Placement};
 use perilune_core::{DType, Shape};
 
 /// What a buffer stores: a tensor, and what each device of a mesh holds of it.
@@ -28,6 +28,14 @@ impl BufferDesc {
     pub fn local(&self, mesh: &Mesh) -> Result<BufferDesc> {
         let part = self.placement.local(mesh, &mesh.coordinates(0), &self.shape)?;
         Ok(BufferDesc::new(part.shape, self.dtype))
+    }
+
+    /// Bytes that a device of one pipeline stage of `mesh` stores.
+    pub fn bytes_of_stage(&self, mesh: &Mesh, stage: usize) -> usize {
+        match self.placement.stage() {
+            Some(own) if own != stage && mesh.size(Axis::Pp) > 1 => 0,
+            _ => self.local(mesh).map_or(self.nbytes(), |part| part.nbytes()),
+        }
     }
 
     /// Whether it stores the elements of a tensor of that shape and dtype, in the same order.

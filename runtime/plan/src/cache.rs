@@ -171,7 +171,7 @@ impl Cache {
 
     /// Returns the recipe line of an origin of a cached program.
     pub fn line_of(&self, program: &Arc<Program>, origin: Origin) -> Option<SourceLoc> {
-        let plan = self.plans.values().flatten().find(|p| Arc::ptr_eq(&p.step.program, program))?;
+        let plan = self.plans.values().flatten().find(|p| is_part(&p.step.program, program))?;
         plan.step.source_map.get(origin.position()?).copied()
     }
 
@@ -196,6 +196,11 @@ impl Cache {
     pub fn last(&self) -> Option<Rc<Plan>> {
         self.last.as_ref().map(|last| last.0.clone())
     }
+}
+
+/// Whether a program is `part`, or has it as a stage.
+fn is_part(whole: &Arc<Program>, part: &Arc<Program>) -> bool {
+    Arc::ptr_eq(whole, part) || whole.stages.iter().any(|stage| Arc::ptr_eq(&stage.program, part))
 }
 
 fn hash(key: &[u64], options: Options) -> u128 {

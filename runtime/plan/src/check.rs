@@ -11,6 +11,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 /// The first broken rule, if any.
 pub fn check(p: &Program) -> Result<(), String> {
+    if !p.stages.is_empty() {
+        let stage = |(k, stage): (usize, &Stage)| check(&stage.program).map_err(|e| format!("stage {k}: {e}"));
+        return p.stages.iter().enumerate().try_for_each(stage);
+    }
     let mut written: IdSet<ValueId> = IdSet::default();
     for (k, v) in p.values.iter().enumerate() {
         match v.storage {

@@ -7,6 +7,7 @@ use crate::check::check;
 use crate::ir::Program;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
+use perilune_core::mesh::Axis;
 use perilune_core::{Layout, Mesh};
 use std::any::Any;
 use std::sync::Arc;
@@ -14,7 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A device of `bytes` of memory that runs the kernels of `target`, which is asked only how it plans.
 ///
-/// With a mesh it stands for each of its devices, which have equal parts of everything: what it counts is the memory of one.
+/// With a mesh it stands for each of its devices: what it counts is the memory of one. Those of a pipeline stage have equal parts of
+/// everything; of several stages the one with the most counts.
 pub struct Estimate {
     target: Arc<dyn Backend>,
     bytes: usize,
@@ -23,23 +25,39 @@ pub struct Estimate {
 }
 
 /// Bytes in buffers, and their maximum with the arena of the program that ran.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Counts {
-    allocated: AtomicUsize,
+    /// By pipeline stage.
+    allocated: Box<[AtomicUsize]>,
     peak: AtomicUsize,
+}
+
+impl Counts {
+    fn of(mesh: &Mesh) -> Arc<Counts> {
+        let allocated = (0..mesh.size(Axis::Pp)).map(|_| AtomicUsize::new(0)).collect();
+        Arc::new(Counts { allocated, peak: AtomicUsize::new(0) })
+    }
+
+    /// Bytes of the stage with the most. `more`: what each has beside its buffers.
+    fn most(&self, more: impl Fn(usize) -> usize) -> usize {
+        let stage = |(k, own): (usize, &AtomicUsize)| own.load(Ordering::Relaxed).saturating_add(more(k));
+        self.allocated.iter().enumerate().map(stage).max().unwrap_or(0)
+    }
 }
 
 #[derive(Debug)]
 struct Counted {
     desc: BufferDesc,
-    /// On one device.
-    nbytes: usize,
+    /// On a device of each stage.
+    nbytes: Box<[usize]>,
     counts: Arc<Counts>,
 }
 
 impl Drop for Counted {
     fn drop(&mut self) {
-        self.counts.allocated.fetch_sub(self.nbytes, Ordering::Relaxed);
+        for (all, own) in self.counts.allocated.iter().zip(&self.nbytes) {
+            all.fetch_sub(*own, Ordering::Relaxed);
+        }
     }
 }
 
@@ -55,24 +73,26 @@ impl DeviceBuffer for Counted {
 
 impl Estimate {
     pub fn new(target: Arc<dyn Backend>, bytes: usize) -> Estimate {
-        Estimate { target, bytes, mesh: Mesh::ONE, counts: Arc::default() }
+        Estimate { target, bytes, mesh: Mesh::ONE, counts: Counts::of(&Mesh::ONE) }
     }
 
     /// The same for a device of a mesh.
     #[must_use]
     pub fn of_mesh(self, mesh: Mesh) -> Estimate {
-        Estimate { mesh, ..self }
+        Estimate { mesh, counts: Counts::of(&mesh), ..self }
     }
 }
 
 struct Counting {
-    arena: usize,
+    /// Of each stage, or of all.
+    arenas: Vec<usize>,
     counts: Arc<Counts>,
 }
 
 impl Executable for Counting {
     fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: RunContext<'_>) -> std::result::Result<(), Failure> {
-        let now = self.counts.allocated.load(Ordering::Relaxed).saturating_add(self.arena);
+        let arena = |stage: usize| self.arenas.get(stage).or(self.arenas.last()).copied().unwrap_or(0);
+        let now = self.counts.most(arena);
         self.counts.peak.fetch_max(now, Ordering::Relaxed);
         Ok(())
     }
@@ -115,8 +135,12 @@ impl Backend for Estimate {
     }
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
-        let nbytes = desc.local(&self.mesh)?.nbytes();
-        self.counts.allocated.fetch_add(nbytes, Ordering::Relaxed);
+        desc.local(&self.mesh)?;
+        let stages = 0..self.mesh.size(Axis::Pp);
+        let nbytes: Box<[usize]> = stages.map(|stage| desc.bytes_of_stage(&self.mesh, stage)).collect();
+        for (all, own) in self.counts.allocated.iter().zip(&nbytes) {
+            all.fetch_add(*own, Ordering::Relaxed);
+        }
         Ok(Arc::new(Counted { desc: *desc, nbytes, counts: self.counts.clone() }))
     }
 
@@ -129,13 +153,17 @@ impl Backend for Estimate {
     }
 
     fn memory(&self) -> Memory {
-        let allocated = self.counts.allocated.load(Ordering::Relaxed);
+        let allocated = self.counts.most(|_| 0);
         let peak = self.counts.peak.load(Ordering::Relaxed).max(allocated);
         Memory { allocated, reserved: peak, peak, limit: Some(self.bytes) }
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
-        Ok(Box::new(Counting { arena: program.arena_bytes, counts: self.counts.clone() }))
+        let arenas = match &program.stages[..] {
+            [] => vec![program.arena_bytes],
+            stages => stages.iter().map(|stage| stage.program.arena_bytes).collect(),
+        };
+        Ok(Box::new(Counting { arenas, counts: self.counts.clone() }))
     }
 }

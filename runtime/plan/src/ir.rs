@@ -36,6 +36,7 @@ use perilune_core::ops::{Op, ReduceFn};
 use perilune_core::{DType, Layout, Shape};
 use smallvec::SmallVec;
 use std::borrow::Cow;
+use std::sync::Arc;
 
 /// Lanes of a row reduction.
 pub const LANES: usize = 16;
@@ -334,6 +335,19 @@ pub struct Program {
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
+    /// The programs of pipeline stages, whose kernels this one lists, one stage after the other. A device runs that of its stage. Empty if
+    /// all devices run this program.
+    pub stages: Vec<Stage>,
+}
+
+/// The program of a pipeline stage. Its inputs and run-time numbers are those of the whole.
+#[derive(Clone, Debug)]
+pub struct Stage {
+    pub program: Arc<Program>,
+    /// For each input, whether the stage reads or writes it.
+    pub uses: Vec<bool>,
+    /// For each output of the stage, its number among the outputs of the whole.
+    pub outputs: Vec<u32>,
 }
 
 impl Program {

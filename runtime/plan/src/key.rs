@@ -7,6 +7,7 @@
 //! (the leaves, the words of each node, the recomputation spans) is returned beside it.
 
 use crate::passes::remat::{self, Spans};
+use crate::pipelining::Schedule;
 use crate::reachability::{self, NEEDED, RECOMPUTED};
 use crate::request::{Division, InputBuffer, KeyExchange, Request};
 use perilune_core::graph::{Graph, Node, NodeId};
@@ -145,6 +146,8 @@ pub struct Tracer {
     /// Whether the planner may recompute values by itself, because there is a memory budget. The key then includes what
     /// that choice depends on.
     pub budgeted: bool,
+    /// How pipeline stages take turns: see [`Division::schedule`].
+    pub schedule: Schedule,
     /// How attention whose queries a mesh splits gets its keys.
     pub keys: KeyExchange,
     by_buffer: IdMap<InputBuffer, u32>,
@@ -257,9 +260,9 @@ impl Tracer {
         if mesh.devices() == 1 && strict.is_none() {
             return;
         }
-        let t = &mut self.trace;
+        let (t, schedule) = (&mut self.trace, self.schedule.clone());
         let inputs = t.inputs.iter().map(|b| placement(*b)).collect();
-        let division = Division { mesh: *mesh, inputs, strict, keys: self.keys };
+        let division = Division { mesh: *mesh, inputs, strict, keys: self.keys, schedule };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

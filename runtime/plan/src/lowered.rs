@@ -23,6 +23,8 @@ pub struct Lowered {
     pub placed_roots: FxHashMap<usize, BufferDesc>,
     /// Values of the State writes, in the order of `Trace::state_write_inputs`.
     pub state_writes: Vec<NodeId>,
+    /// Nodes that run although nothing reads them: what a pipeline stage sends.
+    pub effects: Vec<NodeId>,
     /// The bool that guards State writes, until `passes::guard` turns it into selects.
     pub ok: Option<NodeId>,
     /// Slot number of each `scalar` and `shard` node.
@@ -76,6 +78,7 @@ impl Lowered {
             roots: Vec::new(),
             placed_roots: FxHashMap::default(),
             state_writes: Vec::new(),
+            effects: Vec::new(),
             ok: None,
             slots: IdMap::default(),
             starts: Vec::new(),
@@ -102,10 +105,10 @@ impl Lowered {
         (base, l.expand(shape).collapse())
     }
 
-    /// Marks the nodes that the roots and State writes depend on.
+    /// Marks the nodes that the roots, State writes and effects depend on.
     pub fn reachable(&self) -> Vec<bool> {
         let mut reached = vec![false; self.graph.len()];
-        for id in self.roots.iter().chain(&self.state_writes) {
+        for id in self.roots.iter().chain(&self.state_writes).chain(&self.effects) {
             reached[id.index()] = true;
         }
         for i in (0..reached.len()).rev() {

@@ -3,15 +3,17 @@
 use crate::backend::Backend;
 use crate::fuse;
 use crate::ir::Program;
-use crate::key::Tracer;
+use crate::key::{Trace, Tracer};
 use crate::lowered::Lowered;
 use crate::passes::budget::{self, OverBudget};
 use crate::passes::remat::Spans;
 use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, shard, views};
+use crate::pipelining::{join, split};
 use crate::program_builder;
 use crate::request::Request;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
+use perilune_core::mesh::Axis;
 
 /// The most bytes that all values of a step may have together. What follows sums sizes in 64 bits.
 const MAX_BYTES: u128 = 1 << 60;
@@ -46,9 +48,24 @@ pub(crate) fn try_plan(
 ) -> std::result::Result<Program, OverBudget> {
     let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
         let spans = if more.is_empty() { &tracer.trace.spans } else { &Spans::new(g, more) };
-        let low = lower(g, tracer, request, spans, backend)?;
-        let clusters = fuse::fuse(&low, options.fusion);
-        Ok(program_builder::build(&low, &clusters, g, &tracer.trace, options.fusion))
+        let low = divide(g, tracer, request, spans)?;
+        let build = |low: Lowered, trace: &Trace| -> Result<Program> {
+            let low = lower(low, backend)?;
+            let clusters = fuse::fuse(&low, options.fusion);
+            Ok(program_builder::build(&low, &clusters, g, trace, options.fusion))
+        };
+        let trace = &tracer.trace;
+        let Some(division) = trace.division.as_ref().filter(|d| d.mesh.size(Axis::Pp) > 1) else {
+            return build(low, trace);
+        };
+        let mut steps = split::apply(&low, division, g, trace)?;
+        let mut programs = Vec::with_capacity(steps.len());
+        for step in &mut steps {
+            let empty = Lowered::empty(Vec::new(), 0);
+            let own = Trace { state_write_inputs: std::mem::take(&mut step.state_write_inputs), ..trace.clone() };
+            programs.push(build(std::mem::replace(&mut step.step, empty), &own)?);
+        }
+        Ok(join::join(programs, &steps, request.roots.len()))
     };
     let program = with(&[])?;
     match options.budget {
@@ -57,10 +74,11 @@ pub(crate) fn try_plan(
     }
 }
 
-/// Runs the graph passes in order. `spans`: what the backward pass recomputes, as recorded or as `budget` chose.
+/// Runs the passes that need the recording, the last of which divides the step among devices. `spans`: what the backward pass
+/// recomputes, as recorded or as `budget` chose.
 ///
 /// Shadow weights have no pass here: the engine chooses them, and tracing reads each as a leaf (`Request::copies`).
-fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: &dyn Backend) -> Result<Lowered> {
+fn divide(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans) -> Result<Lowered> {
     let trace = &tracer.trace;
     let mut step = import::apply(g, tracer, request);
     step = remat::apply(step, g, &trace.order, spans);
@@ -70,6 +88,11 @@ fn lower(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans, backend: 
     if let Some(division) = &trace.division {
         step = shard::apply(step, division, g, trace)?;
     }
+    Ok(step)
+}
+
+/// Runs the other graph passes in order.
+fn lower(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     step = decompose::apply(step, backend)?;
     step = pad_gemm::apply(step, backend)?;
     step = nhwc::apply(step, backend)?;

@@ -13,7 +13,7 @@ use crate::memory;
 use crate::reading::{Reading, reading};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
-use perilune_core::ops::{Class, Generator, create};
+use perilune_core::ops::{Class, Generator, collective, create};
 use perilune_core::{DType, Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -52,6 +52,7 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion:
             results: Vec::new(),
             arena_bytes: 0,
             live_bytes: 0,
+            stages: Vec::new(),
         },
     };
     b.name_values();
@@ -322,7 +323,13 @@ impl Builder<'_> {
         let deferred = self.low.defers_index_faults;
         let last_check = if deferred { index_checks::last(&self.program.kernels) } else { None };
         // Where bad indices are reported late, only a region behind the last check can be suppressed in time.
+        // The first State write waits for the devices of all stages, so it may not come before a transfer.
+        let is_transfer = |k: &Kernel| matches!(k, Kernel::Library(l) if collective::is_transfer(l.op));
+        let last_transfer = self.program.kernels.iter().rposition(is_transfer);
         let suppressible = |w: &Part| {
+            if last_transfer.is_some_and(|transfer| w.kernel < transfer) {
+                return false;
+            }
             let is_region = !matches!(self.program.kernels[w.kernel], Kernel::Library(_));
             !deferred || is_region && last_check.is_none_or(|check| w.kernel > check)
         };

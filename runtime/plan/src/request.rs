@@ -1,5 +1,6 @@
 //! Describes one evaluation request: the values to return, the States to overwrite and the guard on those writes.
 
+use crate::pipelining::Schedule;
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::Axis;
 use perilune_core::{Mesh, Placement};
@@ -65,7 +66,7 @@ impl KeyExchange {
 }
 
 /// A mesh, and what each of its devices has of the inputs of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Division {
     pub mesh: Mesh,
     /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
@@ -75,13 +76,16 @@ pub struct Division {
     pub strict: Option<usize>,
     /// How attention whose queries are split gets its keys.
     pub keys: KeyExchange,
+    /// How pipeline stages take turns; without an axis `pp` it has no effect.
+    pub schedule: Schedule,
 }
 
 impl Division {
-    /// The words of a plan key: the mesh, the logical shards, and the placement of each input.
+    /// The words of a plan key: the mesh, the logical shards, the placement of each input, and the schedule.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
+        let schedule = if self.mesh.size(Axis::Pp) > 1 { self.schedule.words() } else { Vec::new() };
         let choices = [self.strict.unwrap_or(0) as u64, self.keys as u64];
-        sizes.chain(choices).chain(self.inputs.iter().flat_map(Placement::words))
+        sizes.chain(choices).chain(self.inputs.iter().flat_map(Placement::words)).chain(schedule)
     }
 }

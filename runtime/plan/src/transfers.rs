@@ -22,13 +22,14 @@ pub struct Transfer {
 }
 
 impl Transfer {
-    /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering.
+    /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering. From stage to stage
+    /// one device sends all.
     pub fn sent(&self, mesh: &Mesh) -> usize {
         let n = mesh.size(self.axis);
         let others = self.bytes / n * (n - 1);
         match self.op {
             op if op == collective::ALL_REDUCE.name => 2 * others,
-            op if op == collective::SHIFT.name => self.bytes,
+            op if op == collective::SHIFT.name || op == collective::SEND.name => self.bytes,
             _ => others,
         }
     }
@@ -43,7 +44,8 @@ pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
         l.inputs.iter().enumerate().map(operand).sum::<usize>().max(result)
     };
     let transfer = |kernel: &Kernel| match kernel {
-        Kernel::Library(l) if collective::is_collective(l.op) => Some(Transfer {
+        // A transfer counts where it is sent.
+        Kernel::Library(l) if collective::is_collective(l.op) && l.op != &collective::RECV => Some(Transfer {
             op: l.op.name,
             axis: collective::axis(&l.attrs),
             bytes: bytes(l),

@@ -41,6 +41,14 @@ pub static REDUCE_SCATTER: Op = Op {
     ..Op::BASE
 };
 
+/// Sends a tensor to one other device along the axis, without waiting for it to be received. The result is a scalar without meaning.
+/// `attrs`: [axis, coordinate of the receiver, number of the transfer].
+pub static SEND: Op = Op { name: "send", class: Class::Library, infer: |i| Ok(i.inputs[0]), ..Op::BASE };
+
+/// Waits for a tensor of one other device along the axis. It has no operands: the planner knows shape and dtype. `attrs`: [axis,
+/// coordinate of the sender, number of the transfer].
+pub static RECV: Op = Op { name: "recv", class: Class::Library, ..Op::BASE };
+
 /// Exchanges slices: of dim 0, which has a slice for each device, every device gets the slice with its own number from all, in their
 /// order. `attrs`: [axis, 0, devices].
 pub static ALL_TO_ALL: Op = Op {
@@ -63,6 +71,12 @@ pub static SHIFT: Op = Op {
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
     [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
+        || is_transfer(op)
+}
+
+/// Whether an op moves a tensor from one device to one other.
+pub fn is_transfer(op: &Op) -> bool {
+    op == &SEND || op == &RECV
 }
 
 /// The attribute that stands for a combination in the order of the coordinates.

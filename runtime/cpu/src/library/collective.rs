@@ -7,6 +7,7 @@ use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Combine;
 use perilune_core::ops::collective::{TREE, axis, combine};
+use perilune_plan::Peers;
 use std::sync::Arc;
 
 pub fn all_reduce(c: &Call) -> Result<()> {
@@ -29,15 +30,50 @@ pub fn shift(c: &Call) -> Result<()> {
     by_size!(c.out_dtype(), pass_on(c))
 }
 
+pub fn send(c: &Call) -> Result<()> {
+    by_size!(c.input(0).dtype, send_elements(c))
+}
+
+pub fn receive(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), receive_elements(c))
+}
+
+fn peers<'a>(c: &'a Call) -> Result<&'a dyn Peers> {
+    let bug = || Error::system("cpu", format!("this is a bug: {} on a single device", c.name()));
+    c.context.peers.ok_or_else(bug)
+}
+
+/// The bytes of plain numbers.
+fn bytes_of<T: Pod>(own: &[T]) -> &[u8] {
+    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
+    unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(own)) }
+}
+
+fn send_elements<T: Pod>(c: &Call) -> Result<()> {
+    let own = dense::<T>(&c.input(0))?;
+    peers(c)?.send(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64, bytes_of(&own))?;
+    c.output::<i32>().fill(0);
+    Ok(())
+}
+
+fn receive_elements<T: Pod>(c: &Call) -> Result<()> {
+    let sent = peers(c)?.receive(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64)?;
+    let out = c.output::<T>();
+    if sent.len() != size_of_val(&*out) {
+        return Err(Error::system(
+            "cpu",
+            format!("this is a bug: {} bytes came for {}", sent.len(), size_of_val(&*out)),
+        ));
+    }
+    out.iter_mut().enumerate().for_each(|(i, out)| *out = element::<T>(&sent, i));
+    Ok(())
+}
+
 /// What each device along the axis of the call has sent.
 fn exchange<T: Pod>(c: &Call) -> Result<Vec<Arc<[u8]>>> {
     let own = dense::<T>(&c.input(0))?;
-    let Some(peers) = c.context.peers else {
-        return Err(Error::system("cpu", format!("this is a bug: {} on a single device", c.name())));
-    };
-    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
-    let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) };
-    let all = peers.exchange(axis(&c.routine.attrs), bytes)?;
+    let bytes = bytes_of(&own);
+    let all = peers(c)?.exchange(axis(&c.routine.attrs), bytes)?;
     match all.iter().all(|piece| piece.len() == bytes.len()) {
         true => Ok(all),
         false => Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name()))),

@@ -85,6 +85,8 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::collective::REDUCE_SCATTER, collective::reduce_scatter, 4.0),
     (&ops::collective::ALL_TO_ALL, collective::all_to_all, 4.0),
     (&ops::collective::SHIFT, collective::shift, 4.0),
+    (&ops::collective::SEND, collective::send, 4.0),
+    (&ops::collective::RECV, collective::receive, 4.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];

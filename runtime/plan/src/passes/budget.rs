@@ -11,7 +11,7 @@
 //! function of the traced step and the budget.
 
 use crate::buffer_desc::BufferDesc;
-use crate::ir::Program;
+use crate::ir::{Program, Stage};
 use crate::show::products;
 use perilune_core::byte_size;
 use perilune_core::error::{Error, Result};
@@ -39,8 +39,18 @@ impl From<Error> for OverBudget {
 
 /// Bytes that a step needs while it runs: inputs, outputs and temporaries.
 pub fn needs(p: &Program) -> usize {
+    if !p.stages.is_empty() {
+        return p.stages.iter().map(|stage| needs_of_stage(p, stage)).max().unwrap_or(0);
+    }
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
     inputs + p.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + p.arena_bytes
+}
+
+/// Bytes that a device of one pipeline stage needs.
+fn needs_of_stage(p: &Program, stage: &Stage) -> usize {
+    let used = p.inputs.iter().zip(&stage.uses).filter(|(_, uses)| **uses);
+    let inputs: usize = used.map(|((shape, dtype), _)| shape.numel() * dtype.size()).sum();
+    inputs + stage.program.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + stage.program.arena_bytes
 }
 
 /// Finds the plan with the least recomputation that stays within `limit`. `with` plans the step with additional spans.

@@ -48,6 +48,7 @@ impl Rewriter {
     pub fn finish(mut self, from: &Lowered) -> Lowered {
         self.out.roots = from.roots.iter().map(|r| self.map[r.index()]).collect();
         self.out.state_writes = from.state_writes.iter().map(|c| self.map[c.index()]).collect();
+        self.out.effects = from.effects.iter().map(|e| self.map[e.index()]).collect();
         self.out.ok = from.ok.map(|ok| self.map[ok.index()]);
         self.out
     }

@@ -44,6 +44,11 @@ pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Re
     if mesh.devices() == 1 && division.strict.is_none() {
         return Ok(step);
     }
+    // Stages of a pipeline are no parts of tensors: `pipelining` splits the step after this pass.
+    let axes = || Axis::ALL.into_iter().filter(|axis| *axis != Axis::Pp && mesh.size(*axis) > 1);
+    if axes().next().is_none() && division.strict.is_none() {
+        return Ok(cse::apply(&step));
+    }
     // Of a fused op without factors its parts are divided.
     let undivided = |n: &Node| matches!(n.op.class, Class::Fused(_)) && n.op.shard.is_none();
     let step = decompose::all(step, &undivided)?;
@@ -53,7 +58,7 @@ pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Re
     if let Some(shards) = division.strict {
         return strict::apply(step, division, shards, g, trace);
     }
-    for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
+    for axis in axes() {
         let phases = gather::phases(&step, g, &trace.order);
         step = Divider::new(&step, division, &trace.state_write_inputs, phases, axis, None)?.run()?;
     }

@@ -74,7 +74,8 @@ pub(super) fn apply(step: Lowered, division: &Division, shards: usize, g: &Graph
     let placed =
         |own: &bool| if *own { Placement::REPLICATED.with(LOGICAL, Along::Split(0)) } else { Placement::REPLICATED };
     let inputs = samples.iter().map(placed).collect();
-    let logical = Division { mesh: Mesh::new(&[(LOGICAL, shards)])?, inputs, strict: None, keys: division.keys };
+    let mesh_of_shards = Mesh::new(&[(LOGICAL, shards)])?;
+    let logical = Division { mesh: mesh_of_shards, inputs, keys: division.keys, ..Division::default() };
     let (written, order) = (&trace.state_write_inputs, &trace.order);
     let step = if shards > 1 {
         let phases = gather::phases(&step, g, order);

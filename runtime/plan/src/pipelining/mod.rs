@@ -1,0 +1,17 @@
+//! Divides a step along `pp` into pipeline stages, which work on its micro-batches one after the other.
+//!
+//! The micro-batches are those that the recording has: each backward pass ends one. [`cut`] decides, once a run, which stage stores which
+//! State. The pass [`split`] follows these placements in every step ([`assign`]) and orders the nodes of each stage by a
+//! [`Schedule`], which is a [`Table`]. Each stage becomes a program of its own, and [`join`] lists them as one.
+
+mod assign;
+pub mod cut;
+pub mod join;
+pub mod schedule;
+pub mod split;
+pub mod table;
+
+pub use cut::{Cut, StageCost};
+pub use schedule::Schedule;
+pub use split::StageStep;
+pub use table::{Action, Cell, Table, Timeline};

@@ -1,0 +1,264 @@
+//! Defines pipeline schedules as tables: a line for each device, a cell for each action, in the order in which the device takes them.
+//!
+//! A cell is written `<stage><action><micro-batch>`: `0F3` is the forward pass of micro-batch 3 through stage 0. The actions are `F`
+//! (forward), `B` (backward), and the two parts of a backward pass that may be separated: `I` (gradient of the inputs, which the stage
+//! before waits for) and `W` (gradients of the weights, which only the update waits for; Qi et al., Zero Bubble Pipeline Parallelism,
+//! arXiv:2401.10241). Transfers follow from the cells and are not written. Devices do not wait for what they send to be received.
+
+use perilune_core::error::{Error, Result};
+use rustc_hash::FxHashMap;
+use std::fmt::{self, Display};
+use std::hash::{Hash, Hasher};
+
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub enum Action {
+    Forward,
+    /// The whole backward pass.
+    Backward,
+    /// The gradient of the inputs.
+    Input,
+    /// The gradients of the weights.
+    Weight,
+}
+
+impl Action {
+    const ALL: [(Action, char); 4] =
+        [(Action::Forward, 'F'), (Action::Backward, 'B'), (Action::Input, 'I'), (Action::Weight, 'W')];
+}
+
+/// One action of a stage on one micro-batch.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
+pub struct Cell {
+    pub stage: usize,
+    pub action: Action,
+    pub micro: usize,
+}
+
+impl Cell {
+    pub fn new(stage: usize, action: Action, micro: usize) -> Cell {
+        Cell { stage, action, micro }
+    }
+}
+
+impl Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let letter = Action::ALL.iter().find(|a| a.0 == self.action).map_or('?', |a| a.1);
+        write!(f, "{}{letter}{}", self.stage, self.micro)
+    }
+}
+
+/// The actions of each device, in order.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Table {
+    pub lines: Vec<Vec<Cell>>,
+}
+
+/// When the cells of a table run.
+#[derive(Clone, Debug)]
+pub struct Timeline {
+    /// All cells in an order in which each comes after those that it waits for, and those of a device are in their order.
+    pub order: Vec<Cell>,
+    pub end: u64,
+    /// For each device, the time in which it waits before `end`.
+    pub idle: Vec<u64>,
+}
+
+fn fail(message: String, hint: &str) -> Error {
+    Error::argument("pipeline", message).hint(hint.to_string())
+}
+
+impl Table {
+    /// Parses a line for each device: cells between spaces. Empty lines are skipped.
+    pub fn parse(text: &str) -> Result<Table> {
+        let cell = |word: &str| {
+            let at = word.find(|c: char| !c.is_ascii_digit());
+            let parsed = at.and_then(|at| {
+                let (stage, rest) = word.split_at(at);
+                let letter = rest.chars().next()?;
+                let action = Action::ALL.iter().find(|a| a.1 == letter)?.0;
+                Some(Cell::new(stage.parse().ok()?, action, rest[letter.len_utf8()..].parse().ok()?))
+            });
+            let hint = "write a stage, one of F, B, I, W, and a micro-batch, both counted from 0: 0F3";
+            parsed.ok_or_else(|| fail(format!("{word:?} is no cell of a schedule"), hint))
+        };
+        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
+        let lines = lines.map(|line| line.split_whitespace().map(cell).collect::<Result<Vec<_>>>());
+        Ok(Table { lines: lines.collect::<Result<_>>()? })
+    }
+
+    /// Checks that the table is one of `stages` stages, one a device in order, and `micros` micro-batches: each takes every action
+    /// once, no device waits for ever, and no stage has more than `stash` micro-batches between their first and last action.
+    pub fn check(&self, stages: usize, micros: usize, stash: usize) -> Result<Timeline> {
+        if self.lines.len() != stages {
+            return Err(fail(
+                format!("the schedule has {} lines, and pp={stages}", self.lines.len()),
+                "write a line for each device along pp",
+            ));
+        }
+        let mut seen: FxHashMap<Cell, ()> = FxHashMap::default();
+        for (device, line) in self.lines.iter().enumerate() {
+            let mut open = 0;
+            for cell in line {
+                if cell.stage != device {
+                    return Err(fail(
+                        format!("{cell} is in line {device}, but device {device} has stage {device}"),
+                        "write the cells of stage k into line k, counted from 0: one device has one stage",
+                    ));
+                }
+                if cell.micro >= micros {
+                    let hint = "micro-batches are counted from 0; `accumulate` says how many a step has";
+                    return Err(fail(format!("{cell}: a step has {micros} micro-batches"), hint));
+                }
+                if seen.insert(*cell, ()).is_some() {
+                    return Err(fail(format!("{cell} is in the schedule twice"), "a stage takes each action once"));
+                }
+                let other = |action| seen.contains_key(&Cell { action, ..*cell });
+                if cell.action == Action::Backward && (other(Action::Input) || other(Action::Weight))
+                    || matches!(cell.action, Action::Input | Action::Weight) && other(Action::Backward)
+                {
+                    let message = format!("{cell}: this backward pass is in the schedule whole and in parts");
+                    return Err(fail(message, "write B, or I and W"));
+                }
+                match cell.action {
+                    Action::Forward => open += 1,
+                    Action::Backward | Action::Weight => open -= 1,
+                    Action::Input => {}
+                }
+                if open > stash as i64 {
+                    return Err(fail(
+                        format!(
+                            "at {cell} stage {device} keeps the activations of {open} micro-batches, more than {stash}"
+                        ),
+                        "begin backward passes earlier",
+                    ));
+                }
+            }
+            for micro in 0..micros {
+                let has = |action| seen.contains_key(&Cell::new(device, action, micro));
+                let missing =
+                    match (has(Action::Forward), has(Action::Backward), has(Action::Input), has(Action::Weight)) {
+                        (false, ..) => "F",
+                        (_, false, false, _) => "B",
+                        (_, false, true, false) => "W",
+                        _ => continue,
+                    };
+                let message = format!("{device}{missing}{micro} is missing in the schedule");
+                return Err(fail(message, "a stage takes every action on each micro-batch"));
+            }
+        }
+        self.simulate(&|_| 1)
+    }
+
+    /// The cells that a cell waits for, apart from those before it in its line. Those of them that the table lacks do not count.
+    fn waits(cell: Cell, stages: usize) -> impl Iterator<Item = Cell> {
+        let Cell { stage, action, micro } = cell;
+        let at = move |stage, action| Cell::new(stage, action, micro);
+        let list = match action {
+            Action::Forward => [stage.checked_sub(1).map(|s| at(s, Action::Forward)), None, None],
+            Action::Weight => [Some(at(stage, Action::Input)), None, None],
+            Action::Backward | Action::Input => {
+                let next = (stage + 1 < stages).then_some(stage + 1);
+                [
+                    Some(at(stage, Action::Forward)),
+                    next.map(|s| at(s, Action::Backward)),
+                    next.map(|s| at(s, Action::Input)),
+                ]
+            }
+        };
+        list.into_iter().flatten()
+    }
+
+    /// Runs the table with a cost for each cell; transfers take no time. A deadlock is an error that names its cycle.
+    pub fn simulate(&self, cost: &dyn Fn(Cell) -> u64) -> Result<Timeline> {
+        let stages = self.lines.len();
+        let place: FxHashMap<Cell, (usize, usize)> = (self.lines.iter().enumerate())
+            .flat_map(|(d, line)| line.iter().enumerate().map(move |(k, cell)| (*cell, (d, k))))
+            .collect();
+        let mut done: FxHashMap<Cell, u64> = FxHashMap::default();
+        let mut next = vec![0; stages];
+        let mut free = vec![0; stages];
+        let mut busy = vec![0; stages];
+        let mut starts: Vec<(u64, usize, usize, Cell)> = Vec::new();
+        let total = place.len();
+        while starts.len() < total {
+            let before = starts.len();
+            for d in 0..stages {
+                while let Some(cell) = self.lines[d].get(next[d]).copied() {
+                    let known = || Table::waits(cell, stages).filter(|x| place.contains_key(x));
+                    if !known().all(|x| done.contains_key(&x)) {
+                        break;
+                    }
+                    let start = known().map(|x| done[&x]).max().unwrap_or(0).max(free[d]);
+                    free[d] = start + cost(cell);
+                    busy[d] += cost(cell);
+                    done.insert(cell, free[d]);
+                    starts.push((start, d, next[d], cell));
+                    next[d] += 1;
+                }
+            }
+            if starts.len() == before {
+                return Err(self.deadlock(&next, &place, &done));
+            }
+        }
+        starts.sort_unstable_by_key(|s| (s.0, s.1, s.2));
+        let end = free.iter().copied().max().unwrap_or(0);
+        let order = starts.into_iter().map(|s| s.3).collect();
+        Ok(Timeline { order, end, idle: busy.into_iter().map(|b| end - b).collect() })
+    }
+
+    /// The error of a table in which no device can go on. `next`: the cell of each line that waits.
+    fn deadlock(&self, next: &[usize], place: &FxHashMap<Cell, (usize, usize)>, done: &FxHashMap<Cell, u64>) -> Error {
+        let waits_for = |d: usize| {
+            let cell = *self.lines[d].get(next[d])?;
+            let missing = |x: &Cell| place.contains_key(x) && !done.contains_key(x);
+            let missing = Table::waits(cell, self.lines.len()).find(missing)?;
+            Some((cell, missing, place[&missing].0))
+        };
+        // From any device that waits, following what it waits for ends in the cycle.
+        let mut path: Vec<usize> = Vec::new();
+        let mut at = (0..self.lines.len()).find(|d| waits_for(*d).is_some()).unwrap_or(0);
+        while !path.contains(&at) {
+            path.push(at);
+            let Some((_, _, other)) = waits_for(at) else { break };
+            at = other;
+        }
+        let first = path.iter().position(|d| *d == at).unwrap_or(0);
+        let step = |d: &usize| {
+            waits_for(*d).map_or_else(String::new, |(cell, missing, other)| {
+                let behind = self.lines[other].get(next[other]).filter(|head| **head != missing);
+                let behind = behind.map_or_else(String::new, |head| format!(", which is behind {head}"));
+                format!("{cell} waits for {missing}{behind}")
+            })
+        };
+        let cycle = path[first..].iter().map(step).collect::<Vec<_>>().join("; ");
+        fail(
+            format!("the schedule is a deadlock: {cycle}"),
+            "move the last cell of the cycle behind the one that it waits for",
+        )
+    }
+
+    /// Words that differ for different tables, for plan keys.
+    pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
+        self.lines.iter().flat_map(|line| {
+            let cell = |c: &Cell| (c.stage as u64) << 40 | (c.action as u64) << 32 | c.micro as u64;
+            std::iter::once(line.len() as u64 | 1 << 63).chain(line.iter().map(cell))
+        })
+    }
+}
+
+impl Hash for Table {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.words().for_each(|word| state.write_u64(word));
+    }
+}
+
+impl Display for Table {
+    /// As [`Table::parse`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for line in &self.lines {
+            let cells: Vec<String> = line.iter().map(Cell::to_string).collect();
+            writeln!(f, "{}", cells.join(" "))?;
+        }
+        Ok(())
+    }
+}

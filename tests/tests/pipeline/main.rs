@@ -1,0 +1,234 @@
+//! Pipeline stages on virtual devices: a step in stages equals that of one device.
+#![allow(clippy::unwrap_used)]
+
+use perilune_core::HostTensor;
+use perilune_dist::MeshOptions;
+use perilune_lua::{DroppedStates, Run, Source, Taking};
+use perilune_tests::harness::on_mesh;
+use perilune_tests::scripts::{Script, script_on};
+use std::path::Path;
+
+const MODEL: &str = "tests/pipeline/model.lua";
+/// Steps of each run.
+const STEPS: usize = 20;
+
+fn open(mode: &str, params: &[(&str, &str)]) -> Script {
+    let options = MeshOptions::parse(mode).unwrap_or_else(|e| panic!("{mode}: {e}"));
+    let s = script_on(on_mesh(options.mesh, 1), params).unwrap();
+    s.runtime.host().engine.borrow_mut().zero = options.zero;
+    s
+}
+
+fn start(s: &Script, file: &str, precision: Option<&str>) -> Result<Run, String> {
+    let recipe = s.recipe(Path::new(file)).map_err(|e| e.to_string())?;
+    recipe.start(None, precision, None).map_err(|e| e.to_string())
+}
+
+struct Outcome {
+    values: Vec<(String, f64)>,
+    states: Vec<(String, HostTensor)>,
+}
+
+fn outcome(s: &Script, file: &str, precision: Option<&str>, steps: usize) -> Outcome {
+    let run = start(s, file, precision).unwrap_or_else(|e| panic!("{e}"));
+    let mut values = Vec::new();
+    for _ in 0..steps {
+        let numbers = run.step().and_then(|step| run.read(&step)).unwrap_or_else(|e| panic!("{e}"));
+        values.push(("loss".into(), numbers.loss));
+        values.extend(numbers.metrics);
+    }
+    for split in run.evaluated_splits() {
+        values.extend(run.evaluate_batches(&split, Some(2)).unwrap_or_else(|e| panic!("{e}")));
+    }
+    let mut states = Vec::new();
+    run.each_state(|path, t| states.push((path, t))).unwrap();
+    Outcome { values, states }
+}
+
+/// The largest difference of a value or an element, relative to values above 1.
+fn difference(a: &Outcome, b: &Outcome) -> (f64, String) {
+    let mut worst = (0.0, String::new());
+    let mut compare = |name: &str, a: f64, b: f64| {
+        let off = (a - b).abs() / a.abs().max(1.0);
+        if off > worst.0 || off.is_nan() && !(a.is_nan() && b.is_nan()) {
+            worst = (if off.is_nan() { f64::INFINITY } else { off }, format!("{name}: {a} and {b}"));
+        }
+    };
+    assert_eq!((a.values.len(), a.states.len()), (b.values.len(), b.states.len()));
+    for ((name, a), (_, b)) in a.values.iter().zip(&b.values) {
+        compare(name, *a, *b);
+    }
+    for ((path, a), (other, b)) in a.states.iter().zip(&b.states) {
+        assert_eq!((path, a.shape, a.dtype), (other, b.shape, b.dtype));
+        (0..a.numel()).for_each(|i| compare(path, a.get_f64(i), b.get_f64(i)));
+    }
+    worst
+}
+
+fn equals_one_device(net: &str, more: &[(&str, &str)], modes: &[&str]) {
+    let params: Vec<(&str, &str)> = [("net", net)].into_iter().chain(more.iter().copied()).collect();
+    let one = outcome(&open("", &params), MODEL, None, STEPS);
+    let finite = one.values.iter().filter(|v| v.1.is_finite()).count();
+    assert!(finite * 4 > one.values.len() * 3 && one.states.len() > 10, "{finite} finite values");
+    for mode in modes {
+        let many = outcome(&open(mode, &params), MODEL, None, STEPS);
+        let (off, what) = difference(&one, &many);
+        assert!(off <= 1e-10, "{net} {more:?} on {mode}: {off:e} in {what}");
+    }
+}
+
+#[test]
+fn mlp_in_stages_equals_one_device() {
+    equals_one_device("mlp", &[], &["pp=2", "pp=4", "pp=2,dp=2", "pp=2,dp=2,zero=1", "pp=2,dp=2,zero=3"]);
+}
+
+#[test]
+fn gpt_with_tied_embeddings_equals_one_device() {
+    equals_one_device("gpt", &[], &["pp=2", "pp=4", "pp=2,dp=2,zero=1", "pp=2,tp=2"]);
+}
+
+#[test]
+fn llama_with_tied_embeddings_equals_one_device() {
+    equals_one_device("llama", &[], &["pp=2", "pp=4", "pp=2,dp=2,zero=1"]);
+}
+
+#[test]
+fn every_schedule_gives_the_same_numbers() {
+    let own = "0F0 0F1 0F2 0B0 0F3 0B1 0B2 0B3\n1F0 1I0 1F1 1I1 1W0 1F2 1B2 1W1 1F3 1B3";
+    for schedule in ["fill-drain", "1f1b", "zb-h1", own] {
+        equals_one_device("gpt", &[("pipeline", schedule)], &["pp=2"]);
+    }
+    for schedule in ["fill-drain", "zb-h1"] {
+        equals_one_device("mlp", &[("pipeline", schedule)], &["pp=4"]);
+    }
+}
+
+/// Losses of a step with a bad sample are no numbers: no stage changes a State, as on one device.
+#[test]
+fn guard_moving_averages_and_dropout_span_all_stages() {
+    equals_one_device("mlp", &[("bad", "77"), ("ema", "true")], &["pp=2", "pp=2,dp=2,zero=1"]);
+    equals_one_device("mlp", &[("dropout", "0.2")], &["pp=2", "pp=4"]);
+    let params = [("net", "mlp"), ("bad", "77")];
+    let one = outcome(&open("", &params), MODEL, None, STEPS);
+    assert!(one.values.iter().any(|v| v.0 == "loss" && v.1.is_nan()), "no step has the bad sample");
+}
+
+#[test]
+fn recomputed_activations_equal_stored_ones() {
+    equals_one_device("gpt", &[("checkpoint", "true"), ("layers", "2")], &["pp=2"]);
+}
+
+/// Micro-batches that are no multiple of the stages, and more of them than a stage keeps.
+#[test]
+fn any_number_of_micro_batches() {
+    for n in ["2", "3", "7"] {
+        equals_one_device("mlp", &[("accumulate", n), ("steps", "40")], &["pp=2"]);
+    }
+}
+
+#[test]
+fn a_stage_needs_less_memory_than_the_whole() {
+    let params = [("net", "gpt"), ("width", "64"), ("batch", "16"), ("layers", "8"), ("dtype", "f32")];
+    let peak = |mode: &str, schedule: &str| {
+        let params: Vec<(&str, &str)> = params.iter().copied().chain([("pipeline", schedule)]).collect();
+        let s = open(mode, &params);
+        let run = start(&s, MODEL, None).unwrap();
+        run.step().and_then(|step| run.read(&step)).unwrap();
+        let engine = s.runtime.host().engine.borrow();
+        let stats = engine.stats();
+        (stats.state_bytes, stats.arena_bytes, engine.backend().memory().peak)
+    };
+    let (one, two, four) = (peak("", "1f1b"), peak("pp=2", "1f1b"), peak("pp=4", "1f1b"));
+    assert!(two.0 * 10 < one.0 * 7 && four.0 * 10 < one.0 * 4, "States: {one:?}, {two:?}, {four:?}");
+    assert!(two.2 * 10 < one.2 * 9 && four.2 < two.2, "peak: {one:?}, {two:?}, {four:?}");
+    // Keeping the activations of all micro-batches takes more.
+    let drained = peak("pp=4", "fill-drain");
+    assert!(four.1 < drained.1, "intermediate values: {four:?} with 1f1b, {drained:?} with fill-drain");
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_the_rule_and_the_cure() {
+    let refused = |mode: &str, params: &[(&str, &str)]| match start(&open(mode, params), MODEL, None) {
+        Ok(_) => panic!("{mode} {params:?} runs"),
+        Err(message) => message,
+    };
+    for (mode, params, parts) in [
+        (
+            "pp=4",
+            &[("accumulate", "3")][..],
+            &["pp=4: a step has 3 micro-batches, fewer than stages", "--set accumulate=4"][..],
+        ),
+        ("pp=2", &[("accumulate", "1")], &["pp=2: a step has 1 micro-batch, fewer", "--set accumulate=2"]),
+        ("pp=4", &[("layers", "2")], &["pp=4: the model has 3 of the 4 layers with weights", "use a smaller pp"]),
+        ("pp=2", &[("pipeline", "1f1")], &["there is no schedule \"1f1\"", "did you mean 1f1b?"]),
+        ("pp=2", &[("pipeline", "interleaved")], &["gives each device several stages", "fill-drain, 1f1b, zb-h1"]),
+        (
+            "pp=2",
+            &[("accumulate", "2"), ("pipeline", "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")],
+            &["deadlock: 0B0 waits for 1B0, which is behind 1F1; 1F1 waits for 0F1, which is behind 0B0"],
+        ),
+        ("pp=2", &[("pipeline", "0F0 0B0\n1F0 1B0")], &["0F1 is missing in the schedule"]),
+    ] {
+        let message = refused(mode, params);
+        for part in parts {
+            assert!(message.contains(part), "{mode} {params:?}: {message}");
+        }
+    }
+}
+
+/// The recipes as they are, with nothing but a mesh and micro-batches.
+#[test]
+fn recipes_run_in_stages() {
+    let chargpt: &[(&str, &str)] =
+        &[("layers", "2"), ("heads", "2"), ("width", "32"), ("context", "32"), ("batch", "8"), ("dropout", "0.1")];
+    let tiny: &[(&str, &str)] =
+        &[("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "8"), ("warmup", "2")];
+    for (file, params, precisions) in [
+        ("chargpt.lua", chargpt, &[None][..]),
+        ("gpt2.lua", tiny, &[None, Some("bf16"), Some("fp16")]),
+        ("llama.lua", tiny, &[None]),
+    ] {
+        let params: Vec<(&str, &str)> = params.iter().copied().chain([("accumulate", "4")]).collect();
+        let file = format!("../recipes/{file}");
+        for precision in precisions {
+            let one = outcome(&open("", &params), &file, *precision, 4);
+            for mode in ["pp=2", "pp=2,dp=2,zero=1"] {
+                let many = outcome(&open(mode, &params), &file, *precision, 4);
+                let limit = if precision.is_none() { 2e-3 } else { 5e-2 };
+                for ((name, a), (_, b)) in one.values.iter().zip(&many.values) {
+                    assert!(
+                        (a - b).abs() <= limit * a.abs().max(1.0),
+                        "{file} {precision:?} on {mode}: {name} {a} and {b}"
+                    );
+                }
+            }
+        }
+    }
+}
+
+/// A run continues on another mesh from States that were trained in stages.
+#[test]
+fn states_move_between_meshes() {
+    let params = [("net", "gpt")];
+    let reference = outcome(&open("", &params), MODEL, None, 8);
+    let first = open("pp=2", &params);
+    let run = start(&first, MODEL, None).unwrap();
+    for _ in 0..5 {
+        run.step().unwrap();
+    }
+    let mut states = Vec::new();
+    run.each_state(|path, t| states.push((path, t))).unwrap();
+    let cursor = run.cursor().unwrap();
+    let second = open("pp=4", &params);
+    let run = start(&second, MODEL, None).unwrap();
+    let source = Source::Values { states: &states, cursor: &cursor };
+    run.take_over(source, &DroppedStates::default(), Taking::Exact).unwrap();
+    for _ in 0..3 {
+        run.step().unwrap();
+    }
+    let mut states = Vec::new();
+    run.each_state(|path, t| states.push((path, t))).unwrap();
+    let outcome = Outcome { values: reference.values.clone(), states };
+    let (off, what) = difference(&reference, &outcome);
+    assert!(off <= 1e-10, "{off:e} in {what}");
+}
