@@ -23,7 +23,9 @@ use std::collections::BTreeSet;
 /// The collective of a program, which has no other library call.
 fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
     let mut calls = program.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
-    let (before, collective) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
+    let (before, mut all) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
+    assert_eq!(all.len(), 1);
+    let collective = all.remove(0);
     (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
 }
 

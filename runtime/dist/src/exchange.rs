@@ -1,7 +1,7 @@
 //! Exchanges messages among the devices of a mesh: a board on which each device of a group leaves its message and takes those of
 //! the others.
 //!
-//! All devices call the same exchanges in the same order, so a message is named by its run, its group and the number of
+//! All devices begin the same exchanges in the same order, so a message is named by its run, its group and the number of
 //! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
 //! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it. If a process fails or the
 //! connection to it does, all exchanges do.
@@ -9,7 +9,7 @@
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::{Axis, Coordinates};
-use perilune_plan::Peers;
+use perilune_plan::{Peers, Ticket};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -307,7 +307,8 @@ impl Rank {
         Rank { program, ..self }
     }
 
-    fn exchange_in(&self, group: Group, message: Arc<[u8]>) -> Result<Vec<Arc<[u8]>>> {
+    /// Leaves a message for the next exchange of a group.
+    fn send_to(&self, group: Group, message: Arc<[u8]>) -> Result<Round> {
         let Exchange { mesh, carrier, .. } = &*self.exchange;
         let count = &self.counts[group.axis.map_or(Axis::ALL.len(), |axis| axis as usize)];
         let round = Round { run: self.run, group, number: count.fetch_add(1, Ordering::Relaxed) };
@@ -316,7 +317,7 @@ impl Rank {
             carrier.carry(&round, self.program, index, &message)?;
         }
         self.exchange.leave(round, self.program, index, message);
-        self.exchange.take(round)
+        Ok(round)
     }
 }
 
@@ -325,12 +326,18 @@ impl Peers for Rank {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
-        self.exchange_in(Group::along(axis, self.at), bytes.into())
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket> {
+        let round = self.send_to(Group::along(axis, self.at), bytes.into())?;
+        Ok(Ticket { axis, number: round.number })
+    }
+
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>> {
+        let group = Group::along(ticket.axis, self.at);
+        self.exchange.take(Round { run: self.run, group, number: ticket.number })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.exchange_in(Group::ALL, Arc::from([])).map(drop)
+        self.exchange.take(self.send_to(Group::ALL, Arc::from([]))?).map(drop)
     }
 }
 

@@ -26,10 +26,10 @@ struct Operands {
     timed: bool,
 }
 
-type Outcome = std::result::Result<Vec<f64>, Failure>;
+type Outcome = std::result::Result<[Vec<f64>; 2], Failure>;
 
 impl MeshExecutable {
-    /// Runs the program as one device. Returns the seconds of its kernels, if they are timed.
+    /// Runs the program as one device. Returns the seconds of its kernels, if they are timed, and those of collectives beside others.
     fn run_device(&self, rank: usize, run: u64, operands: &Operands) -> Outcome {
         let fail = |error| Failure { origin: Origin::NONE, error };
         let Shared { mesh, backends, exchange, .. } = &*self.shared;
@@ -38,14 +38,16 @@ impl MeshExecutable {
         let (inputs, outputs) = (parts(&operands.inputs)?, parts(&operands.outputs)?);
         let numbers = self.program.numbers(&operands.recorded, &mesh.coordinates(rank));
         let peers = Rank::new(exchange.clone(), run, rank);
-        let mut times = vec![0.0; if operands.timed { self.program.kernels.len() } else { 0 }];
+        let zeros = vec![0.0; if operands.timed { self.program.kernels.len() } else { 0 }];
+        let (mut times, mut hidden) = (zeros.clone(), zeros);
         let context = RunContext {
             interrupt: &operands.interrupt,
             times: operands.timed.then_some(&mut times),
+            hidden: operands.timed.then_some(&mut hidden),
             peers: Some(&peers),
         };
         self.devices[rank].run(&inputs, &numbers, &outputs, context)?;
-        Ok(times)
+        Ok([times, hidden])
     }
 }
 
@@ -98,8 +100,10 @@ impl Executable for MeshExecutable {
                 }),
             };
         }
-        if let (Some(times), Some(Ok(own))) = (context.times, results.first()) {
-            times.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
+        if let Some(Ok(own)) = results.first() {
+            for (sums, own) in [context.times, context.hidden].into_iter().flatten().zip(own) {
+                sums.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
+            }
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use crate::backend::Backend;
 use crate::fuse;
 use crate::ir::Program;
 use crate::key::Tracer;
+use crate::lanes::BUCKET_BYTES;
 use crate::lowered::Lowered;
 use crate::passes::budget::{self, OverBudget};
 use crate::passes::remat::Spans;
@@ -23,11 +24,13 @@ pub struct Options {
     pub fusion: bool,
     /// Bytes that a step may take, including all that it reads, returns and keeps in between.
     pub budget: Option<usize>,
+    /// The most bytes of a bucket of several gradients (see [`crate::lanes`]).
+    pub bucket: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { fusion: true, budget: None }
+        Options { fusion: true, budget: None, bucket: BUCKET_BYTES }
     }
 }
 
@@ -48,7 +51,7 @@ pub(crate) fn try_plan(
         let spans = if more.is_empty() { &tracer.trace.spans } else { &Spans::new(g, more) };
         let low = lower(g, tracer, request, spans, backend)?;
         let clusters = fuse::fuse(&low, options.fusion);
-        Ok(program_builder::build(&low, &clusters, g, &tracer.trace, options.fusion))
+        Ok(program_builder::build(&low, &clusters, g, &tracer.trace, options))
     };
     let program = with(&[])?;
     match options.budget {

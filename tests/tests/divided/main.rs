@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod data;
+mod lanes;
 mod ops;
 mod random;
 mod states;

@@ -45,6 +45,30 @@ pub fn is_collective(op: &Op) -> bool {
     [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known)
 }
 
+/// The number of attributes of a collective. A call that moves several tensors has those of each, one after the other.
+pub fn num_attrs(op: &Op) -> usize {
+    match op {
+        _ if op == &ALL_REDUCE => 2,
+        _ if op == &ALL_GATHER => 3,
+        _ => 4,
+    }
+}
+
+/// The attributes of the `k`-th tensor of a call.
+pub fn attrs_of<'a>(op: &Op, attrs: &'a [i64], k: usize) -> &'a [i64] {
+    let n = num_attrs(op);
+    &attrs[k * n..(k + 1) * n]
+}
+
+/// The attribute of a call that stands for its combination, if it combines terms.
+pub fn code_of(op: &Op, attrs: &[i64]) -> Option<i64> {
+    match op {
+        _ if op == &ALL_REDUCE => Some(attrs[1]),
+        _ if op == &REDUCE_SCATTER => Some(attrs[3]),
+        _ => None,
+    }
+}
+
 /// The attribute that stands for a combination.
 pub fn code(combine: Combine) -> i64 {
     combine as i64

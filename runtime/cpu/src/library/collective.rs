@@ -1,39 +1,64 @@
-//! Implements collectives between virtual devices: each sends its piece and combines what all have sent, in the order of their
+//! Implements collectives between virtual devices: each sends its pieces and combines what all have sent, in the order of their
 //! coordinates. Every device therefore computes the same bits. 16-bit floats are summed in f32 and rounded once.
+//!
+//! Sending and receiving are separate, so that messages are under way while other kernels run.
 
 use super::{Call, Element, by_size, by_type, index::dense, split_at_axis};
 use crate::math::Number;
 use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
+use perilune_core::host_memory;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{axis, combine};
+use perilune_core::ops::collective::{ALL_GATHER, REDUCE_SCATTER, axis, code_of, combine};
+use perilune_plan::{Peers, Ticket};
 use std::sync::Arc;
 
-pub fn all_reduce(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, combine(c.attr(1)), None))
+/// Runs a collective to its end.
+pub fn run(c: &Call) -> Result<()> {
+    receive(c, send(c)?)
 }
 
-pub fn reduce_scatter(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, combine(c.attr(3)), Some(c.attr(1) as usize)))
+fn peers<'a>(c: &'a Call) -> Result<&'a dyn Peers> {
+    c.context.peers.ok_or_else(|| Error::system("cpu", format!("this is a bug: {} on a single device", c.name())))
 }
 
-pub fn all_gather(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), gather(c))
-}
-
-/// What each device along the axis of the call has sent.
-fn exchange<T: Pod>(c: &Call) -> Result<Vec<Arc<[u8]>>> {
-    let own = dense::<T>(&c.input(0))?;
-    let Some(peers) = c.context.peers else {
-        return Err(Error::system("cpu", format!("this is a bug: {} on a single device", c.name())));
-    };
-    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
-    let bytes = unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) };
-    let all = peers.exchange(axis(&c.routine.attrs), bytes)?;
-    match all.iter().all(|piece| piece.len() == bytes.len()) {
-        true => Ok(all),
-        false => Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name()))),
+/// Sends the pieces of this device, one behind the other.
+pub fn send(c: &Call) -> Result<Ticket> {
+    let bytes = |k: usize| c.in_shape(k).numel() * c.out_dtype().size();
+    let mut message = host_memory::reserve("cpu", (0..c.num_inputs()).map(bytes).sum())?;
+    for k in 0..c.num_inputs() {
+        by_size!(c.input(k).dtype, append(c, k, &mut message))?;
     }
+    peers(c)?.send(axis(&c.routine.attrs), &message)
+}
+
+fn append<T: Pod>(c: &Call, k: usize, message: &mut Vec<u8>) -> Result<()> {
+    let own = dense::<T>(&c.input(k))?;
+    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
+    message.extend_from_slice(unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) });
+    Ok(())
+}
+
+/// Computes the results from what each device along the axis has sent.
+pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
+    let all = peers(c)?.receive(ticket)?;
+    let size = c.out_dtype().size();
+    let bytes = |k: usize| c.in_shape(k).numel() * size;
+    let total: usize = (0..c.num_inputs()).map(bytes).sum();
+    if all.iter().any(|piece| piece.len() != total) {
+        return Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name())));
+    }
+    let mut first = 0;
+    for k in 0..c.num_inputs() {
+        let pieces: Vec<&[u8]> = all.iter().map(|piece: &Arc<[u8]>| &piece[first..first + bytes(k)]).collect();
+        first += bytes(k);
+        if c.routine.op == &ALL_GATHER {
+            by_size!(c.out_dtype(), gather(c, k, &pieces));
+        } else {
+            by_type!(c.out_dtype(), reduce(c, k, &pieces));
+        }
+    }
+    Ok(())
 }
 
 /// Element `i` of a piece.
@@ -43,40 +68,37 @@ fn element<T: Pod>(piece: &[u8], i: usize) -> T {
     unsafe { at.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Combines terms; with a `dim`, only the elements of this device's block of it.
-fn reduce<T: Element>(c: &Call, how: Combine, dim: Option<usize>) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let out = c.output::<T>();
-    let join: fn(T::Acc, T::Acc) -> T::Acc = match how {
+/// Combines terms; of a reduce-scatter, only the elements of this device's block.
+fn reduce<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let attrs = c.attrs_of(k);
+    let (out, shape) = c.output_of::<T>(k);
+    let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(code_of(c.routine.op, attrs).unwrap_or_default()) {
         Combine::Sum => T::Acc::add,
         Combine::Max => T::Acc::maximum,
         Combine::Min => T::Acc::minimum,
     };
-    // The block of row `r` of the dims before `dim` begins there in the whole tensor.
-    let (len, row, first) = match dim {
-        None => (out.len(), out.len(), 0),
-        Some(dim) => {
-            let (_, n, inner) = split_at_axis(&c.out_shape(), dim);
-            (n * inner, c.input(0).shape().dims()[dim] * inner, c.coordinate() * n * inner)
-        }
+    // The block of row `r` of the dims before the divided one begins there in the whole tensor.
+    let (len, row, first) = if c.routine.op == &REDUCE_SCATTER {
+        let dim = attrs[1] as usize;
+        let (_, n, inner) = split_at_axis(&shape, dim);
+        (n * inner, c.in_shape(k).dims()[dim] * inner, c.coordinate() * n * inner)
+    } else {
+        (out.len(), out.len(), 0)
     };
     for (i, out) in out.iter_mut().enumerate() {
         let at = i / len * row + first + i % len;
-        let mut pieces = all.iter().map(|piece| element::<T>(piece, at).to_acc());
-        let start = pieces.next().unwrap_or(T::Acc::ZERO);
-        *out = T::from_acc(pieces.fold(start, join));
+        let mut terms = pieces.iter().map(|piece| element::<T>(piece, at).to_acc());
+        let start = terms.next().unwrap_or(T::Acc::ZERO);
+        *out = T::from_acc(terms.fold(start, join));
     }
-    Ok(())
 }
 
-fn gather<T: Pod>(c: &Call) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let (dim, out) = (c.attr(1) as usize, c.output::<T>());
-    let (_, n, inner) = split_at_axis(&c.input(0).shape(), dim);
+fn gather<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let (dim, (out, _)) = (c.attrs_of(k)[1] as usize, c.output_of::<T>(k));
+    let (_, n, inner) = split_at_axis(&c.in_shape(k), dim);
     for (i, out) in out.iter_mut().enumerate() {
-        let (row, rest) = (i / (n * inner * all.len()), i % (n * inner * all.len()));
+        let (row, rest) = (i / (n * inner * pieces.len()), i % (n * inner * pieces.len()));
         let (piece, within) = (rest / (n * inner), rest % (n * inner));
-        *out = element::<T>(&all[piece], row * n * inner + within);
+        *out = element::<T>(pieces[piece], row * n * inner + within);
     }
-    Ok(())
 }

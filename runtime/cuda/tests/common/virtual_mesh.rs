@@ -7,7 +7,9 @@ use perilune_core::mesh::{Axis, Coordinates};
 use perilune_core::{DType, HostTensor, Interrupt, Mesh, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Tracer};
+use perilune_plan::{
+    Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Ticket, Tracer,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -44,11 +46,15 @@ impl Exchanges {
         self.arrived.notify_all();
     }
 
-    fn exchange(&self, round: Round, at: usize, size: usize, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+    fn send(&self, round: Round, at: usize, size: usize, bytes: &[u8]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = state.rounds.entry(round.clone()).or_insert_with(|| (vec![None; size], 0));
+        let entry = state.rounds.entry(round).or_insert_with(|| (vec![None; size], 0));
         entry.0[at] = Some(bytes.into());
         self.arrived.notify_all();
+    }
+
+    fn receive(&self, round: Round, size: usize) -> Result<Vec<Arc<[u8]>>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some((sent, readers)) = state.rounds.get_mut(&round)
                 && let Some(all) = sent.iter().cloned().collect::<Option<Vec<_>>>()
@@ -89,6 +95,12 @@ impl Device {
         Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
     }
 
+    fn round(&self, ticket: Ticket) -> Round {
+        let mut group = self.at;
+        group[ticket.axis as usize] = 0;
+        (Some(ticket.axis), group.to_vec(), ticket.number)
+    }
+
     /// Delays some exchanges, by times that differ between devices.
     fn wait(&self) {
         let x = self.seed.load(Ordering::Relaxed).wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -104,18 +116,23 @@ impl Peers for Device {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket> {
         self.wait();
-        let mut group = self.at;
-        group[axis as usize] = 0;
-        let count = self.count[axis as usize].fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket { axis, number: self.count[axis as usize].fetch_add(1, Ordering::Relaxed) };
         let size = self.shared.mesh.size(axis);
-        self.shared.exchange((Some(axis), group.to_vec(), count), self.at[axis as usize], size, bytes)
+        self.shared.send(self.round(ticket), self.at[axis as usize], size, bytes);
+        Ok(ticket)
+    }
+
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>> {
+        self.shared.receive(self.round(ticket), self.shared.mesh.size(ticket.axis))
     }
 
     fn barrier(&self) -> Result<()> {
         let count = self.count[Axis::ALL.len()].fetch_add(1, Ordering::Relaxed);
-        self.shared.exchange((None, Vec::new(), count), self.rank, self.shared.mesh.devices(), &[]).map(drop)
+        let (round, size) = ((None, Vec::new(), count), self.shared.mesh.devices());
+        self.shared.send(round.clone(), self.rank, size, &[]);
+        self.shared.receive(round, size).map(drop)
     }
 }
 
