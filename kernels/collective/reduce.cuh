@@ -1,5 +1,5 @@
 // Combines the pieces of the devices along an axis: out[i] = p0[j] + p1[j] + ..., or their maximum or minimum, in the order of their
-// coordinates. Sums of 16-bit floats are computed in f32 and rounded once. Every device computes the same bits, which are those of
+// coordinates, or their sum in a binary tree over the coordinates. Sums of 16-bit floats are computed in f32 and rounded once. Every device computes the same bits, which are those of
 // runtime/cpu/src/library/collective.rs.
 //
 // Shapes: n elements of the result. With ROWS, the result is rows of `len` vectors, which start `row` vectors apart in a piece;
@@ -48,6 +48,51 @@ struct Min {
         return value(s) < value(x) || value(s) != value(s) ? s : x;
     }
     static __device__ __forceinline__ T last(T s) { return s; }
+};
+
+// A sum in a binary tree over the coordinates of a power of two of devices: `level[l]` holds the sum of 2^l neighbours whose partner is
+// yet to come, where bit l of the number of pieces so far is set. Each sum is rounded to the dtype.
+template <typename T>
+struct Tree {
+    typedef typename library::Numeric<T>::Acc Acc;
+    static constexpr i32 LEVELS = 7;
+    struct State {
+        Acc level[LEVELS];
+        u32 count;
+    };
+    static __device__ __forceinline__ Acc rounded(Acc x) {
+        return library::Numeric<T>::widen(library::Numeric<T>::narrow(x));
+    }
+    static __device__ __forceinline__ State first(T x) {
+        State s;
+        s.level[0] = library::Numeric<T>::widen(x);
+        s.count = 1;
+        return s;
+    }
+    static __device__ __forceinline__ State next(State s, T x) {
+        Acc sum = library::Numeric<T>::widen(x);
+        bool open = true;
+#pragma unroll
+        for (i32 l = 0; l < LEVELS; l++) {
+            if (!open) continue;
+            if (s.count >> l & 1) {
+                sum = rounded(s.level[l] + sum);
+            } else {
+                s.level[l] = sum;
+                open = false;
+            }
+        }
+        s.count++;
+        return s;
+    }
+    static __device__ __forceinline__ T last(State s) {
+        Acc sum = s.level[0];
+#pragma unroll
+        for (i32 l = 1; l < LEVELS; l++) {
+            if (s.count >> l & 1) sum = s.level[l];
+        }
+        return library::Numeric<T>::narrow(sum);
+    }
 };
 
 template <typename T, i32 V>

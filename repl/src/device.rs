@@ -5,7 +5,7 @@ use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_dist::{MeshBackend, MeshOptions};
-use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
@@ -17,10 +17,14 @@ pub struct PlaceArgs {
     /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2. Without GPUs the devices are virtual ones that
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2 (bucket=25M: bytes of gradients sent at once). Without GPUs the devices are virtual ones that
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
+    /// Cut every batch into N shards whose sums are added in a fixed tree: the weights have the same bits on any number of devices
+    /// that divides N, with dp, shard and zero. N is a power of two that divides the batch
+    #[arg(long, value_name = "N")]
+    strict_shards: Option<usize>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,
@@ -68,8 +72,20 @@ impl DeviceArgs {
     pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
         match self.place.mesh {
-            Some(mesh) => runtime.host().engine.borrow_mut().zero = mesh.zero,
+            Some(mesh) => {
+                let mut engine = runtime.host().engine.borrow_mut();
+                engine.zero = mesh.zero;
+                engine.set_bucket(mesh.bucket);
+            }
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener()),
+        }
+        if let Some(shards) = self.place.strict_shards {
+            let host = runtime.host();
+            host.engine.borrow_mut().set_strict_shards(Some(shards)).map_err(|e| match &e.hint {
+                Some(hint) => Failed::Usage(format!("--strict-shards {shards}: {} ({hint})", e.message)),
+                None => Failed::Usage(format!("--strict-shards {shards}: {}", e.message)),
+            })?;
+            host.strict_shards.set(StrictShards::CommandLine);
         }
         if let Some(bytes) = self.lua_memory {
             runtime.limit_lua_memory(bytes)?;
@@ -201,10 +217,10 @@ impl PlaceArgs {
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero } = MeshOptions::parse(text)?;
+            let MeshOptions { mesh, zero, bucket } = MeshOptions::parse(text)?;
             let open = || self.open_on(mesh).map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()));
             let backend = if mesh == now { None } else { Some(open()?) };
-            Ok(OpenedMesh { backend, zero })
+            Ok(OpenedMesh { backend, zero, bucket })
         })
     }
 }

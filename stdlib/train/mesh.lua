@@ -29,26 +29,43 @@ local mesh = {}
 ---@field dim integer
 ---@field sections integer[]? relative sizes of the sections of the dim, each of which is divided
 
----Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh; the option --mesh of the command line goes first.
+---Opens the mesh that a recipe asks for.
 ---@param recipe perilune.Recipe
 ---@param params table
-function mesh.open(recipe, params)
+local function open_axes(recipe, params)
   local wanted = params.mesh ---@type any
   if wanted == nil then wanted = recipe.mesh end
   if wanted == nil then return end
   if type(wanted) == "table" then
     local axes = {}
     for i, name in ipairs(tree.names(wanted)) do
+      if name == "bucket" and type(wanted[name]) == "string" then
+        axes[i] = "bucket=" .. wanted[name]
+        goto next
+      end
       if not check.is(wanted[name], "number") then
         pl.error("recipe.mesh", ("%s is %s"):format(tostring(name), check.show(wanted[name])), "write how many devices are along each axis: { dp = 2, tp = 4 }")
       end
       axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
+      ::next::
     end
     wanted = table.concat(axes, ",")
   elseif type(wanted) ~= "string" then
     pl.error("recipe.mesh", "it is " .. check.show(wanted), "write { dp = 2, zero = 1 } or \"dp=2,zero=1\"")
   end
   native.open_mesh(wanted)
+end
+
+---Opens the mesh that a recipe asks for, as params.mesh or recipe.mesh, and cuts batches into its strict shards. The options of the command
+---line, --mesh and --strict-shards, go first.
+---@param recipe perilune.Recipe
+---@param params table
+function mesh.open(recipe, params)
+  local shards = params.strict_shards ---@type any
+  if shards == nil then shards = recipe.strict_shards end
+  if shards ~= nil then shards = check.whole("recipe", "strict_shards", shards, 1) end
+  open_axes(recipe, params)
+  native.strict_shards(shards)
 end
 
 ---Turns a pattern of paths into one of Lua: `*` is one name or number.
@@ -170,9 +187,21 @@ local function check_use(run, axes, along_tp)
     "name the layers: recipe.sharding = { [\"1\"] = \"column\", [\"3\"] = \"row\" }, or use dp")
 end
 
+---Raises if shards would differ in size.
+---@param run perilune.Run
+local function check_shards(run)
+  local shards, samples = native.strict_shards(), run.data.train.size
+  if shards and math.type(samples) == "integer" and samples % shards ~= 0 then
+    local near = (samples // shards + 1) * shards
+    pl.error("recipe.strict_shards", ("%d shards do not divide a batch of %d samples"):format(shards, samples),
+      ("use a batch of %d, which is that of all devices, or fewer shards"):format(near))
+  end
+end
+
 ---Places the States of a run on the mesh of its device.
 ---@param run perilune.Run
 function mesh.place(run)
+  check_shards(run)
   local axes = native.mesh() ---@type perilune.Mesh?
   if not axes then return end
   local weights = tree.states(run.model)

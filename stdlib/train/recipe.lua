@@ -26,7 +26,8 @@ local tree = require "perilune.tree"
 ---@field early_stop {metric: string, patience: integer, mode: string}? ends the run after `patience` evaluations without improvement
 ---@field states table? States of the recipe that a step updates, by name: running metrics, queues. Checkpoints and hot reloads preserve them
 ---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? retention of checkpoints: the options --keep, --keep-every and --keep-best
----@field mesh table<string, integer>|string? the devices that share the work: { dp = 2, zero = 1 }; the option --mesh
+---@field mesh table<string, integer|string>|string? the devices that share the work: { dp = 2, zero = 1 }; the option --mesh
+---@field strict_shards integer? cuts every batch into so many shards, whose sums are added in a fixed tree: bits do not depend on the mesh; the option --strict-shards
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
 ---@field finish fun(run: perilune.Run)? called after the last step
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
@@ -35,7 +36,7 @@ local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "sharding" }
+                "states", "mesh", "strict_shards", "sharding" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }

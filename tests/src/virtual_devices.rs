@@ -84,6 +84,8 @@ pub struct Spread {
     pub mesh: Mesh,
     /// Inputs that are not listed are replicated.
     pub placements: HashMap<InputBuffer, Placement>,
+    /// Logical shards, if sums must not depend on the mesh.
+    pub strict: Option<usize>,
 }
 
 impl Spread {
@@ -191,7 +193,7 @@ pub fn plan_with(
 ) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
     tracer.run(g, request, |_| None);
-    tracer.divide(&spread.mesh, |buffer| spread.placement(buffer));
+    tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
     let null = perilune_plan::Null;
     let program = pipeline::plan(g, &tracer, request, options, &null).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&program)?;

@@ -40,8 +40,18 @@ pub struct CheckArgs {
 }
 
 /// Params that the training loop reads.
-const OF_THE_LOOP: [&str; 9] =
-    ["steps", "epochs", "accumulate", "eval_every", "seed", "memory_budget", "on_nan", "on_spike", "mesh"];
+const OF_THE_LOOP: [&str; 10] = [
+    "steps",
+    "epochs",
+    "accumulate",
+    "eval_every",
+    "seed",
+    "memory_budget",
+    "on_nan",
+    "on_spike",
+    "mesh",
+    "strict_shards",
+];
 
 /// Checks a recipe, or a plain script up to the end of its first step.
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
@@ -188,10 +198,14 @@ impl Report<'_> {
 
     /// On a mesh: what a device stores of each State, and what the devices send each other in the step.
     fn mesh(&self, runtime: &Runtime, run: &Run) -> Result<(), Failure> {
-        let (mesh, transfers) = {
+        let (mesh, transfers, strict) = {
             let engine = runtime.host().engine.borrow();
-            (engine.mesh(), engine.transfers())
+            (engine.mesh(), engine.transfers(), engine.strict_shards())
         };
+        if let Some(shards) = strict {
+            let own = shards / mesh.devices();
+            self.row("strict shards", &format!("{shards} of each batch, {own} a device, summed in a fixed tree"));
+        }
         if mesh.devices() == 1 {
             return Ok(());
         }

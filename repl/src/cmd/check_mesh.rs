@@ -5,6 +5,7 @@ use perilune_core::Mesh;
 use perilune_core::source_loc::SourceLoc;
 use perilune_lua::StateInfo;
 use perilune_plan::{BufferDesc, Transfer};
+use std::collections::BTreeSet;
 
 /// Lines of a table at most; the rest is summed up.
 const MOST_LINES: usize = 24;
@@ -86,7 +87,8 @@ pub fn transfers(all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<St
         lines.push(format!("and {} more: {}", rest.len(), bytes(rest.iter().map(|g| g.0.bytes).sum())));
     }
     let sum: usize = all.iter().map(|t| t.bytes).sum();
-    lines.push(format!("{} collectives, {} in all", all.len(), bytes(sum)));
+    let calls: BTreeSet<usize> = all.iter().map(|t| t.call).collect();
+    lines.push(format!("{} collectives, {} in all, in {} calls", all.len(), bytes(sum), calls.len()));
     lines
 }
 
@@ -125,9 +127,10 @@ mod tests {
 
     #[test]
     fn collectives_of_a_line_are_summed() {
-        let t = |op, bytes| Transfer { op, axis: Axis::Dp, bytes, loc: SourceLoc::NONE, backward: true };
-        let lines = transfers(&[t("all_reduce", 1000), t("all_gather", 50), t("all_reduce", 2000)], |_| "x".into());
-        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all");
+        let t = |op, call, bytes| Transfer { op, axis: Axis::Dp, call, bytes, loc: SourceLoc::NONE, backward: true };
+        let all = [t("all_reduce", 0, 1000), t("all_gather", 1, 50), t("all_reduce", 0, 2000)];
+        let lines = transfers(&all, |_| "x".into());
+        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all, in 2 calls");
         assert!(lines[1].starts_with("all_reduce") && lines[1].ends_with("2  3.0 kB"), "{lines:?}");
     }
 }

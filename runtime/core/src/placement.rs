@@ -214,9 +214,12 @@ impl Display for Placement {
 }
 
 /// Where the part of a device begins in a tensor, as the linear index of its first element: for each axis that splits the tensor,
-/// the coordinate times a step.
+/// the coordinate times a step, plus an offset that is the same on all devices.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Start(SmallVec<[(Axis, usize); 2]>);
+pub struct Start {
+    steps: SmallVec<[(Axis, usize); 2]>,
+    offset: usize,
+}
 
 impl Start {
     /// The start of the parts of a tensor of shape `global`; empty if every device begins with the first element.
@@ -233,26 +236,29 @@ impl Start {
             let part = placement.local(mesh, &next, global)?;
             steps.push((axis, part.start[dim] * global.strides()[dim] as usize));
         }
-        Ok(Start(steps))
+        Ok(Start { steps, offset: 0 })
     }
 
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.steps.is_empty() && self.offset == 0
     }
 
     /// The index on the device at `at`.
     pub fn at(&self, at: &Coordinates) -> u64 {
-        self.0.iter().map(|(axis, step)| (at[*axis as usize] * step) as u64).sum()
+        self.offset as u64 + self.steps.iter().map(|(axis, step)| (at[*axis as usize] * step) as u64).sum::<u64>()
     }
 
-    /// As attributes of a node: pairs of axis and step.
+    /// As attributes of a node: pairs of axis and step, then the offset if there is one.
     pub fn attrs(&self) -> impl Iterator<Item = i64> + '_ {
-        self.0.iter().flat_map(|(axis, step)| [*axis as i64, *step as i64])
+        let offset = (self.offset > 0).then_some(self.offset as i64);
+        self.steps.iter().flat_map(|(axis, step)| [*axis as i64, *step as i64]).chain(offset)
     }
 
     /// Reads what [`Start::attrs`] gives.
     pub fn from_attrs(attrs: &[i64]) -> Start {
-        Start(attrs.chunks_exact(2).map(|pair| (Axis::ALL[pair[0] as usize], pair[1] as usize)).collect())
+        let pairs = attrs.chunks_exact(2);
+        let offset = pairs.remainder().first().map_or(0, |n| *n as usize);
+        Start { steps: pairs.map(|pair| (Axis::ALL[pair[0] as usize], pair[1] as usize)).collect(), offset }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Parses `--mesh`: the axes of a mesh, and how States are divided on it.
 
 use perilune_core::Mesh;
+use perilune_core::byte_size::amount;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use std::fmt::{self, Display};
@@ -11,30 +12,25 @@ const MOST_ZERO: u8 = 3;
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
 const UNSUPPORTED: [Axis; 3] = [Axis::Pp, Axis::Cp, Axis::Ep];
 
-/// A mesh as the command line and recipes write it: `dp=8,zero=1`.
+/// A mesh as the command line and recipes write it: `dp=8,zero=1` or `dp=8,bucket=25M`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MeshOptions {
     pub mesh: Mesh,
     /// The stage of ZeRO (Rajbhandari et al., arXiv:1910.02054), if it is given.
     pub zero: Option<u8>,
+    /// The most bytes of a bucket of gradients that are combined in one call, if it is given; 0 for a call for each.
+    pub bucket: Option<usize>,
 }
 
 impl MeshOptions {
-    /// Parses axes with their sizes, and `zero`, in any order. Empty text is one device.
+    /// Parses axes with their sizes, `zero` and `bucket`, in any order. Empty text is one device.
     pub fn parse(text: &str) -> Result<MeshOptions> {
-        let (mut zero, mut axes) = (None, Vec::new());
+        let (mut zero, mut bucket, mut axes) = (None, None, Vec::new());
         for part in text.split(',').filter(|_| !text.trim().is_empty()) {
-            let Some(("zero", stage)) = part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) else {
-                axes.push(part);
-                continue;
-            };
-            let known = stage.parse::<u8>().ok().filter(|n| *n <= MOST_ZERO);
-            let Some(known) = known else {
-                return Err(Error::argument("mesh", format!("zero={stage}: there is no such stage"))
-                    .hint("0 divides nothing, 1 optimizer States, 2 gradients too, 3 weights too"));
-            };
-            if zero.replace(known).is_some() {
-                return Err(Error::argument("mesh", "zero is given twice"));
+            match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+                Some(("zero", value)) => once("zero", &mut zero, stage(value)?)?,
+                Some(("bucket", value)) => once("bucket", &mut bucket, bucket_bytes(value)?)?,
+                _ => axes.push(part),
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
@@ -42,7 +38,7 @@ impl MeshOptions {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
             return Err(Error::argument("mesh", message).hint("the axes dp, shard and tp are supported"));
         }
-        let options = MeshOptions { mesh, zero };
+        let options = MeshOptions { mesh, zero, bucket };
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
             let message =
                 format!("zero={} divides States over dp or shard, but the mesh has neither", zero.unwrap_or(0));
@@ -54,15 +50,40 @@ impl MeshOptions {
     }
 }
 
+/// Stores an option, which may be given once.
+fn once<T>(name: &str, to: &mut Option<T>, value: T) -> Result<()> {
+    match to.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Error::argument("mesh", format!("{name} is given twice"))),
+    }
+}
+
+/// Parses a stage of ZeRO.
+fn stage(text: &str) -> Result<u8> {
+    text.parse::<u8>().ok().filter(|n| *n <= MOST_ZERO).ok_or_else(|| {
+        Error::argument("mesh", format!("zero={text}: there is no such stage"))
+            .hint("0 divides nothing, 1 optimizer States, 2 gradients too, 3 weights too")
+    })
+}
+
+/// Parses the most bytes of a bucket.
+fn bucket_bytes(text: &str) -> Result<usize> {
+    if text == "0" {
+        return Ok(0);
+    }
+    amount(text).map_err(|_| {
+        Error::argument("mesh", format!("bucket={text}: it is not an amount of memory"))
+            .hint("write the most bytes of gradients in one call, as bucket=25M; 0 sends each gradient alone")
+    })
+}
+
 impl Display for MeshOptions {
     /// As [`MeshOptions::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let text = self.mesh.to_string();
-        match self.zero {
-            Some(zero) if text.is_empty() => write!(f, "zero={zero}"),
-            Some(zero) => write!(f, "{text},zero={zero}"),
-            None => f.write_str(&text),
-        }
+        let mesh = (self.mesh.devices() > 1).then(|| self.mesh.to_string());
+        let zero = self.zero.map(|zero| format!("zero={zero}"));
+        let bucket = self.bucket.map(|bucket| format!("bucket={bucket}"));
+        f.write_str(&[mesh, zero, bucket].into_iter().flatten().collect::<Vec<_>>().join(","))
     }
 }
 
@@ -75,6 +96,8 @@ mod tests {
         for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0"] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
+        assert_eq!(MeshOptions::parse("bucket=4M,dp=2").unwrap().to_string(), "dp=2,bucket=4194304");
+        assert_eq!(MeshOptions::parse("dp=2,bucket=0").unwrap().bucket, Some(0));
         assert_eq!(MeshOptions::parse(" zero = 2 , dp=4 ").unwrap().to_string(), "dp=4,zero=2");
     }
 
@@ -84,6 +107,8 @@ mod tests {
             ("dp=2,zero=4", "zero=4: there is no such stage"),
             ("dp=2,zero=x", "zero=x: there is no such stage"),
             ("zero=1,dp=2,zero=1", "zero is given twice"),
+            ("dp=2,bucket=25Q", "bucket=25Q: it is not an amount of memory"),
+            ("dp=2,bucket=1M,bucket=2M", "bucket is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
             ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),

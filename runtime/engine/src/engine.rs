@@ -67,6 +67,8 @@ pub struct Engine {
     pub(crate) stats: Stats,
     /// How far the States of a run are divided among devices with different samples (ZeRO); `None` for the default of the mesh.
     pub zero: Option<u8>,
+    /// Logical shards of a batch, if bits must not depend on the number of devices: see [`Engine::set_strict_shards`].
+    pub(crate) strict: Option<usize>,
     /// Samples of the batch that is being made: see [`Engine::set_batch`].
     pub(crate) batch: Option<usize>,
     /// Bytes of the last snapshot.
@@ -85,6 +87,7 @@ impl Engine {
             step: Step::default(),
             stats: Stats::default(),
             zero: None,
+            strict: None,
             batch: None,
             snapshot: None,
         }

@@ -7,6 +7,7 @@ use crate::engine::{Engine, Fault};
 use crate::memory::Role;
 use crate::state::StateId;
 use crate::stored_value::Residence;
+use perilune_core::error::Result;
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement, Shape};
 use perilune_plan::{Backend, InputBuffer, Transfer};
@@ -15,8 +16,14 @@ use std::sync::Arc;
 /// The axes along which devices have different samples.
 const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
 
-/// The placement of a tensor of `samples` rows; replicated if some devices would have none.
-fn by_samples(mesh: &Mesh, samples: usize) -> Placement {
+/// The placement of a tensor of `samples` rows; replicated if some devices would have none. In `strict` shards it is replicated if
+/// they differ in size, and divided even for one device, whose shards the planner finds by it.
+fn by_samples(mesh: &Mesh, strict: Option<usize>, samples: usize) -> Placement {
+    if let Some(shards) = strict {
+        let inner = if mesh.size(Axis::Shard) > 1 { Along::Split(0) } else { Along::Replicated };
+        let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0)).with(Axis::Shard, inner);
+        return if samples > 0 && samples.is_multiple_of(shards) { split } else { Placement::REPLICATED };
+    }
     if samples < SAMPLES.map(|axis| mesh.size(axis)).iter().product() {
         return Placement::REPLICATED;
     }
@@ -34,22 +41,42 @@ impl Engine {
     /// What each device gets of an input that is made now.
     pub(crate) fn input_placement(&self, shape: &Shape) -> Placement {
         match self.batch {
-            Some(n) if shape.rank() > 0 && shape.dims()[0] == n => by_samples(&self.mesh(), n),
+            Some(n) if shape.rank() > 0 && shape.dims()[0] == n => by_samples(&self.mesh(), self.strict, n),
             _ => Placement::REPLICATED,
         }
+    }
+
+    /// Cuts every batch into so many logical shards, whose terms are added in a fixed tree: the bits of a step do not depend on the
+    /// number of devices. `None` ends it. An error if the mesh does not fit.
+    pub fn set_strict_shards(&mut self, shards: Option<usize>) -> Result<()> {
+        if let Some(shards) = shards {
+            perilune_plan::check_strict_shards(&self.mesh(), shards)?;
+        }
+        self.strict = shards;
+        Ok(())
+    }
+
+    /// The logical shards of a batch, if they are fixed.
+    pub fn strict_shards(&self) -> Option<usize> {
+        self.strict
     }
 
     /// Says what each device has of the buffers that the last trace reads and writes.
     pub(crate) fn divide_trace(&mut self) {
         let mesh = self.executor.backend.mesh();
-        if mesh.devices() == 1 {
+        if mesh.devices() == 1 && self.strict.is_none() {
             return;
         }
         let (states, recorder) = (&self.states, &self.recorder);
-        self.executor.tracer.divide(&mesh, |buffer| match buffer {
+        self.executor.tracer.divide(&mesh, self.strict, |buffer| match buffer {
             InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.desc.placement),
             InputBuffer::Leaf(uid) => recorder.live(uid).map_or(Placement::REPLICATED, |v| v.placement),
         });
+    }
+
+    /// Sets the most bytes of gradients that one call combines; `None` for the default.
+    pub fn set_bucket(&mut self, bytes: Option<usize>) {
+        self.executor.bucket = bytes.unwrap_or(perilune_plan::lanes::BUCKET_BYTES);
     }
 
     /// Changes what each device has of a State. If it has a value already, the value moves at the end of the step, as by an

@@ -47,6 +47,8 @@ pub struct Host {
     pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
     /// Opens the mesh that a recipe asks for; `None` if the devices are chosen already.
     pub open_mesh: RefCell<Option<crate::mesh::OpenMesh>>,
+    /// What decides the strict shards of a run.
+    pub strict_shards: Cell<crate::mesh::StrictShards>,
     /// Whether the first step of a plain script ends it.
     pub first_step_only: Cell<bool>,
     /// The globals defined at breakpoints, shared by all of them.
@@ -84,13 +86,18 @@ impl Host {
             pause: RefCell::default(),
             offline: RefCell::default(),
             open_mesh: RefCell::default(),
+            strict_shards: Cell::default(),
             first_step_only: Cell::new(false),
             scratch: RefCell::default(),
         })
     }
 
-    /// Keeps the mesh from now on: a version of the recipe that asks for another one is refused. `zero` may change.
+    /// Keeps the mesh and the strict shards from now on: a version of the recipe that asks for others is refused. `zero` and `bucket` may
+    /// change.
     pub fn fix_mesh(&self) {
+        if self.strict_shards.get() == crate::mesh::StrictShards::Recipe {
+            self.strict_shards.set(crate::mesh::StrictShards::Running);
+        }
         if let Some(open) = &mut *self.open_mesh.borrow_mut() {
             let fixed = self.engine.borrow().mesh();
             let before = open.clone();

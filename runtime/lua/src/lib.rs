@@ -41,7 +41,7 @@ mod tensor_files;
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};
 pub use loader::stdlib_files;
-pub use mesh::{OpenMesh, OpenedMesh};
+pub use mesh::{OpenMesh, OpenedMesh, StrictShards};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
 pub use reference::{reference_markdown, stubs};

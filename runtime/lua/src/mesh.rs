@@ -17,6 +17,8 @@ pub struct OpenedMesh {
     pub backend: Option<Arc<dyn Backend>>,
     /// The stage of ZeRO, if it was given.
     pub zero: Option<u8>,
+    /// The most bytes of a bucket of gradients, if they were given.
+    pub bucket: Option<usize>,
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -48,8 +50,45 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
         host.flush(lua)?;
         host.record(lua, |engine| engine.move_to(backend))?;
     }
-    host.engine.borrow_mut().zero = opened.zero;
+    let mut engine = host.engine.borrow_mut();
+    engine.zero = opened.zero;
+    engine.set_bucket(opened.bucket);
     Ok(())
+}
+
+/// What decides the strict shards of a run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum StrictShards {
+    /// The recipe, if it states any.
+    #[default]
+    Recipe,
+    /// The command line, whatever a recipe says.
+    CommandLine,
+    /// The first version of the recipe that runs.
+    Running,
+}
+
+/// `native.strict_shards(n)`: cuts every batch into n logical shards, so that bits do not depend on the mesh; nil ends it. The option
+/// --strict-shards goes first. Returns the number that holds.
+fn strict_shards(lua: &Lua, wanted: Option<usize>) -> mlua::Result<Option<usize>> {
+    let host = host(lua)?;
+    let now = host.engine.borrow().strict_shards();
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.strict_shards", e.message, e.hint);
+    let wanted = match host.strict_shards.get() {
+        StrictShards::Recipe => wanted,
+        StrictShards::CommandLine => now,
+        StrictShards::Running if wanted == now => now,
+        StrictShards::Running => {
+            let number = |n: Option<usize>| n.map_or("none".to_string(), |n| n.to_string());
+            let message = format!("a running job has {}, not {}", number(now), number(wanted));
+            let error = perilune_core::Error::argument("recipe.strict_shards", message);
+            return Err(fail(error.hint("other shards are other sums: stop the run and start another one")));
+        }
+    };
+    // The recipe may have moved the engine to another mesh.
+    let set = host.engine.borrow_mut().set_strict_shards(wanted);
+    set.map_err(fail)?;
+    Ok(wanted)
 }
 
 /// `native.batch(samples)`: host tensors made from now on whose dim 0 is `samples` are divided among the devices; nil ends it.
@@ -93,6 +132,7 @@ pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
+    native.set("strict_shards", lua.create_function(strict_shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

@@ -179,9 +179,19 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
 /// Resolves a missing param: nil if the runtime reads an optional one, else an error.
 fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {
     let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_else(|| show(key));
-    if ["steps", "epochs", "seed", "accumulate", "eval_every", "memory_budget", "mesh", "on_nan", "on_spike"]
-        .contains(&name.as_str())
-    {
+    let of_the_loop = [
+        "steps",
+        "epochs",
+        "seed",
+        "accumulate",
+        "eval_every",
+        "memory_budget",
+        "mesh",
+        "strict_shards",
+        "on_nan",
+        "on_spike",
+    ];
+    if of_the_loop.contains(&name.as_str()) {
         return Ok(Value::Nil);
     }
     let hint = match did_you_mean(&name, names.iter().map(String::as_str)) {

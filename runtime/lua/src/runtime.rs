@@ -84,7 +84,7 @@ pub enum Loaded {
 #[derive(Debug)]
 pub enum Failed {
     Recipe(Box<RecipeError>),
-    /// A wrong `--set`.
+    /// A wrong `--set` or `--strict-shards`.
     Usage(String),
 }
 

@@ -249,13 +249,14 @@ impl Tracer {
     }
 
     /// Divides the traced step among the devices of `mesh`; follows [`Tracer::run`]. `placement` returns what each device
-    /// has of a buffer that the step reads or writes. One device leaves the step and its key as they are.
-    pub fn divide(&mut self, mesh: &Mesh, placement: impl Fn(InputBuffer) -> Placement) {
-        if mesh.devices() == 1 {
+    /// has of a buffer that the step reads or writes, `strict` the number of logical shards, if sums must not depend on the
+    /// number of devices. One device without them leaves the step and its key as they are.
+    pub fn divide(&mut self, mesh: &Mesh, strict: Option<usize>, placement: impl Fn(InputBuffer) -> Placement) {
+        if mesh.devices() == 1 && strict.is_none() {
             return;
         }
         let t = &mut self.trace;
-        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect() };
+        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect(), strict };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

@@ -236,6 +236,9 @@ pub(crate) fn check(p: &Program) -> Result<(), String> {
         }
         last = Some(f.start);
     }
+    if !p.kernels.iter().any(|k| collective(k).is_some()) {
+        return Ok(());
+    }
     let mut starts = p.in_flight.iter().peekable();
     let mut open: Vec<(InFlight, Vec<Place>, Vec<Place>)> = Vec::new();
     for (k, kernel) in p.kernels.iter().enumerate() {

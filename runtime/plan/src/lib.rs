@@ -44,6 +44,7 @@ pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;
 pub use key::Tracer;
 pub use null::{Null, NullWith};
+pub use passes::shard::check_strict_shards;
 pub use pipeline::Options;
 pub use request::{Guard, InputBuffer, Request};
 pub use transfers::{Transfer, transfers};

@@ -48,12 +48,15 @@ pub struct Division {
     pub mesh: Mesh,
     /// In the order of `Trace::inputs`. What is written to a State has the State's placement.
     pub inputs: Vec<Placement>,
+    /// Divides the batch into so many logical shards, whatever the number of devices, and adds their sums in a fixed tree
+    /// (`passes::shard::strict`).
+    pub strict: Option<usize>,
 }
 
 impl Division {
-    /// The words of a plan key: the mesh, and the placement of each input.
+    /// The words of a plan key: the mesh, the logical shards, and the placement of each input.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain(self.inputs.iter().flat_map(Placement::words))
+        sizes.chain([self.strict.unwrap_or(0) as u64]).chain(self.inputs.iter().flat_map(Placement::words))
     }
 }

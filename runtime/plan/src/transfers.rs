@@ -1,17 +1,18 @@
 //! Lists what the devices of a mesh send each other in a planned step.
 
 use crate::cache::PlannedStep;
-use crate::ir::{Kernel, Library, Operand};
-use crate::show;
+use crate::ir::Library;
+use crate::{lanes, show};
 use perilune_core::mesh::Axis;
-use perilune_core::ops::collective;
 use perilune_core::source_loc::SourceLoc;
 
-/// One collective of a step.
+/// One tensor that a collective of a step moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     pub op: &'static str,
     pub axis: Axis,
+    /// The number of the call, which may move several tensors.
+    pub call: usize,
     /// Bytes of the tensor that all devices along the axis have together, or that each has a term of.
     pub bytes: usize,
     /// The recipe line of what is sent.
@@ -20,23 +21,23 @@ pub struct Transfer {
     pub backward: bool,
 }
 
-/// Returns the collectives of a step in the order in which they run.
+/// Returns what the collectives of a step move, in the order in which they start.
 pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
     let program = &step.program;
-    let bytes = |l: &Library| {
-        let result: usize = l.outputs.iter().map(|v| program.values[v.0 as usize].nbytes()).sum();
-        let operand = |(k, x): (usize, &Operand)| x.shape().numel() * l.dtypes[k].size();
-        l.inputs.iter().enumerate().map(operand).sum::<usize>().max(result)
+    let calls = program.kernels.iter().filter_map(lanes::collective).enumerate();
+    let of_call = |(call, l): (usize, &Library)| -> Vec<Transfer> {
+        let tensor = |k: usize| {
+            let result = &program.values[l.outputs[k].0 as usize];
+            Transfer {
+                op: l.op.name,
+                axis: lanes::axis(l),
+                call,
+                bytes: result.nbytes().max(l.inputs[k].shape().numel() * l.dtypes[k].size()),
+                loc: show::place(result.origin, &step.source_map),
+                backward: result.origin.position().and_then(|p| step.backward.get(p)).copied().unwrap_or(false),
+            }
+        };
+        (0..l.inputs.len()).map(tensor).collect()
     };
-    let transfer = |kernel: &Kernel| match kernel {
-        Kernel::Library(l) if collective::is_collective(l.op) => Some(Transfer {
-            op: l.op.name,
-            axis: collective::axis(&l.attrs),
-            bytes: bytes(l),
-            loc: show::place(l.origin, &step.source_map),
-            backward: l.origin.position().and_then(|p| step.backward.get(p)).copied().unwrap_or(false),
-        }),
-        _ => None,
-    };
-    program.kernels.iter().filter_map(transfer).collect()
+    calls.flat_map(of_call).collect()
 }

@@ -237,6 +237,16 @@ impl Session<'_> {
                 about.insert("mesh".into(), engine.mesh().to_string().into());
                 about.insert("zero".into(), engine.zero.into());
             }
+            if let Some(shards) = engine.strict_shards() {
+                about.insert("strict_shards".into(), shards.into());
+            }
+            let before = self.resume.as_ref().map(|resume| resume.record.get("strict_shards").and_then(Value::as_u64));
+            let now = engine.strict_shards().map(|n| n as u64);
+            if let Some(before) = before.filter(|before| *before != now) {
+                let cure = before.map_or("without --strict-shards".into(), |n| format!("with --strict-shards {n}"));
+                reporter
+                    .warning(&format!("sums are added in another order than before; resume {cure} for the same bits"));
+            }
         }
         about.insert("recipe".into(), self.recipe.name().into());
         about.insert("params".into(), params::to_json(&values));

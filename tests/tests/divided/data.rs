@@ -51,7 +51,11 @@ fn a_loss_divides_by_the_tokens_of_all_devices() {
 
 /// A convolution with batch norm, on a batch of that size.
 pub fn cnn(batch: usize) -> Step {
-    let mut s = Step::new(DType::F64);
+    cnn_of(DType::F64, batch)
+}
+
+pub fn cnn_of(dtype: DType, batch: usize) -> Step {
+    let mut s = Step::new(dtype);
     let (x, y) = (s.batch_randn(&[batch, 2, 6, 6]), s.batch_ids(&[batch], 3));
     let (w, b) = (s.weight(&[4, 2, 3, 3]), s.weight(&[4]));
     let h = s.with("conv2d", &[t(x), t(w), t(b)], &[("padding", ints(&[1, 1]))]);
@@ -74,7 +78,11 @@ fn a_convolution_with_batch_statistics_over_the_whole_batch() {
 
 /// A transformer block with an embedding that is also the head, on sequences of 6 tokens.
 pub fn gpt(batch: usize) -> Step {
-    let mut s = Step::new(DType::F64);
+    gpt_of(DType::F64, batch)
+}
+
+pub fn gpt_of(dtype: DType, batch: usize) -> Step {
+    let mut s = Step::new(dtype);
     let (ids, y) = (s.batch_ids(&[batch, 6], 11), s.batch_ids(&[batch, 6], 11));
     let b = batch as i64;
     let (table, places) = (s.weight(&[11, 16]), s.weight(&[6, 16]));

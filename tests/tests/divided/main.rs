@@ -8,5 +8,6 @@ mod ops;
 mod random;
 mod states;
 mod step;
+mod strict;
 mod tensor;
 mod uneven;

@@ -26,7 +26,7 @@ fn split_moments_are_written_in_blocks() {
     let moments = s.request.state_writes.iter().map(|w| w.0).filter(|id| !weights.contains(id)).map(InputBuffer::State);
     let placements: HashMap<_, _> = moments.chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
     for mesh in ["dp=2", "dp=4"] {
-        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.clone() };
+        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.clone(), strict: None };
         let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         assert_near(mesh, &got, &want, 1e-10);
         let blocks = program.inputs.iter().filter(|i| i.0.dims().first() == Some(&(24 / spread.mesh.devices())));
@@ -59,7 +59,7 @@ pub fn split_states(s: &Step, mesh: &str, weights: bool) -> Spread {
     let states = s.request.state_writes.iter().map(|w| w.0).filter(|id| weights || !own.contains(id));
     let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
     let placements = states.map(InputBuffer::State).chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements }
+    Spread { mesh: Mesh::parse(mesh).unwrap(), placements, strict: None }
 }
 
 #[test]

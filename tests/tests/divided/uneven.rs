@@ -71,5 +71,9 @@ fn split_weights(s: &Step, mesh: &str, dim: usize) -> Spread {
     };
     let batch = s.batch.iter().map(|b| (*b, Placement::REPLICATED.with(Axis::Dp, Along::Split(0))));
     let states: Vec<InputBuffer> = s.request.state_writes.iter().map(|w| InputBuffer::State(w.0)).collect();
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements: batch.chain(states.iter().map(split)).collect() }
+    Spread {
+        mesh: Mesh::parse(mesh).unwrap(),
+        placements: batch.chain(states.iter().map(split)).collect(),
+        strict: None,
+    }
 }

@@ -69,14 +69,18 @@ pub fn code_of(op: &Op, attrs: &[i64]) -> Option<i64> {
     }
 }
 
-/// The attribute that stands for a combination.
+/// The attribute that stands for a combination in the order of the coordinates.
 pub fn code(combine: Combine) -> i64 {
     combine as i64
 }
 
+/// The attribute of a sum over a power of two of devices whose terms are added in pairs, the sums of neighbours in pairs again, and so
+/// on: a binary tree over the coordinates. Each sum is rounded to the dtype.
+pub const TREE: i64 = 3;
+
 /// The combination of an attribute.
 pub fn combine(code: i64) -> Combine {
-    [Combine::Sum, Combine::Max, Combine::Min][code as usize]
+    [Combine::Sum, Combine::Max, Combine::Min, Combine::Sum][code as usize]
 }
 
 /// The axis of a collective.

@@ -9,7 +9,7 @@ use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
 use perilune_core::host_memory;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{ALL_GATHER, REDUCE_SCATTER, axis, code_of, combine};
+use perilune_core::ops::collective::{ALL_GATHER, REDUCE_SCATTER, TREE, axis, code_of, combine};
 use perilune_plan::{Peers, Ticket};
 use std::sync::Arc;
 
@@ -24,19 +24,35 @@ fn peers<'a>(c: &'a Call) -> Result<&'a dyn Peers> {
 
 /// Sends the pieces of this device, one behind the other.
 pub fn send(c: &Call) -> Result<Ticket> {
-    let bytes = |k: usize| c.in_shape(k).numel() * c.out_dtype().size();
-    let mut message = host_memory::reserve("cpu", (0..c.num_inputs()).map(bytes).sum())?;
-    for k in 0..c.num_inputs() {
-        by_size!(c.input(k).dtype, append(c, k, &mut message))?;
+    let (peers, axis, n) = (peers(c)?, axis(&c.routine.attrs), c.num_inputs());
+    let mut ticket = None;
+    if n == 1 {
+        let mut send = |piece: &[u8]| {
+            ticket = Some(peers.send(axis, piece)?);
+            Ok(())
+        };
+        by_size!(c.out_dtype(), with_piece(c, 0, &mut send))?;
     }
-    peers(c)?.send(axis(&c.routine.attrs), &message)
+    if let Some(ticket) = ticket {
+        return Ok(ticket);
+    }
+    let bytes = |k: usize| c.in_shape(k).numel() * c.out_dtype().size();
+    let mut message = host_memory::reserve("cpu", (0..n).map(bytes).sum())?;
+    for k in 0..n {
+        let mut append = |piece: &[u8]| {
+            message.extend_from_slice(piece);
+            Ok(())
+        };
+        by_size!(c.out_dtype(), with_piece(c, k, &mut append))?;
+    }
+    peers.send(axis, &message)
 }
 
-fn append<T: Pod>(c: &Call, k: usize, message: &mut Vec<u8>) -> Result<()> {
+/// Calls `f` with the bytes of operand `k`, in row-major order.
+fn with_piece<T: Pod>(c: &Call, k: usize, f: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
     let own = dense::<T>(&c.input(k))?;
     // SAFETY: plain numbers have no padding, and every byte of them is initialized.
-    message.extend_from_slice(unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) });
-    Ok(())
+    f(unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) })
 }
 
 /// Computes the results from what each device along the axis has sent.
@@ -72,7 +88,8 @@ fn element<T: Pod>(piece: &[u8], i: usize) -> T {
 fn reduce<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
     let attrs = c.attrs_of(k);
     let (out, shape) = c.output_of::<T>(k);
-    let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(code_of(c.routine.op, attrs).unwrap_or_default()) {
+    let how = code_of(c.routine.op, attrs).unwrap_or_default();
+    let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(how) {
         Combine::Sum => T::Acc::add,
         Combine::Max => T::Acc::maximum,
         Combine::Min => T::Acc::minimum,
@@ -87,9 +104,24 @@ fn reduce<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
     };
     for (i, out) in out.iter_mut().enumerate() {
         let at = i / len * row + first + i % len;
+        if how == TREE {
+            *out = tree::<T>(pieces, at);
+            continue;
+        }
         let mut terms = pieces.iter().map(|piece| element::<T>(piece, at).to_acc());
         let start = terms.next().unwrap_or(T::Acc::ZERO);
         *out = T::from_acc(terms.fold(start, join));
+    }
+}
+
+/// Adds element `at` of all pieces in a binary tree over the pieces. Each sum is rounded to the dtype.
+fn tree<T: Element>(pieces: &[&[u8]], at: usize) -> T {
+    match pieces {
+        [one] => element(one, at),
+        _ => {
+            let (low, high) = pieces.split_at(pieces.len() / 2);
+            T::from_acc(tree::<T>(low, at).to_acc().add(tree::<T>(high, at).to_acc()))
+        }
     }
 }
 

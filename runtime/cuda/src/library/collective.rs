@@ -10,9 +10,9 @@ use super::call::{Call, Input, sized, typed};
 use super::strided::Strided;
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
-use perilune_core::mesh::{Axis, Combine};
+use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, attrs_of, axis, combine};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, attrs_of, axis};
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, Storage};
 use std::sync::Arc;
@@ -210,9 +210,10 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::AllGather { block, .. } => (size, aligned(block)),
     };
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
-    let reduce = |how: Combine, in_rows: bool| {
+    // By the attribute of the combination.
+    let reduce = |how: i64, in_rows: bool| {
         let t = typed(dtype);
-        let how = ["Sum", "Max", "Min"][how as usize];
+        let how = ["Sum", "Max", "Min", "Tree"][how as usize];
         let v = vector / size;
         let body = format!("collective::reduce<{t}, collective::{how}<{t}>, {v}, {index}, {in_rows}>");
         function("reduce", &format!("{t}* out, i64 ranks, i64 n, i64 len, i64 row"), &body, "out, ranks, n, len, row")
@@ -223,9 +224,9 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         function("gather", params, &body, "out, ranks, own, total, step")
     };
     let functions = match kind {
-        Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(combine(c.attr(1)), false)],
-        Kind::AllReduce { .. } => vec![reduce(combine(c.attr(1)), false), spans(true)],
-        Kind::ReduceScatter { rows, .. } => vec![reduce(combine(c.attr(3)), rows > 1)],
+        Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(c.attr(1), false)],
+        Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
+        Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
         Kind::AllGather { rows: 0 | 1, .. } => vec![spans(false)],
         Kind::AllGather { .. } => {
             let w = sized(word);

@@ -187,6 +187,22 @@ impl Rank<'_> {
 
     /// Runs a program and returns its roots.
     pub fn run(&self, loaded: &Loaded) -> std::result::Result<Vec<Buffer>, Failure> {
+        self.run_timed(loaded, None)
+    }
+
+    /// Runs a program; returns the seconds of its kernels, and those of collectives beside others.
+    pub fn times(&self, loaded: &Loaded) -> [Vec<f64>; 2] {
+        let zeros = vec![0.0; loaded.planned.program.kernels.len()];
+        let mut out = [zeros.clone(), zeros];
+        self.run_timed(loaded, Some(&mut out)).unwrap_or_else(|f| panic!("{}", f.error));
+        out
+    }
+
+    fn run_timed(
+        &self,
+        loaded: &Loaded,
+        times: Option<&mut [Vec<f64>; 2]>,
+    ) -> std::result::Result<Vec<Buffer>, Failure> {
         let p = &loaded.planned.program;
         let payload = |b: &InputBuffer| match b {
             InputBuffer::Leaf(k) | InputBuffer::State(k) => self.buffers[k].clone(),
@@ -194,7 +210,11 @@ impl Rank<'_> {
         let inputs: Vec<Buffer> = loaded.planned.inputs.iter().map(payload).collect();
         let outputs: Vec<Buffer> = p.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
         let interrupt = Interrupt::default();
-        let context = RunContext { peers: Some(self.device), ..RunContext::new(&interrupt) };
+        let (times, hidden) = match times {
+            Some([times, hidden]) => (Some(&mut times[..]), Some(&mut hidden[..])),
+            None => (None, None),
+        };
+        let context = RunContext { interrupt: &interrupt, times, hidden, peers: Some(self.device) };
         let numbers = p.numbers(&loaded.planned.slots, &self.device.at);
         loaded.exec.run(&inputs, &numbers, &outputs, context)?;
         let root = |r: &Root| match r {

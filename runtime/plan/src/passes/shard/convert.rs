@@ -5,7 +5,7 @@ use super::candidates::Candidate;
 use super::divider::Divider;
 use super::part::Part;
 use perilune_core::Shape;
-use perilune_core::error::Result;
+use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Node, NodeId};
 use perilune_core::mesh::{Combine, ONE_SECTION, Start};
 use perilune_core::ops::{
@@ -72,8 +72,11 @@ impl Divider<'_> {
         }
         let (own, shape) = (self.to.map[id.index()], self.graph().shape(id));
         match (self.first[id.index()], part) {
+            (Part::Own, _) | (_, Part::Own) => {
+                Err(Error::system("plan", "this is a bug: a device reads samples of others without a collective"))
+            }
             (Part::Term(how), Part::Whole) => {
-                let attrs = [self.axis as i64, collective::code(how)];
+                let attrs = [self.axis as i64, self.combination(how)];
                 self.to.out.graph.push(&collective::ALL_REDUCE, &[own], &attrs)
             }
             (Part::Block(cut), Part::Whole) => self.all_gather(own, cut, shape),
@@ -89,6 +92,11 @@ impl Divider<'_> {
             // A term of a maximum or minimum may be the whole.
             (_, Part::Term(_)) | (Part::Whole, Part::Whole) => self.part(id, Part::Whole),
         }
+    }
+
+    /// The attribute of a collective that combines terms.
+    fn combination(&self, how: Combine) -> i64 {
+        if self.strict.is_some() && how == Combine::Sum { collective::TREE } else { collective::code(how) }
     }
 
     /// Joins the blocks of all devices, without their padding.
@@ -136,7 +144,7 @@ impl Divider<'_> {
             let part = |this: &mut Self, x, cut, whole| this.reduce_scatter(x, cut, whole, how);
             return self.by_section(x, cut, cut.segment(&whole), &whole, &part);
         }
-        let attrs = |dim: usize| [self.axis as i64, dim as i64, self.devices as i64, collective::code(how)];
+        let attrs = |dim: usize| [self.axis as i64, dim as i64, self.devices as i64, self.combination(how)];
         let (plain, segments) = (attrs(cut.dim), attrs(2));
         let total = cut.block * self.devices;
         let g = &mut self.to.out.graph;

@@ -30,7 +30,7 @@ impl Divider<'_> {
                 Part::Block(own) if *own == cut => 0,
                 Part::Block(_) => 2 * self.bytes(id),
                 Part::Term(_) => self.bytes(id),
-                Part::Whole => self.bytes(id) / 4,
+                Part::Whole | Part::Own => self.bytes(id) / 4,
             };
         }
         if !wanted {
@@ -65,7 +65,7 @@ impl Divider<'_> {
         let later = |k: usize| match self.first[node.inputs[k].index()] {
             Part::Whole => self.bytes(node.inputs[k]),
             Part::Term(_) => 2 * self.bytes(node.inputs[k]),
-            Part::Block(_) => 0,
+            Part::Block(_) | Part::Own => 0,
         };
         self.distinct(node, &part).filter(cut).map(later).sum()
     }
@@ -77,7 +77,7 @@ impl Divider<'_> {
         match (first, part) {
             _ if first == part || self.exists(id, part) => 0,
             (_, Part::Block(_)) if self.derivable(id, part, MAX_DERIVED) => 0,
-            (Part::Whole, _) => 0,
+            (Part::Whole | Part::Own, _) | (_, Part::Own) => 0,
             (Part::Term(_), Part::Whole) => 2 * bytes,
             (Part::Term(_), Part::Block(_)) => bytes,
             (Part::Block(_), Part::Whole) => leaves * bytes,

@@ -57,7 +57,7 @@ impl Demand {
             for x in &from.graph.node(id).inputs {
                 readers[x.index()] += 1;
                 out.reader[x.index()] = Some(id);
-                out.passed_on[x.index()] &= passes_on_terms(&from.graph, id);
+                out.passed_on[x.index()] &= d.strict.is_none() && passes_on_terms(&from.graph, id);
             }
         }
         for (reader, n) in out.reader.iter_mut().zip(readers) {
@@ -80,7 +80,8 @@ impl Demand {
             self.results.entry((node.inputs[0], node.attrs[0] as usize)).or_insert(cut);
             return;
         }
-        let passes = matches!(node.op.class, Class::View(_) | Class::Map(_) | Class::Cast | Class::Fused(_));
+        let passes = matches!(node.op.class, Class::View(_) | Class::Map(_) | Class::Cast | Class::Fused(_))
+            || d.strict.is_some() && node.op == &collective::ALL_REDUCE;
         let several = d.parts.get(&id).map_or(1, |parts| 1 + parts.last().map_or(0, |p| p.0));
         let Some(k) = (0..several).find(|k| self.of(id, *k).is_some()).filter(|_| passes) else { return };
         if node.op == &create::OPTIMIZATION_BARRIER {

@@ -10,8 +10,8 @@ use crate::request::Division;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::mesh::Axis;
-use perilune_core::ops::{Class, create};
-use perilune_core::sharding::{Cut, Signature};
+use perilune_core::ops::{Class, collective, create};
+use perilune_core::sharding::{self, Cut, Signature};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
@@ -52,6 +52,17 @@ pub(super) struct Divider<'a> {
     pub phase: u32,
     /// The old node for which nodes are being made.
     pub visited: NodeId,
+    /// Set for a strict step: only what changes no bit is divided.
+    pub strict: Option<Strict>,
+}
+
+/// What a strict step needs to be divided.
+#[derive(Clone, Debug)]
+pub(super) struct Strict {
+    /// For each input, whether a device has its own samples of it.
+    pub samples: Vec<bool>,
+    /// Logical shards of a device.
+    pub copies: usize,
 }
 
 impl<'a> Divider<'a> {
@@ -61,6 +72,7 @@ impl<'a> Divider<'a> {
         written: &[u32],
         phases: Vec<u32>,
         axis: Axis,
+        strict: Option<Strict>,
     ) -> Result<Divider<'a>> {
         let mut parts: FxHashMap<NodeId, Vec<(usize, Shape, DType)>> = FxHashMap::default();
         for node in from.graph.nodes().iter().filter(|n| matches!(n.op.class, Class::TupleGet)) {
@@ -93,6 +105,7 @@ impl<'a> Divider<'a> {
             phases,
             phase: 0,
             visited: NodeId(0),
+            strict,
         };
         let placed = |(id, input): (&NodeId, &u32)| out.placed(from.graph.shape(*id), *input);
         out.written = from.state_writes.iter().zip(written).map(placed).collect::<Result<_>>()?;
@@ -135,6 +148,11 @@ impl<'a> Divider<'a> {
     /// Appends the new form of an old node, and says which part it is.
     fn visit(&mut self, id: NodeId) -> Result<(NodeId, Part)> {
         let node = self.graph().node(id);
+        if self.strict.is_some()
+            && let Some(found) = self.visit_own(id)?
+        {
+            return Ok(found);
+        }
         if let Some(input) = self.from.inputs.get(&id) {
             let part = self.placed(node.shape, *input)?;
             return Ok((self.copy(id, part), part));
@@ -176,12 +194,16 @@ impl<'a> Divider<'a> {
             // Other terms may be added before a block of the sum is needed.
             Part::Term(_) if self.demand.of(id, 0).is_some() && self.demand.is_passed_on(id) => 0,
             Part::Block(_) => 1,
-            Part::Whole => 2,
+            Part::Whole | Part::Own => 2,
             Part::Term(_) => 3,
         };
         let costs = all
             .into_iter()
-            .filter(|c| self.keeps_terms(id, node, c) && self.is_even_in_sections(id, c))
+            .filter(|c| match self.strict {
+                Some(_) => self.keeps_bits(id, c),
+                None => self.keeps_terms(id, node, c),
+            })
+            .filter(|c| self.is_even_in_sections(id, c))
             .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
@@ -249,6 +271,53 @@ impl<'a> Divider<'a> {
         }
         let signature = Signature { operands: &operands, results: &results, attrs: &node.attrs };
         candidates::all(node.op, &signature, operand, wanted)
+    }
+
+    /// Visits a node of a strict step that follows from the device's own samples.
+    fn visit_own(&mut self, id: NodeId) -> Result<Option<(NodeId, Part)>> {
+        let (node, own) = (self.graph().node(id), |x: &NodeId| self.first[x.index()] == Part::Own);
+        let samples = |input: &u32| self.strict.as_ref().is_some_and(|s| s.samples[*input as usize]);
+        let begins = self.from.inputs.get(&id).is_some_and(samples) || node.op == &create::SHARD;
+        if !begins && !node.inputs.iter().any(own) {
+            return Ok(None);
+        }
+        let along = collective::is_collective(node.op) && collective::axis(&node.attrs) == self.axis;
+        if along && node.op == &collective::ALL_REDUCE {
+            // A device has the term. It is combined where it is read: as a whole, or as a block.
+            return Ok(Some((self.to.map[node.inputs[0].index()], Part::Term(collective::combine(node.attrs[1])))));
+        }
+        let operand = |this: &mut Self, x: &NodeId| match this.first[x.index()] {
+            Part::Own => Ok(this.to.map[x.index()]),
+            _ => this.part(*x, Part::Whole),
+        };
+        let inputs = node.inputs.iter().map(|x| operand(self, x)).collect::<Result<_>>()?;
+        let gathered = along && node.op == &collective::ALL_GATHER;
+        let part = if gathered { Part::Whole } else { Part::Own };
+        Ok(Some((self.to.copy_over(self.from, id, inputs), part)))
+    }
+
+    /// Whether a candidate computes the bits of the undivided node: every element of its blocks by the same operations in the same
+    /// order.
+    fn keeps_bits(&self, id: NodeId, c: &Candidate) -> bool {
+        let node = self.graph().node(id);
+        let blocks = c.operands.iter().chain(&c.results).all(|part| !matches!(part, Part::Term(_)));
+        blocks
+            && c.positions.is_none()
+            && match node.op.class {
+                Class::Map(_) | Class::Cast | Class::View(_) | Class::Reduce(_) => true,
+                Class::Library => node.op == &collective::ALL_REDUCE,
+                Class::Fused(_) => self.is_elementwise(id),
+                _ => false,
+            }
+    }
+
+    /// Whether a fused op computes each element from those at the same place.
+    fn is_elementwise(&self, id: NodeId) -> bool {
+        let (g, node) = (self.graph(), self.graph().node(id));
+        let operands: SmallVec<[(Shape, DType); 4]> = node.inputs.iter().map(|x| (g.shape(*x), g.dtype(*x))).collect();
+        let results = [(node.shape, node.dtype)];
+        let signature = Signature { operands: &operands, results: &results, attrs: &node.attrs };
+        sharding::factors(node.op, &signature) == sharding::elementwise(&signature)
     }
 
     /// Appends a copy of an old node that is a part of it.

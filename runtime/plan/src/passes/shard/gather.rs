@@ -60,7 +60,9 @@ impl Divider<'_> {
     /// Whether the whole of a weight that is stored in blocks can be used again.
     pub(super) fn gathered(&self, id: NodeId) -> Option<NodeId> {
         let known = self.whole_weights.get(&id)?;
-        let again = known.phase == self.phase && self.layers.len() - known.layers <= REUSED;
+        // The logical shards of a device begin each layer one after the other.
+        let reused = REUSED * self.strict.as_ref().map_or(1, |s| s.copies);
+        let again = known.phase == self.phase && self.layers.len() - known.layers <= reused;
         again.then_some(known.node)
     }
 

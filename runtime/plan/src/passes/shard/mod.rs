@@ -17,8 +17,12 @@ mod convert;
 mod cost;
 mod demand;
 mod divider;
+mod fold;
 mod gather;
 mod part;
+mod strict;
+
+pub use strict::check as check_strict_shards;
 
 use crate::key::Trace;
 use crate::lowered::Lowered;
@@ -35,7 +39,7 @@ use rustc_hash::FxHashMap;
 /// Turns a step into that of each device of the mesh. `g` and `trace`: the recording that it comes from.
 pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Result<Lowered> {
     let mesh = &division.mesh;
-    if mesh.devices() == 1 {
+    if mesh.devices() == 1 && division.strict.is_none() {
         return Ok(step);
     }
     // Of a fused op without factors its parts are divided.
@@ -44,9 +48,12 @@ pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Re
     // What both passes compute is combined once.
     let mut step = cse::apply(&step);
     as_stored(&mut step, division, &trace.state_write_inputs)?;
+    if let Some(shards) = division.strict {
+        return strict::apply(step, division, shards, g, trace);
+    }
     for axis in Axis::ALL.into_iter().filter(|axis| mesh.size(*axis) > 1) {
         let phases = gather::phases(&step, g, &trace.order);
-        step = Divider::new(&step, division, &trace.state_write_inputs, phases, axis)?.run()?;
+        step = Divider::new(&step, division, &trace.state_write_inputs, phases, axis, None)?.run()?;
     }
     Ok(step)
 }

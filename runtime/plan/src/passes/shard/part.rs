@@ -14,6 +14,8 @@ pub(super) enum Part {
     Block(Cut),
     /// A term: the value is the combination of all devices' terms.
     Term(Combine),
+    /// A value of its own, which only other such values and collectives read: what follows from its samples in a strict step.
+    Own,
 }
 
 impl Part {
