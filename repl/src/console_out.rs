@@ -17,6 +17,8 @@ pub enum Mode {
     Human,
     Quiet,
     Json,
+    /// Nothing: another process of the job prints.
+    Silent,
 }
 
 /// The output of a command.
@@ -54,6 +56,9 @@ pub struct Notifier {
 impl Notifier {
     /// Prints a text on stderr, and with `--json` an event on stdout.
     pub fn note(&self, text: &str, event: &Value) {
+        if self.mode == Mode::Silent {
+            return;
+        }
         beside(&self.bar, || {
             complain("", text);
             if self.mode == Mode::Json {
@@ -154,7 +159,7 @@ impl ConsoleOut {
     }
 
     fn raw(&self, text: &str) {
-        if self.lost.get() {
+        if self.lost.get() || self.mode == Mode::Silent {
             return;
         }
         self.aside(|| {
@@ -202,12 +207,16 @@ impl ConsoleOut {
 
     /// Prints a warning on stderr.
     pub fn warn(&self, text: &str) {
-        self.aside(|| complain("warning", text));
+        if self.mode != Mode::Silent {
+            self.aside(|| complain("warning", text));
+        }
     }
 
     /// Prints text on stderr without a prefix.
     pub fn note(&self, text: &str) {
-        self.aside(|| complain("", text));
+        if self.mode != Mode::Silent {
+            self.aside(|| complain("", text));
+        }
     }
 
     /// Returns `text` dimmed, where there is colour.

@@ -1,5 +1,6 @@
 //! Parses `--device`, `--mesh`, `--precision` and `--threads`, and opens the backend.
 
+use crate::job::Job;
 use perilune_core::Mesh;
 use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
@@ -70,6 +71,15 @@ impl DeviceArgs {
 
     /// Creates the runtime of a command, with its limits.
     pub fn runtime(&self, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
+        self.runtime_of(None, options)
+    }
+
+    /// Creates the runtime of a process of a job.
+    pub fn runtime_in(&self, job: &Job, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
+        self.runtime_of(Some(job.clone()), options)
+    }
+
+    fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
         match self.place.mesh {
             Some(mesh) => {
@@ -77,7 +87,7 @@ impl DeviceArgs {
                 engine.zero = mesh.zero;
                 engine.set_bucket(mesh.bucket);
             }
-            None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener()),
+            None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
         }
         if let Some(shards) = self.place.strict_shards {
             let host = runtime.host();
@@ -97,6 +107,12 @@ impl DeviceArgs {
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
         self.check_precision()?;
         self.place.open()
+    }
+
+    /// Opens the backend of a process of a job.
+    pub fn open_in(&self, job: &Job) -> Result<Arc<dyn Backend>> {
+        self.check_precision()?;
+        self.place.open_in(Some(job))
     }
 
     /// Checks that there is such a precision.
@@ -124,6 +140,10 @@ impl PlaceArgs {
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
     /// a value that a flag does not take is an error here, before anything reads it.
     pub fn open(&self) -> Result<Arc<dyn Backend>> {
+        self.open_in(None)
+    }
+
+    fn open_in(&self, job: Option<&Job>) -> Result<Arc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
         if let Err(e) = perilune_core::env_flags::check() {
             return no(e.to_string());
@@ -134,11 +154,32 @@ impl PlaceArgs {
         if let Some(n) = self.threads.filter(|n| *n == 0 || *n > MOST_THREADS) {
             return no(format!("--threads {n}: it must be from 1 to {MOST_THREADS}"));
         }
-        self.open_on(self.mesh())
+        self.open_on(self.mesh(), job)
     }
 
-    /// Opens the devices of a mesh.
-    fn open_on(&self, mesh: Mesh) -> Result<Arc<dyn Backend>> {
+    /// The mesh as the command line gives it, with its strict shards.
+    pub fn mesh_text(&self) -> String {
+        let strict = self.strict_shards.map(|n| format!(" with {n} strict shards")).unwrap_or_default();
+        self.mesh.map(|mesh| mesh.to_string()).unwrap_or_default() + &strict
+    }
+
+    /// The kind of device of a process in a job of several, which all have to have. GPUs of different processes have no way to
+    /// exchange tensors yet.
+    pub fn kind_in_job(&self) -> Result<String> {
+        let isa = || perilune_cpu::Isa::chosen().map_err(|e| Error::Usage(e.to_string()));
+        if self.device == "cpu" || (self.device == "auto" && Cuda::new(0).is_err()) {
+            return Ok(format!("cpu with {:?}", isa()?));
+        }
+        let given = if self.device == "auto" { "a GPU was found".into() } else { format!("--device {}", self.device) };
+        Err(Error::Usage(format!(
+            "{given}: several processes share a mesh of CPU devices only; their GPUs cannot exchange tensors in this version\n  \
+             hint: one process drives all GPUs of a host: start it without a launcher, as in perilune run recipe.lua --mesh dp=8; \
+             --device cpu trains in several processes"
+        )))
+    }
+
+    /// Opens the devices of a mesh; in a job, those of this process.
+    fn open_on(&self, mesh: Mesh, job: Option<&Job>) -> Result<Arc<dyn Backend>> {
         let no = |text: String| Err(Error::Usage(text));
         let limit = match std::env::var("PERILUNE_MEMORY_LIMIT") {
             Ok(text) => match amount(&text) {
@@ -149,8 +190,8 @@ impl PlaceArgs {
         };
         if mesh.devices() > 1 {
             return match self.device.as_str() {
-                "cpu" => self.virtual_cpus(mesh, limit),
-                "auto" if Cuda::new(0).is_err() => self.virtual_cpus(mesh, limit),
+                "cpu" => self.virtual_cpus(mesh, limit, job),
+                "auto" if Cuda::new(0).is_err() => self.virtual_cpus(mesh, limit, job),
                 "auto" | "cuda" => self.gpus(mesh, &(0..mesh.devices()).collect::<Vec<_>>()),
                 d => match d.strip_prefix("cuda:").and_then(numbers) {
                     Some(list) => self.gpus(mesh, &list),
@@ -178,18 +219,29 @@ impl PlaceArgs {
         }
     }
 
-    /// Opens the virtual CPU devices of a mesh; each has its share of the threads and of the memory.
-    fn virtual_cpus(&self, mesh: Mesh, limit: Option<usize>) -> Result<Arc<dyn Backend>> {
-        let n = mesh.devices();
+    /// Opens the virtual CPU devices of a mesh; each has its share of the threads and of the memory. The processes of a host share
+    /// its threads.
+    fn virtual_cpus(&self, mesh: Mesh, limit: Option<usize>, job: Option<&Job>) -> Result<Arc<dyn Backend>> {
+        let job = job.filter(|job| job.has_several());
+        let n = (mesh.devices() / job.map_or(1, |job| job.place.processes)).max(1);
         if n > MOST_THREADS {
             return Err(Error::Usage(format!(
                 "mesh {mesh}: a machine has at most {MOST_THREADS} virtual devices, not {n}"
             )));
         }
-        let threads = (self.threads() / n).max(1);
+        let beside = if self.threads.is_none() { job.map_or(1, |job| job.place.local_processes) } else { 1 };
+        let threads = (self.threads() / n / beside).max(1);
         let device = || Arc::new(Cpu::limited(Some(threads), limit.map(|bytes| bytes / n))) as Arc<dyn Backend>;
-        let backend = MeshBackend::new(mesh, (0..n).map(|_| device()).collect());
-        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
+        let backend = match job {
+            Some(job) => MeshBackend::among(mesh, &job.links, |_| Ok(device())),
+            None => MeshBackend::new(mesh, (0..n).map(|_| device()).collect()),
+        };
+        backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| match e.kind {
+            perilune_core::error::Kind::Argument => {
+                Error::Usage(perilune_core::Error { op: String::new(), ..e }.to_string())
+            }
+            _ => Error::System(e.to_string()),
+        })
     }
 
     /// Opens the GPUs of a mesh. If it has more devices than GPUs are named, neighbours share one.
@@ -215,10 +267,13 @@ impl PlaceArgs {
     }
 
     /// Returns what opens the mesh that a recipe asks for.
-    fn opener(self) -> OpenMesh {
+    fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
             let MeshOptions { mesh, zero, bucket } = MeshOptions::parse(text)?;
-            let open = || self.open_on(mesh).map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()));
+            let open = || {
+                self.open_on(mesh, job.as_ref())
+                    .map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()))
+            };
             let backend = if mesh == now { None } else { Some(open()?) };
             Ok(OpenedMesh { backend, zero, bucket })
         })

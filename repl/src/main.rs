@@ -6,6 +6,7 @@ mod device;
 mod diagnostics;
 mod failure;
 mod format;
+mod job;
 mod log;
 mod plot;
 mod policy_args;

@@ -10,6 +10,7 @@ mod ckpt;
 mod completions;
 mod doctor;
 mod init;
+mod launch;
 mod plot;
 mod profile;
 mod reference;
@@ -17,6 +18,7 @@ mod repl;
 mod replay;
 mod run;
 mod stubs;
+mod submit;
 
 use crate::failure::Failure;
 use crate::log;
@@ -56,6 +58,10 @@ enum Command {
     Plot(plot::PlotArgs),
     /// Repeat a run with its edits, and compare the weights
     Replay(replay::ReplayArgs),
+    /// Run a command in several processes on this host
+    Launch(launch::LaunchArgs),
+    /// Write the file of a job for Slurm or Kubernetes
+    Submit(submit::SubmitArgs),
     /// Create a directory with a recipe and type stubs for an editor
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -113,6 +119,8 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Bench(args) => bench::bench(args),
         Command::Plot(args) => plot::plot(&args),
         Command::Replay(args) => replay::replay(args),
+        Command::Launch(args) => launch::launch(args),
+        Command::Submit(args) => submit::submit(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => reference::reference(),
         Command::Stubs => stubs::stubs(),

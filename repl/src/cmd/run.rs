@@ -4,6 +4,7 @@ use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
+use crate::job::{Job, JobArgs};
 use crate::policy_args::PolicyArgs;
 use crate::prompt;
 use crate::retention::RetentionArgs;
@@ -44,6 +45,8 @@ pub struct RunArgs {
     checkpoint_every: Option<u64>,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    job: JobArgs,
     #[command(flatten)]
     retention: RetentionArgs,
     /// Delete a run that is in --run-dir, and start anew there; other files in it stay
@@ -114,6 +117,24 @@ impl RunArgs {
         self.files.add_to(policy.recorded_recipe(&self.recipe), &[])
     }
 
+    /// Joins the processes of the job, or none.
+    fn join(&self) -> Result<Job, Failure> {
+        if self.recorded.is_some() {
+            return Job::alone();
+        }
+        let place = self.job.place()?;
+        if place.processes == 1 {
+            return Job::alone();
+        }
+        // What all processes have to be given alike; process 0 gives them the rest.
+        let terms = [
+            ("recipe", self.recipe.file_name().unwrap_or_default().to_string_lossy().into_owned()),
+            ("mesh", self.device.place.mesh_text()),
+            ("kind of device", self.device.place.kind_in_job()?),
+        ];
+        Job::join(place, &terms)
+    }
+
     fn mode(&self) -> Mode {
         match (self.json, self.quiet) {
             (true, _) => Mode::Json,
@@ -155,30 +176,42 @@ fn command_line() -> Vec<String> {
     std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect()
 }
 
-/// Runs a recipe or script. If a signal stopped the run, the exit status is that of the signal.
+/// Runs a recipe or script, alone or with the other processes of its job. If a signal stopped the run, the exit status is that of the
+/// signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
-    let out = Rc::new(ConsoleOut::new(args.mode()));
+    let job = args.join()?;
+    let result = train(args, &job);
+    job.end(result)
+}
+
+fn train(args: RunArgs, job: &Job) -> Result<(), Failure> {
+    let mode = if job.is_first() { args.mode() } else { Mode::Silent };
+    let out = Rc::new(ConsoleOut::new(mode));
     let control = Control::default();
     let signals = Signals::install(&control)?;
     let command = args.recorded.is_none().then(command_line);
     let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone(), command));
     let policy = args.policy()?;
-    let trainer = Trainer::new(args.spec(), control, printer.clone());
+    let trainer = Trainer::new(args.spec(), control, printer.clone()).in_job(job.links.clone());
     let outcome = trainer.run(|spec| {
         let print = {
             let out = out.clone();
             move |text: &str| out.print(text)
         };
-        let backend = args.device.open()?;
+        let backend = args.device.open_in(job)?;
         let params = spec.params.clone();
         let policy = policy.build();
-        let runtime =
-            args.device.runtime(RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
+        let runtime = args
+            .device
+            .runtime_in(job, RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
         diagnostics::plans(&runtime, &out);
         diagnostics::notices(&runtime, printer);
-        let at_breakpoint =
-            prompt::pause(prompt::InRun::new(&signals), Some(out.clone()), prompt::SharedEditor::default());
-        *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
+        // A line typed at the breakpoint of one process would not run in the others.
+        if !job.has_several() {
+            let at_breakpoint =
+                prompt::pause(prompt::InRun::new(&signals), Some(out.clone()), prompt::SharedEditor::default());
+            *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
+        }
         Ok(runtime)
     })?;
     match outcome.end {

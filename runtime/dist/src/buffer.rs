@@ -14,7 +14,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub struct MeshBuffer {
     desc: BufferDesc,
     mesh: Mesh,
-    /// By rank, of the devices that this process drives.
+    /// By rank; only those of the devices that this process drives are made.
     parts: Box<[Mutex<Option<Buffer>>]>,
     /// The elements of the whole tensor, as long as a part has to be made from them.
     source: Mutex<Source>,
@@ -32,11 +32,11 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl MeshBuffer {
-    /// A buffer whose parts have no memory yet. `bytes`: the elements of the tensor, if it is uploaded.
-    pub fn new(desc: &BufferDesc, mesh: Mesh, bytes: Option<Arc<[u8]>>) -> MeshBuffer {
-        let n = mesh.devices();
-        let parts = (0..n).map(|_| Mutex::new(None)).collect();
-        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: n }) }
+    /// A buffer whose parts have no memory yet. `bytes`: the elements of the tensor, if it is uploaded. `local`: how many devices
+    /// this process drives.
+    pub fn new(desc: &BufferDesc, mesh: Mesh, bytes: Option<Arc<[u8]>>, local: usize) -> MeshBuffer {
+        let parts = (0..mesh.devices()).map(|_| Mutex::new(None)).collect();
+        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: local }) }
     }
 
     /// Downcasts a buffer to one of this mesh.
@@ -70,22 +70,29 @@ impl MeshBuffer {
         Ok(part)
     }
 
-    /// The elements of the whole tensor. `read` returns those of a device's part.
-    pub fn whole(&self, read: &mut dyn FnMut(usize) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
-        if self.desc.placement.is_replicated(&self.mesh) {
-            return read(0);
+    /// The elements of the whole tensor. `read` returns those of the part of each of `holders`.
+    pub fn whole(&self, holders: &[usize], read: &mut dyn FnMut(usize) -> Result<Vec<u8>>) -> Result<Vec<u8>> {
+        if let [only] = holders
+            && self.desc.placement.is_replicated(&self.mesh)
+        {
+            return read(*only);
         }
         let mut whole = host_memory::filled("mesh", self.desc.nbytes())?;
-        for rank in self.holders() {
-            let part = read(rank)?;
-            parts::join(&self.desc, &self.mesh, &self.mesh.coordinates(rank), &part, &mut whole)?;
+        for rank in holders {
+            let part = read(*rank)?;
+            parts::join(&self.desc, &self.mesh, &self.mesh.coordinates(*rank), &part, &mut whole)?;
         }
         Ok(whole)
     }
 
-    /// The devices whose parts together are the tensor, each element once.
-    pub fn holders(&self) -> impl Iterator<Item = usize> + '_ {
-        (0..self.parts.len()).filter(|rank| parts::is_first_holder(&self.desc, &self.mesh, *rank))
+    /// Bytes of the part of a device, the same on all.
+    pub fn local_bytes(&self) -> Result<usize> {
+        Ok(self.desc.local(&self.mesh)?.nbytes())
+    }
+
+    /// The devices among `ranks` whose parts together are the tensor, each part once; `None` if they lack a part.
+    pub fn holders(&self, ranks: &[usize]) -> Option<Vec<usize>> {
+        parts::holders(&self.desc, &self.mesh, ranks)
     }
 }
 

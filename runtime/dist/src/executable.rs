@@ -7,13 +7,18 @@ use perilune_core::Interrupt;
 use perilune_core::error::{Error, Result};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
+use rustc_hash::FxHasher;
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 
 /// A program, compiled for each device.
 pub struct MeshExecutable {
     pub(crate) shared: Arc<Shared>,
     pub(crate) program: Arc<Program>,
+    /// Those of the devices that this process drives.
     pub(crate) devices: Arc<[Box<dyn Executable>]>,
+    /// Identifies the program among processes; 0 with one process.
+    pub(crate) signature: u64,
 }
 
 /// The operands of one run, shared by the threads of all devices.
@@ -24,20 +29,34 @@ struct Operands {
     outputs: Vec<Buffer>,
     interrupt: Interrupt,
     timed: bool,
+    /// See [`MeshExecutable::identity`].
+    identity: u64,
 }
 
 type Outcome = std::result::Result<[Vec<f64>; 2], Failure>;
 
 impl MeshExecutable {
-    /// Runs the program as one device. Returns the seconds of its kernels, if they are timed, and those of collectives beside others.
-    fn run_device(&self, rank: usize, run: u64, operands: &Operands) -> Outcome {
+    /// Identifies a run among processes: its program, and the numbers of the recording, which are the same in all of them.
+    fn identity(&self, recorded: &[u64]) -> u64 {
+        if self.signature == 0 {
+            return 0;
+        }
+        let mut hash = FxHasher::default();
+        (self.signature, recorded).hash(&mut hash);
+        hash.finish().max(1)
+    }
+
+    /// Runs the program as the `k`-th device of this process. Returns the seconds of its kernels, if they are timed, and those
+    /// of collectives beside others.
+    fn run_device(&self, k: usize, run: u64, operands: &Operands) -> Outcome {
         let fail = |error| Failure { origin: Origin::NONE, error };
-        let Shared { mesh, backends, exchange, .. } = &*self.shared;
-        let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[rank]);
+        let Shared { mesh, ranks, backends, exchange, .. } = &*self.shared;
+        let rank = ranks[k];
+        let part = |b: &Buffer| MeshBuffer::of(b, mesh)?.part(rank, &*backends[k]);
         let parts = |all: &[Buffer]| all.iter().map(part).collect::<Result<Vec<_>>>().map_err(fail);
         let (inputs, outputs) = (parts(&operands.inputs)?, parts(&operands.outputs)?);
         let numbers = self.program.numbers(&operands.recorded, &mesh.coordinates(rank));
-        let peers = Rank::new(exchange.clone(), run, rank);
+        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
         let zeros = vec![0.0; if operands.timed { self.program.kernels.len() } else { 0 }];
         let (mut times, mut hidden) = (zeros.clone(), zeros);
         let context = RunContext {
@@ -46,7 +65,7 @@ impl MeshExecutable {
             hidden: operands.timed.then_some(&mut hidden),
             peers: Some(&peers),
         };
-        self.devices[rank].run(&inputs, &numbers, &outputs, context)?;
+        self.devices[k].run(&inputs, &numbers, &outputs, context)?;
         Ok([times, hidden])
     }
 }
@@ -68,21 +87,23 @@ impl Executable for MeshExecutable {
             outputs: outputs.to_vec(),
             interrupt: context.interrupt.clone(),
             timed: context.times.is_some(),
+            identity: self.identity(&slots[..recorded]),
         });
         let exchange = self.shared.exchange.clone();
         let own = MeshExecutable {
             shared: self.shared.clone(),
             program: self.program.clone(),
             devices: self.devices.clone(),
+            signature: self.signature,
         };
         let own = Arc::new(own);
-        let on_panic = exchange.clone();
+        let on_panic = self.shared.clone();
         let results = self.shared.workers.on_all(
-            move |rank| on_panic.fail(run, rank),
-            move |rank| {
-                let outcome = own.run_device(rank, run, &operands);
+            move |k| on_panic.exchange.fail(run, on_panic.ranks[k]),
+            move |k| {
+                let outcome = own.run_device(k, run, &operands);
                 if outcome.is_err() {
-                    own.shared.exchange.fail(run, rank);
+                    own.shared.exchange.fail(run, own.shared.ranks[k]);
                 }
                 outcome
             },
@@ -91,8 +112,8 @@ impl Executable for MeshExecutable {
         exchange.end(run);
         let mut results = results.map_err(|error| Failure { origin: Origin::NONE, error })?;
         if let Some(rank) = failed {
-            // The failure of the first device is the cause of the others'.
-            return match results.swap_remove(rank) {
+            // It is a device of this process. The failure of the first one is the cause of the others'.
+            return match results.swap_remove(self.shared.ranks.binary_search(&rank).unwrap_or_default()) {
                 Err(failure) => Err(failure),
                 Ok(_) => Err(Failure {
                     origin: Origin::NONE,

@@ -7,8 +7,8 @@
 //! The mesh and placements are types of `core`, and the pass that divides a step is `plan/passes/shard`.
 //!
 //! Several processes: [`rendezvous`] finds the place of this one among those of a job, [`links`] connects them by TCP, [`launch`]
-//! starts them on one host and [`submit`] writes job files. `perilune run` does not use them yet: a mesh has the devices of one
-//! process. Their tests over TCP are run by `.ci/soak`.
+//! starts them on one host and [`submit`] writes job files. Each process drives some devices of the mesh, and messages to the
+//! others go over the links. Tests that start, stop and kill processes are run by `.ci/soak`.
 
 mod backend;
 mod buffer;

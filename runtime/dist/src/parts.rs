@@ -69,10 +69,20 @@ pub fn join(desc: &BufferDesc, mesh: &Mesh, at: &Coordinates, part: &[u8], whole
     })
 }
 
-/// Whether the part of that device is needed to join a tensor: of devices that store the same part, the first one's is.
-pub fn is_first_holder(desc: &BufferDesc, mesh: &Mesh, rank: usize) -> bool {
-    let at = mesh.coordinates(rank);
-    Axis::ALL.into_iter().all(|axis| desc.placement.along(axis).split().is_some() || at[axis as usize] == 0)
+/// The first device among `ranks` that stores each part of a tensor, in the order of `ranks`; `None` if no device among them has
+/// some part.
+pub fn holders(desc: &BufferDesc, mesh: &Mesh, ranks: &[usize]) -> Option<Vec<usize>> {
+    let split: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| desc.placement.along(*axis).split().is_some()).collect();
+    let all: usize = split.iter().map(|axis| mesh.size(*axis)).product();
+    // A part is numbered by the coordinates along the axes that divide the tensor.
+    let part = |rank: usize| {
+        let at = mesh.coordinates(rank);
+        split.iter().fold(0, |n, axis| n * mesh.size(*axis) + at[*axis as usize])
+    };
+    let mut found = vec![false; all];
+    let first: Vec<usize> =
+        ranks.iter().copied().filter(|rank| !std::mem::replace(&mut found[part(*rank)], true)).collect();
+    (first.len() == all).then_some(first)
 }
 
 #[cfg(test)]
@@ -97,10 +107,12 @@ mod tests {
                     }
                     cases += 1;
                     let mut whole = vec![0; bytes.len()];
-                    for rank in 0..mesh.devices() {
+                    let all: Vec<usize> = (0..mesh.devices()).collect();
+                    let holders = holders(&desc, &mesh, &all).unwrap();
+                    for rank in all {
                         let part = cut(&desc, &mesh, &mesh.coordinates(rank), &bytes).unwrap();
                         assert_eq!(part.len(), desc.local(&mesh).unwrap().nbytes());
-                        if is_first_holder(&desc, &mesh, rank) {
+                        if holders.contains(&rank) {
                             join(&desc, &mesh, &mesh.coordinates(rank), &part, &mut whole).unwrap();
                         }
                     }
@@ -109,5 +121,20 @@ mod tests {
             }
         }
         assert!(cases > 150, "{cases}");
+    }
+
+    #[test]
+    fn some_devices_have_a_whole_tensor_and_others_lack_parts() {
+        let mesh = Mesh::parse("dp=2,tp=2").unwrap();
+        let of = |axis: Option<Axis>, ranks: &[usize]| {
+            let placement = axis.map_or(Placement::REPLICATED, |a| Placement::REPLICATED.with(a, Along::Split(0)));
+            let desc = BufferDesc { placement, ..BufferDesc::new(Shape::of(&[4, 2]), DType::F32) };
+            holders(&desc, &mesh, ranks)
+        };
+        assert_eq!(of(None, &[2, 3]), Some(vec![2]));
+        assert_eq!(of(Some(Axis::Tp), &[2, 3]), Some(vec![2, 3]));
+        assert_eq!(of(Some(Axis::Dp), &[2, 3]), None);
+        assert_eq!(of(Some(Axis::Dp), &[0, 1, 2, 3]), Some(vec![0, 2]));
+        assert_eq!(of(None, &[]), None);
     }
 }

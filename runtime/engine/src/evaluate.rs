@@ -15,7 +15,10 @@ use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
-use perilune_plan::{Backend, Buffer, BufferDesc, Cache, Fingerprint, PlannedStep, Request, RunContext, Tracer, show};
+use perilune_plan::{
+    Backend, Buffer, BufferDesc, Cache, Fingerprint, Plan, PlannedStep, Request, RunContext, Tracer, show,
+};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -47,6 +50,8 @@ pub struct Executor {
     pub(crate) largest: Option<PlannedStep>,
     /// The plan that is about to run, failed to run, or would exceed the budget.
     pub(crate) attempt: Option<PlannedStep>,
+    /// The plan that all processes have agreed on last.
+    pub(crate) agreed: Option<Rc<Plan>>,
 }
 
 impl Executor {
@@ -60,6 +65,7 @@ impl Executor {
             bucket: perilune_plan::lanes::BUCKET_BYTES,
             largest: None,
             attempt: None,
+            agreed: None,
         }
     }
 }
@@ -67,7 +73,7 @@ impl Executor {
 impl Executor {
     /// Drops all plans: they are for a device that has been left.
     pub(crate) fn forget_plans(&mut self) {
-        (self.cache, self.largest, self.attempt) = (Cache::default(), None, None);
+        (self.cache, self.largest, self.attempt, self.agreed) = (Cache::default(), None, None, None);
     }
 
     /// Returns the recipe line of the last error, if a run before the failed call caused it.
@@ -218,6 +224,7 @@ impl Engine {
             }
         }
         self.interrupt.check()?;
+        self.agree_on(&plan)?;
         self.executor.attempt = Some(plan.step.clone());
         let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
         for source in &self.executor.tracer.trace.inputs {

@@ -9,6 +9,7 @@
 //! The crate depends neither on Lua nor on files, and has no notion of a model.
 #![forbid(unsafe_code)]
 
+mod agreement;
 mod backward;
 pub mod diagnostics;
 mod engine;

@@ -122,6 +122,11 @@ pub fn argument(
     raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
 }
 
+/// An error of the engine or of a connection, at the line that runs.
+pub fn fault(host: &Rc<Host>, lua: &mlua::Lua, error: perilune_core::Error) -> LuaError {
+    raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
+}
+
 /// Returns the current line, or the start of the recipe if none of its lines is on the stack.
 fn current_loc(host: &Rc<Host>, lua: &mlua::Lua) -> SourceLoc {
     match host.loc(lua) {

@@ -24,6 +24,9 @@ const COLLECT_BYTES: usize = 32 << 20;
 /// The number of calls between checks of allocated memory.
 const LOOK_EVERY: u32 = 4096;
 
+/// Returns in all processes of a job the text that a function makes in the first one. The first argument names it in messages.
+pub type ShareText = Rc<dyn Fn(&str, &dyn Fn() -> String) -> perilune_core::error::Result<String>>;
+
 pub struct Host {
     pub engine: RefCell<Engine>,
     /// What the recipe may open.
@@ -47,6 +50,8 @@ pub struct Host {
     pub offline: RefCell<Option<Rc<crate::offline_source::OfflineSource>>>,
     /// Opens the mesh that a recipe asks for; `None` if the devices are chosen already.
     pub open_mesh: RefCell<Option<crate::mesh::OpenMesh>>,
+    /// Shares texts of the first process of a job with the others; `None` with one process.
+    pub share: RefCell<Option<ShareText>>,
     /// What decides the strict shards of a run.
     pub strict_shards: Cell<crate::mesh::StrictShards>,
     /// Whether the first step of a plain script ends it.
@@ -84,6 +89,7 @@ impl Host {
             next_custom: Cell::new(1),
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
+            share: RefCell::default(),
             offline: RefCell::default(),
             open_mesh: RefCell::default(),
             strict_shards: Cell::default(),

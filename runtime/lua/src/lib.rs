@@ -22,6 +22,7 @@ mod kernels;
 mod library_env;
 mod loader;
 mod mesh;
+mod module_files;
 mod nan_guard;
 mod no_tail_calls;
 mod offline_source;
@@ -40,6 +41,7 @@ mod tensor_files;
 
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};
+pub use host::ShareText;
 pub use loader::stdlib_files;
 pub use mesh::{OpenMesh, OpenedMesh, StrictShards};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};

@@ -5,11 +5,12 @@ use crate::args::show;
 use crate::boundary::{self, Guarded, memory_limit};
 use crate::functions::{self, host};
 use crate::host::INTERNAL;
+use crate::module_files::{self, Found, MAX_TEXT};
 use crate::runtime::{Failed, Place};
 use crate::{errors, library_env, no_tail_calls, source_text};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
-use perilune_policy::{Opener, open_named};
+use perilune_policy::open_named;
 use std::path::{Path, PathBuf};
 
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
@@ -352,27 +353,21 @@ fn find_module(lua: &Lua, name: String, here: bool, by_library: bool) -> mlua::R
         if here {
             tries.extend([file, folder]);
         }
-        let mut found = None;
-        for file in &tries {
-            let text = match place.texts.get(file) {
-                Some(text) => text.clone(),
-                None => match host.policy.open(file) {
-                    Ok(opened) => opened.text(MAX_TEXT).map_err(|e| {
-                        errors::argument(&host, lua, "require", format!("cannot read {}: {e}", file.display()), None)
-                    })?,
-                    // What is not in a root that may be read is not there for `require`, which looks in several places.
-                    Err(e) if e.is_not_found() || matches!(e, perilune_policy::Error::Denied { left: false, .. }) => {
-                        continue;
-                    }
-                    Err(e) => {
-                        let message = format!("{} {}", file.display(), e.rule());
-                        return Err(errors::argument(&host, lua, "require", message, e.cure()));
-                    }
-                },
-            };
-            found = Some((file, text));
-            break;
-        }
+        let search = || module_files::find(&host, &place, &tries);
+        let share = host.share.borrow().clone();
+        let found = match share {
+            None => search(),
+            Some(share) => {
+                let shared = share(&format!("module {name}"), &|| module_files::encode(&search()));
+                let shared = shared.map_err(|e| errors::fault(&host, lua, e))?;
+                module_files::decode(&shared)
+            }
+        };
+        let found = match found {
+            Found::Module(file, text) => Some((file, text)),
+            Found::Nothing => None,
+            Found::Wrong(message, hint) => return Err(errors::argument(&host, lua, "require", message, hint)),
+        };
         let Some((file, text)) = found else {
             if let Some(mut place) = lua.app_data_mut::<Place>() {
                 place.missing.extend(tries.iter().cloned());
@@ -388,6 +383,7 @@ fn find_module(lua: &Lua, name: String, here: bool, by_library: bool) -> mlua::R
             };
             return Err(errors::argument(&host, lua, "require", message, near));
         };
+        let file = &file;
         let text = text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text);
         if let Some(mut place) = lua.app_data_mut::<Place>()
             && !place.required.iter().any(|f| f.0 == *file)
@@ -412,9 +408,6 @@ pub fn public_modules() -> impl Iterator<Item = &'static str> {
 
 /// The registry's name of what the library calls and recipes do not see; its chunks get it as their second argument.
 pub const NATIVE: &str = "perilune.native";
-
-/// More than any source file has.
-const MAX_TEXT: u64 = 64 << 20;
 
 /// Reads a file that the command line or a line of the prompt names, under no policy.
 pub fn text_of(path: &Path) -> Result<String, Failed> {

@@ -416,6 +416,17 @@ impl Run {
         Ok(())
     }
 
+    /// Describes every State, a line each, in path order: path, shape, dtype, placement on the mesh.
+    pub fn state_lines(&self) -> Result<String, Failed> {
+        let mut out = String::new();
+        for (path, state) in self.list_states()? {
+            let id = crate::state_migration::id_of(&state)?;
+            let info = self.host.engine.borrow().state_info(id).map_err(mlua::Error::external)?;
+            out.push_str(&format!("{path}: {} {}, {}\n", info.shape, info.dtype, info.placement));
+        }
+        Ok(out)
+    }
+
     /// Returns the paths of all States in order, and copies of their values, which another thread may read during the run.
     pub fn snapshot(&self) -> Result<(Vec<String>, perilune_engine::Copies), Failed> {
         let (mut paths, mut ids) = (Vec::new(), Vec::new());

@@ -123,6 +123,17 @@ pub trait Backend: Send + Sync {
         Mesh::ONE
     }
 
+    /// The number of processes that drive devices of the mesh.
+    fn processes(&self) -> usize {
+        1
+    }
+
+    /// Compares a digest with those of the other processes; all of them call it, in the same order. A difference is an error in all
+    /// of them, with the first lines that differ of what `describe` returns. `what` names what is compared.
+    fn agree(&self, _what: &str, _digest: &[u8], _describe: &mut dyn FnMut() -> String) -> Result<()> {
+        Ok(())
+    }
+
     /// Allocates uninitialised memory; out-of-memory is an `Err`.
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer>;
 

@@ -1,6 +1,7 @@
 //! Caches compiled plans by key, with a byte limit and LRU eviction, and reports the cause of a miss.
 
 use crate::backend::{Backend, Executable};
+use crate::fingerprint::Fingerprint;
 use crate::ir::{Origin, Program};
 use crate::key::{Tracer, digest};
 use crate::pipeline::{Options, try_plan};
@@ -39,9 +40,20 @@ pub struct Plan {
     /// FLOP of its products, as recorded (see [`crate::show::products`]).
     pub products: f64,
     last_use: std::cell::Cell<u64>,
+    signature: std::cell::OnceCell<u64>,
 }
 
 impl Plan {
+    /// The canonical words of its recording.
+    pub(crate) fn key(&self) -> &[u64] {
+        &self.key
+    }
+
+    /// A number for its kernels in their order, the same in every process.
+    pub(crate) fn signature(&self) -> u64 {
+        *self.signature.get_or_init(|| Fingerprint::of(&self.step.program).digest())
+    }
+
     /// The first node that differs between the trace and this plan: its recipe line and description.
     pub fn first_difference(&self, g: &Graph, tracer: &Tracer) -> Option<(SourceLoc, String)> {
         let k = tracer.trace.first_difference(g, &self.key)?;
@@ -148,7 +160,8 @@ impl Cache {
         let last_use = std::cell::Cell::new(self.clock);
         let products = trace.order.iter().filter_map(|id| crate::show::products(g, *id)).sum();
         let key = trace.key.clone();
-        let plan = Rc::new(Plan { step, exec, key, options, products, last_use });
+        let signature = std::cell::OnceCell::new();
+        let plan = Rc::new(Plan { step, exec, key, options, products, last_use, signature });
         self.bytes += weight(&plan);
         self.plans.entry(hash).or_default().push(plan.clone());
         self.evict();

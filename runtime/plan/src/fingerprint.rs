@@ -18,6 +18,13 @@ impl Fingerprint {
         Fingerprint { kernels: program.kernels.iter().map(signature).collect() }
     }
 
+    /// One number for all kernels in their order, the same in every process of one release.
+    pub fn digest(&self) -> u64 {
+        let mut hash = DefaultHasher::new();
+        self.kernels.hash(&mut hash);
+        hash.finish().max(1)
+    }
+
     /// Counts the kernels that `other` lacks.
     pub fn new_beside(&self, other: &Fingerprint) -> usize {
         let mut there: HashMap<u64, usize> = HashMap::new();

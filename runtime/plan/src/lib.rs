@@ -6,8 +6,10 @@
 //! [`program_builder`] makes kernels of the clusters; [`epilogue`] fuses maps onto products; [`kernel_order`] orders
 //! the kernels and merges similar ones into one launch by the rules of [`horizontal_fusion`]; [`lanes`] lets collectives run
 //! beside them; [`memory`] assigns addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
+//! [`agreement`] describes a planned step so that several processes can compare theirs.
 #![forbid(unsafe_code)]
 
+pub mod agreement;
 pub mod backend;
 mod buffer_desc;
 pub mod cache;

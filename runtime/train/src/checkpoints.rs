@@ -33,7 +33,8 @@ pub(crate) struct Stall {
 
 /// Schedules and writes the checkpoints of one run.
 pub(crate) struct Checkpoints {
-    saver: Saver,
+    /// None in a process of a job that writes no checkpoints: it sends what it has of the States to the one that does.
+    saver: Option<Saver>,
     every: Option<u64>,
     retention: Retention,
     best: Option<Best>,
@@ -45,9 +46,10 @@ pub(crate) struct Checkpoints {
 }
 
 impl Checkpoints {
-    /// Creates the schedule. `record` is the `run.json` of a resumed run, which has the best checkpoint so far.
+    /// Creates the schedule. `record` is the `run.json` of a resumed run, which has the best checkpoint so far. Without a `run_dir`
+    /// nothing is written.
     pub fn new(
-        run_dir: &Directory,
+        run_dir: Option<&Directory>,
         every: Option<u64>,
         retention: Retention,
         about: Map<String, Value>,
@@ -55,9 +57,9 @@ impl Checkpoints {
         record: Option<&Map<String, Value>>,
     ) -> Result<Checkpoints> {
         let (keep, best) = retention.choose(run)?;
-        let mut saver = Saver::new(run_dir.clone(), keep, retention.shard_size);
+        let mut saver = run_dir.map(|dir| Saver::new(dir.clone(), keep, retention.shard_size));
         let best = best.map(|b| b.recalled(record.and_then(|r| r.get("best")), run.count()));
-        if let Some(step) = best.as_ref().and_then(Best::step) {
+        if let (Some(saver), Some(step)) = (&mut saver, best.as_ref().and_then(Best::step)) {
             saver.set_best(step);
         }
         Ok(Checkpoints { saver, every, retention, best, about, last: None, stall: Stall::default() })
@@ -66,7 +68,9 @@ impl Checkpoints {
     /// Applies the retention policy of an edited recipe.
     pub fn rechoose(&mut self, run: &Run) -> Result<()> {
         let (keep, best) = self.retention.choose(run)?;
-        self.saver.keep = keep;
+        if let Some(saver) = &mut self.saver {
+            saver.keep = keep;
+        }
         if best.as_ref().map(Best::name) != self.best.as_ref().map(Best::name) {
             self.best = best;
         }
@@ -86,8 +90,8 @@ impl Checkpoints {
             reporter.warning(&warning);
         }
         if best.step() == Some(step) {
-            if self.last == Some(step) {
-                self.saver.set_best(step);
+            if let Some(saver) = self.saver.as_mut().filter(|_| self.last == Some(step)) {
+                saver.set_best(step);
             }
             let record = best.record();
             return reporter.dir.as_mut().map_or(Ok(()), |d| d.update_soon([("best", record)]));
@@ -107,7 +111,7 @@ impl Checkpoints {
 
     /// Removes the checkpoints after a step that the run goes back to.
     pub fn forget_after(&mut self, step: u64, reporter: &mut Reporter) -> Result<()> {
-        let written = self.saver.forget_after(step)?;
+        let written = self.saver.as_mut().map_or(Ok(None), |saver| saver.forget_after(step))?;
         if let Some(best) = &mut self.best {
             best.forget_after(step);
         }
@@ -131,23 +135,26 @@ impl Checkpoints {
             return Ok(());
         }
         self.last = Some(step);
+        let Some(saver) = &mut self.saver else {
+            return take(run, &self.about, &reporter.latest).map(drop);
+        };
         let begun = Instant::now();
         // A resume from here needs the log up to here.
         if let Some(dir) = reporter.dir.as_mut() {
             dir.flush()?;
         }
-        if self.is_best(step) {
-            self.saver.set_best(step);
+        if self.best.as_ref().is_some_and(|b| b.step() == Some(step)) {
+            saver.set_best(step);
         }
         // Only one snapshot at a time, to limit host memory.
-        let written = self.saver.wait()?;
+        let written = saver.wait()?;
         let mut taken = take(run, &self.about, &reporter.latest)?;
         if let Some(dir) = &reporter.dir {
             taken.record.insert(run_log::LOGS.into(), dir.heads());
             taken.dir = Some(dir.handle().clone());
         }
         let note = taken.copies.waited.clone();
-        self.saver.save(step, taken)?;
+        saver.save(step, taken)?;
         let seconds = begun.elapsed().as_secs_f64();
         self.announce(written, reporter)?;
         self.stall = Stall { seconds, note };
@@ -156,13 +163,13 @@ impl Checkpoints {
 
     /// Reports a checkpoint that has been completed since the last call.
     pub fn poll(&mut self, reporter: &mut Reporter) -> Result<()> {
-        let written = self.saver.poll()?;
+        let written = self.saver.as_mut().map_or(Ok(None), Saver::poll)?;
         self.announce(written, reporter)
     }
 
     /// Waits until every checkpoint is on the disk.
     pub fn finish(&mut self, reporter: &mut Reporter) -> Result<()> {
-        let written = self.saver.wait()?;
+        let written = self.saver.as_mut().map_or(Ok(None), Saver::wait)?;
         self.announce(written, reporter)
     }
 

@@ -23,8 +23,8 @@ const MODEL: &str = "model.";
 pub struct Resume {
     pub dir: PathBuf,
     pub record: Map<String, Value>,
-    snapshot: Snapshot,
-    path: PathBuf,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) path: PathBuf,
     /// The directory that is locked, and written when the run goes on.
     handle: Option<Directory>,
     /// The lock of a run that will be written.
@@ -91,6 +91,11 @@ impl Resume {
             return Err(Error::Refused(format!("{}: id: is missing: the file was changed or damaged", at.display())));
         }
         Ok(Resume { dir, record, path: newest.path.clone(), snapshot, handle: None, _lock: None })
+    }
+
+    /// A run of which another process has the directory.
+    pub(crate) fn elsewhere(dir: PathBuf, path: PathBuf, record: Map<String, Value>, snapshot: Snapshot) -> Resume {
+        Resume { dir, record, snapshot, path, handle: None, _lock: None }
     }
 
     /// Returns the handle of the run directory.

@@ -8,6 +8,7 @@ use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
 use crate::hot_reload::{Reloader, StartOptions};
+use crate::job::Job;
 use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
@@ -15,16 +16,19 @@ use crate::restart::{Beginning, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
+use crate::shared_run;
 use crate::source::Source;
 use crate::spec::RunSpec;
 use crate::state_names::check_state_names;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
+use perilune_dist::Links;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// A run that is ready to start.
@@ -32,6 +36,8 @@ pub struct Trainer {
     spec: RunSpec,
     control: Control,
     listener: Rc<dyn Listener>,
+    /// The other processes of the job.
+    links: Option<Arc<Links>>,
 }
 
 /// The result of a run that has not failed.
@@ -49,7 +55,13 @@ pub struct Outcome {
 impl Trainer {
     /// Creates a trainer. Requests come through `control`, from any thread; events go to `listener`, on this one.
     pub fn new(spec: RunSpec, control: Control, listener: Rc<dyn Listener>) -> Trainer {
-        Trainer { spec, control, listener }
+        Trainer { spec, control, listener, links: None }
+    }
+
+    /// Makes this process train together with the others of a job. All of them run what process 0 was given.
+    #[must_use]
+    pub fn in_job(self, links: Arc<Links>) -> Trainer {
+        Trainer { links: Some(links), ..self }
     }
 
     /// Runs to the end, to a stop request, or to an error. `open` creates the runtime, with the params of the spec, once the
@@ -91,12 +103,10 @@ impl Trainer {
         reporter: &mut Reporter,
         begun: Instant,
     ) -> Result<Outcome> {
-        let spec = &self.spec;
-        let source = match &spec.replay {
-            Some(replay) => Source { path: spec.recipe.clone(), text: replay.text()?.to_string() },
-            None => Source::read(&spec.recipe)?,
-        };
-        let (resume, restart) = match spec.resume {
+        let job = &self.links.clone().map_or_else(Job::alone, |links| Ok(Job::new(links)))?;
+        let spec = &shared_run::spec(job, &self.spec)?;
+        let source = shared_run::source(job, spec)?;
+        let (resume, restart) = match spec.resume && job.is_first() {
             true => Beginning::find(spec.run_dir.as_deref(), &source.path)?.parts(),
             false => (None, None),
         };
@@ -108,7 +118,10 @@ impl Trainer {
             (_, Some(restart)) => restart.start_options(&spec.start, &offered),
             _ => spec.start.clone(),
         };
+        let (offered, start) = shared_run::beginning(job, offered, start)?;
+        let resume = shared_run::checkpoint(job, resume)?;
         let runtime = open(spec)?;
+        let _held = job.connect(&runtime);
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         runtime.offer_params(offered);
         if let Some(resume) = &resume {
@@ -130,6 +143,7 @@ impl Trainer {
                 source.path.display()
             ))),
             Loaded::Script => {
+                shared_run::check_mesh(job, &runtime)?;
                 self.finish_script(reporter, &runtime);
                 about.insert("params".into(), json!({}));
                 reporter.tell(&Event::Start { fields: &about });
@@ -140,7 +154,7 @@ impl Trainer {
             Loaded::Recipe(recipe) => {
                 let (runtime, recipe, source) = (&runtime, &recipe, &source);
                 let control = &self.control;
-                let session = Session { spec, control, source, runtime, recipe, begun, start, resume };
+                let session = Session { spec, control, job, source, runtime, recipe, begun, start, resume };
                 session.train(about, restart, reporter)
             }
         }
@@ -188,6 +202,7 @@ fn own_files(source: &Source, required: Vec<(PathBuf, String)>) -> Vec<(PathBuf,
 struct Session<'a> {
     spec: &'a RunSpec,
     control: &'a Control,
+    job: &'a Job,
     source: &'a Source,
     runtime: &'a Runtime,
     recipe: &'a Recipe,
@@ -227,6 +242,7 @@ impl Session<'_> {
         let values = self.recipe.params()?;
         let (run, handover) = self.build()?;
         self.runtime.host().fix_mesh();
+        shared_run::check_mesh(self.job, self.runtime)?;
         let samples: Vec<(String, u64)> =
             run.splits().into_iter().filter_map(|s| Some((s.clone(), run.samples(&s)?))).collect();
         {
@@ -259,22 +275,29 @@ impl Session<'_> {
         let sizes = samples.iter().map(|(s, n)| (s.clone(), Value::from(*n))).collect();
         about.insert("samples".into(), Value::Object(sizes));
 
+        shared_run::agree(self.job, &about, &run, self.runtime)?;
         let mut data = self.data();
         // Nothing has been written, and no step taken.
-        for text in data.begin(run.count(), &|path, bytes| reporter.tell(&Event::ComparesData { path, bytes }))? {
-            reporter.warning(&text);
+        if self.job.is_first() {
+            for text in data.begin(run.count(), &|path, bytes| reporter.tell(&Event::ComparesData { path, bytes }))? {
+                reporter.warning(&text);
+            }
         }
         reporter.tell(&Event::Training);
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
         let mut checkpoints = self.checkpoints((&about, data.json()), restart, &run, reporter)?;
         let mut tail = LogTail::default();
         if let Some(resume) = &self.resume {
-            let (mut dir, found) = resume.open_dir()?;
-            dir.update_soon([(DATA, data.json())])?;
-            (reporter.dir, tail) = (Some(dir), found);
+            if self.job.is_first() {
+                let (mut dir, found) = resume.open_dir()?;
+                dir.update_soon([(DATA, data.json())])?;
+                (reporter.dir, tail) = (Some(dir), found);
+            }
+            tail = shared_run::tail(self.job, tail)?;
             about.insert("resumed".into(), resume.step().into());
         }
         let dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        let dir = self.share_dir(dir)?;
         about.insert("run_dir".into(), dir.display().to_string().into());
         reporter.tell(&Event::Start { fields: &about });
         let device = self.runtime.host().engine.borrow().backend().describe();
@@ -284,7 +307,7 @@ impl Session<'_> {
         if let Some((dir, reason)) = &anew {
             reporter.tell(&Event::Restarted { dir, reason });
         }
-        if let Some(resume) = &self.resume {
+        if let Some(resume) = self.resume.as_ref().filter(|_| self.job.is_first()) {
             let files = own_files(self.source, self.runtime.required());
             let loaded = self.runtime.params();
             resume.enter(&files, (&run, &values), &handover, &about, (self.spec.edited, &loaded), reporter)?;
@@ -294,7 +317,7 @@ impl Session<'_> {
         let start = StartOptions { precision: Some(run.precision()), ..self.start.clone() };
         let replay = self.spec.replay.as_ref();
         let mut reloader = Reloader::new(self.runtime, self.source, start, self.control.clone(), replay);
-        if self.spec.watch {
+        if self.spec.watch && self.job.is_first() {
             reloader.watch_files()?;
         }
         let run = Rc::new(run);
@@ -302,7 +325,7 @@ impl Session<'_> {
             run.clone(),
             values,
             reporter,
-            self.control,
+            (self.control, self.job),
             (&mut checkpoints, &mut data),
             Some(reloader),
         );
@@ -355,21 +378,35 @@ impl Session<'_> {
             .iter()
             .map(|k| (k.to_string(), about[*k].clone()))
             .collect();
-        let create = |dir: &Directory, record| {
+        let create = |dir: Option<&Directory>, record| {
             let (every, retention) = (self.spec.checkpoint_every, self.spec.retention.clone());
             Checkpoints::new(dir, every, retention, fields, run, record)
         };
+        if !self.job.is_first() {
+            return create(None, self.resume.as_ref().map(|resume| &resume.record));
+        }
         if let Some(resume) = &self.resume {
             self.grant(&resume.dir)?;
-            return create(&resume.open()?, Some(&resume.record));
+            return create(Some(&resume.open()?), Some(&resume.record));
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;
         let dir = self.create_dir((about, data), restart)?;
         self.grant(&dir.path)?;
-        let out = create(dir.handle(), None)?;
+        let out = create(Some(dir.handle()), None)?;
         reporter.dir = Some(dir);
         Ok(out)
+    }
+
+    /// Returns the run directory in all processes. What the recipe writes there is written by process 0 only; the others make the
+    /// same checks where they can see the directory.
+    fn share_dir(&self, dir: PathBuf) -> Result<PathBuf> {
+        let shared = self.job.share("the run directory", || Ok(dir.display().to_string().into()))?;
+        let dir = if self.job.is_first() { dir } else { PathBuf::from(shared.as_str().unwrap_or_default()) };
+        if !self.job.is_first() && dir.is_dir() {
+            self.grant(&dir)?;
+        }
+        Ok(dir)
     }
 
     /// Lets the recipe write in the run directory.
@@ -406,7 +443,7 @@ impl Session<'_> {
         let mut evaluations = Vec::new();
         let splits = training.run.evaluated_splits();
         for split in &splits {
-            if let Some(code) = self.control.stop_requested() {
+            if let Some(code) = self.job.stop_requested(self.control)? {
                 return Ok(End::Stopped { code });
             }
             evaluations.push((split.as_str(), training.evaluate(split)?));
@@ -416,13 +453,14 @@ impl Session<'_> {
         training.reporter.tell(&Event::Finished { steps, evaluations: &evaluations, run_dir: &dir });
         training.rng = training.run.rng();
         training.aside(|run| run.finish())?;
-        Ok(self.control.stop_requested().map_or(End::Finished, |code| End::Stopped { code }))
+        Ok(self.job.stop_requested(self.control)?.map_or(End::Finished, |code| End::Stopped { code }))
     }
 
     /// Hashes the weights, waits for the hashes of the data, completes `run.json`, and compares a replay with its original.
     fn close(&self, run: &Run, end: End, data: &mut DataRecord, reporter: &mut Reporter) -> Result<Outcome> {
         let seconds = self.begun.elapsed().as_secs_f64();
         let weights = weights_hash(run)?;
+        self.job.agree("the States after the last step", || format!("BLAKE3 of all States: {weights}"))?;
         let (step, steps) = (run.count(), run.steps());
         let status = if end == End::Finished { "done" } else { "interrupted" };
         if let End::Stopped { code } = end {
@@ -430,7 +468,7 @@ impl Session<'_> {
             let checkpoint = reporter.checkpointed.as_deref();
             reporter.tell(&Event::Stopped { code, step, steps, run_dir: &run_dir, checkpoint });
         }
-        if end == End::Finished {
+        if end == End::Finished && self.job.is_first() {
             data.finish(|| self.control.stop_requested().is_some(), || reporter.tell(&Event::HashesData));
         }
         let metrics = object(&reporter.latest);

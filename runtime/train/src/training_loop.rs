@@ -9,7 +9,8 @@ use crate::checkpoints::Checkpoints;
 use crate::data_record::{DATA, DataRecord};
 use crate::error::Result;
 use crate::events::{Event, Reporter};
-use crate::hot_reload::{Reloader, Trial};
+use crate::hot_reload::{Candidate, Reloader, Trial};
+use crate::job::{Decision, Job};
 use crate::monitor::Monitor;
 use perilune_lua::{Failed, ParamValue, Run, StepResult};
 use serde_json::Map;
@@ -24,6 +25,7 @@ pub(crate) struct TrainingLoop<'a> {
     pub params: Vec<(String, ParamValue)>,
     pub reporter: &'a mut Reporter,
     pub control: &'a Control,
+    pub job: &'a Job,
     pub checkpoints: &'a mut Checkpoints,
     pub data: &'a mut DataRecord,
     /// Finds edits, and holds the version on trial.
@@ -93,7 +95,7 @@ impl<'a> TrainingLoop<'a> {
         run: Rc<Run>,
         params: Vec<(String, ParamValue)>,
         reporter: &'a mut Reporter,
-        control: &'a Control,
+        (control, job): (&'a Control, &'a Job),
         (checkpoints, data): (&'a mut Checkpoints, &'a mut DataRecord),
         reloader: Option<Reloader<'a>>,
     ) -> Self {
@@ -103,6 +105,7 @@ impl<'a> TrainingLoop<'a> {
             params,
             reporter,
             control,
+            job,
             checkpoints,
             data,
             reloader,
@@ -171,6 +174,9 @@ impl<'a> TrainingLoop<'a> {
 
     /// Adds data files that have been opened or hashed to the record of the run.
     fn record_data(&mut self) -> Result<()> {
+        if !self.job.is_first() {
+            return Ok(());
+        }
         let step = self.run.count();
         let (warnings, update) = self.data.poll(step)?;
         for text in warnings {
@@ -197,11 +203,17 @@ impl<'a> TrainingLoop<'a> {
             self.checkpoint()?;
             return Ok(Some(End::Finished));
         }
-        if let Some(code) = self.control.stop_requested() {
+        let candidate = self.candidate();
+        let decision = self.job.decide(self.run.count(), self.control, candidate.is_some(), self.last_step)?;
+        if let Decision { stop: Some(code), .. } = decision {
             self.checkpoint()?;
             return Ok(Some(End::Stopped { code }));
         }
-        self.look()?;
+        if decision.edit
+            && let Some(candidate) = Candidate::shared(self.job, candidate)?
+        {
+            self.consider(candidate)?;
+        }
         self.rng = self.run.rng();
         let limit = self.detector.limit_for(self.run.count() + 1);
         if self.on_spike == Policy::Skip {
@@ -326,7 +338,8 @@ impl<'a> TrainingLoop<'a> {
     /// Whether a step or an evaluation is to be cancellable: on trial, and wherever saved files are watched. Lua code that
     /// is not cancellable is faster.
     fn may_be_endless(&self) -> bool {
-        self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::watches_files)
+        // A process that cancelled its step alone would leave the others.
+        !self.job.has_several() && (self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::watches_files))
     }
 
     /// Runs a step or an evaluation; with `cancellable`, a newer save or a stop request ends it once it takes much longer

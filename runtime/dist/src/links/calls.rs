@@ -15,8 +15,9 @@ use rustc_hash::FxHashMap;
 use std::sync::{Arc, PoisonError};
 use std::time::Instant;
 
-/// Bytes of the description of one side of a difference.
-const MOST_DESCRIPTION: usize = 16 << 10;
+/// Bytes of the description of one side of a difference, and of the lines of it that a message shows.
+const MOST_DESCRIPTION: usize = 16 << 20;
+const MOST_SHOWN: usize = 4 << 10;
 /// Bytes of the purpose of a call.
 const MOST_WHAT: usize = 500;
 
@@ -131,6 +132,23 @@ impl Inner {
 /// What a call brings to process 0, by rank, or its error.
 type Brought = Result<Vec<Arc<[u8]>>>;
 
+/// The first lines in which two descriptions differ, or what stands for a line that is missing.
+fn first_difference(own: &str, theirs: &str) -> (String, String) {
+    let (mut a, mut b) = (own.trim_end().lines(), theirs.trim_end().lines());
+    loop {
+        let (a, b) = (a.next(), b.next());
+        if a == b && a.is_some() {
+            continue;
+        }
+        let cut = |line: Option<&str>, none: &str| {
+            let line = line.unwrap_or(none);
+            line[..line.floor_char_boundary(MOST_SHOWN)].to_string()
+        };
+        let none = if a.is_none() && b.is_none() { "the description is the same" } else { "nothing more" };
+        return (cut(a, none), cut(b, none));
+    }
+}
+
 impl Links {
     /// Makes a call. `decide` runs on process 0 with what each process brought; its result goes to all.
     fn call(
@@ -215,15 +233,13 @@ impl Links {
         let theirs = Decoder(&theirs).text().unwrap_or_default();
         let own = describe();
         let own = &own[..own.floor_char_boundary(MOST_DESCRIPTION)];
-        let indented = |text: &str| text.trim_end().replace('\n', "\n    ");
+        let (own, theirs) = first_difference(own, &theirs);
         let mut message = format!(
-            "{} and {} do not {what}\n  {}: {}\n  {}: {}",
+            "{} and {} do not {what}\n  {}: {own}\n  {}: {theirs}",
             self.name(0),
             self.name(rank),
             self.name(0),
-            indented(own),
             self.name(rank),
-            indented(&theirs)
         );
         if differing.len() > 1 {
             let others: Vec<String> = differing[1..].iter().take(20).map(|rank| rank.to_string()).collect();
@@ -252,8 +268,8 @@ impl Links {
         Err(Error { hint, ..error })
     }
 
-    /// Compares a digest among all processes. If one differs, all get the same error with the descriptions of both sides, before
-    /// anything else happens. `what` completes "agree on", as in `the plan of the step at recipe.lua:12`.
+    /// Compares a digest among all processes. If one differs, all get the same error with the first lines that differ in the
+    /// descriptions of both sides, before anything else happens. `what` completes "agree on", as in `the plan of the step at recipe.lua:12`.
     pub fn agree(&self, what: &str, digest: &[u8], describe: impl FnOnce() -> String) -> Result<()> {
         self.call(Call::Agree, what, digest.into(), describe, |_| Arc::from([])).map(drop)
     }

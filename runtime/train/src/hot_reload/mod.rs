@@ -18,11 +18,13 @@ pub(crate) use trial::Trial;
 use crate::cancel::{Control, Work};
 use crate::error::Result;
 use crate::history::{Files, Version};
+use crate::job::Job;
 use crate::replay::Replay;
 use crate::source::Source;
 use file_watch::FileWatch;
 use perilune_lua::{DroppedStates, Failed, Memory, ParamValue, Run, Runtime, StateMigration};
 use perilune_policy::Opener;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::thread::JoinHandle;
@@ -94,6 +96,20 @@ pub struct Candidate {
 }
 
 impl Candidate {
+    /// Returns in all processes of a job the version of process 0.
+    pub(crate) fn shared(job: &Job, own: Option<Candidate>) -> Result<Option<Candidate>> {
+        if !job.has_several() {
+            return Ok(own);
+        }
+        let pair = |(path, text): &(PathBuf, String)| json!([path.display().to_string(), text]);
+        let files = job.share("the files of an edit", || {
+            Ok(own.iter().flat_map(|c| c.files.iter().map(pair)).collect::<Vec<_>>().into())
+        })?;
+        let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
+        let files = files.as_array().into_iter().flatten().map(|f| (PathBuf::from(text(&f[0])), text(&f[1]))).collect();
+        Ok(Some(Candidate { files, compiled: None, version: None }))
+    }
+
     /// In a replay: whether the run returned here from a version on trial.
     fn is_from_trial(&self) -> bool {
         self.version.as_ref().is_some_and(|v| v.from_trial)

@@ -13,7 +13,7 @@
 //! After the trial the version before has to be built again from its text. An error of a version that has none before it
 //! ends the run, as it does without hot reload.
 
-use super::TRIAL;
+use super::{Candidate, NextVersion, TRIAL};
 use crate::cancel;
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -48,11 +48,23 @@ pub(crate) struct Trial {
 }
 
 impl TrainingLoop<'_> {
+    /// Returns a new version of the recipe, if there is one. In a job process 0 looks for it, when all vote.
+    pub fn candidate(&mut self) -> Option<Candidate> {
+        let step = self.run.count();
+        if !self.job.is_first() || !self.job.votes_before(step) {
+            return None;
+        }
+        let at_once = self.control.take_reload();
+        self.reloader.as_mut()?.changed(at_once, step)
+    }
+
     /// Applies a new version of the recipe, if there is one; returns whether it did.
     pub fn look(&mut self) -> Result<bool> {
-        let at_once = self.control.take_reload();
-        let Some(reloader) = &mut self.reloader else { return Ok(false) };
-        let Some(candidate) = reloader.changed(at_once, self.run.count()) else { return Ok(false) };
+        self.candidate().map_or(Ok(false), |candidate| self.consider(candidate))
+    }
+
+    /// Applies a version of the recipe; returns whether it did. In a job it is applied in all processes or in none.
+    pub fn consider(&mut self, candidate: Candidate) -> Result<bool> {
         if candidate.is_from_trial() {
             self.accept(true)?;
         }
@@ -67,7 +79,10 @@ impl TrainingLoop<'_> {
         let reported = self.report_misses(false);
         let Some(reloader) = &mut self.reloader else { return Ok(false) };
         let before = reloader.running();
-        let loaded = reloader.load_in_run(&candidate, &self.run, &self.params);
+        let loaded = match self.job.has_several() {
+            true => self.load_together(&candidate)?,
+            false => reloader.load_in_run(&candidate, &self.run, &self.params),
+        };
         match loaded {
             Ok(None) => {
                 self.report_misses(reported);
@@ -105,6 +120,27 @@ impl TrainingLoop<'_> {
                 Ok(false)
             }
         }
+    }
+
+    /// Builds a version in all processes. If one of them cannot, none has it; the error is the first one's.
+    fn load_together(&mut self, candidate: &Candidate) -> Result<Result<Option<NextVersion>>> {
+        let Some(reloader) = &mut self.reloader else { return Ok(Ok(None)) };
+        let built = reloader.load(candidate, &self.run, &self.params);
+        if self.job.has_failed() {
+            return built.map(Some).map(Ok);
+        }
+        let own = built.as_ref().err().map(|e| e.to_string());
+        let error = self.job.first_error(own.as_deref())?;
+        Ok(match (built, error) {
+            (Ok(next), None) => Ok(Some(next)),
+            (Ok(next), Some(text)) => {
+                reloader.recall(next.memory)?;
+                Err(Error::System(text))
+            }
+            // The error has the recipe's line here, and the same text elsewhere.
+            (Err(error), Some(text)) if error.to_string() == text => Err(error),
+            (Err(error), text) => Err(text.map_or(error, Error::System)),
+        })
     }
 
     /// Writes the present params and sizes to the records that a resume reads.
@@ -211,6 +247,9 @@ impl TrainingLoop<'_> {
             self.settle().err().unwrap_or(failure)
         };
         let corrupt = std::mem::take(&mut self.corrupt);
+        if self.job.has_failed() {
+            return Err(failure);
+        }
         let Some(reloader) = &mut self.reloader else { return Err(failure) };
         let cancelled = cancel::cancelled(&failure);
         let failure = cancel::explain(failure, "in a step or an evaluation");
