@@ -25,7 +25,7 @@ pub struct PlaceArgs {
     /// Cut every batch into N shards whose sums are added in a fixed tree: the weights have the same bits on any number of devices
     /// that divides N, with dp, shard and zero. N is a power of two that divides the batch
     #[arg(long, value_name = "N")]
-    strict_shards: Option<usize>,
+    pub strict_shards: Option<usize>,
     /// CPU threads [default: one per core]; results do not depend on it
     #[arg(long, value_name = "N")]
     threads: Option<usize>,

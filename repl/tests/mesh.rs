@@ -103,6 +103,42 @@ fn a_checkpoint_fits_any_mesh_and_one_device() {
     close(&steps("one"), &steps("moved"), "five meshes in turns");
 }
 
+/// One hash of the weights on any number of devices, also when a run moves from mesh to mesh.
+#[test]
+fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
+    let p = all("");
+    let go = |dir: &str, more: &[&str]| run(&p, dir, &[&["--strict-shards", "8"][..], more].concat());
+    go("one", &["--mesh", ""]);
+    for mesh in ["dp=2", "dp=4,zero=1", "dp=8,zero=3", "dp=2,shard=4"] {
+        go(mesh, &["--mesh", mesh]);
+        assert_eq!(weights(&p, mesh), weights(&p, "one"), "{mesh}");
+    }
+    go("moved", &["--mesh", "dp=4,zero=3", "--steps", "3"]);
+    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("dp=2,shard=4", "9"), ("dp=8", "12")] {
+        let ran = go("moved", &["--mesh", mesh, "--resume", "--steps", steps]);
+        assert!(!ran.err.contains("another order"), "{}", ran.err);
+    }
+    assert_eq!(weights(&p, "moved"), weights(&p, "one"));
+    assert_eq!(p.run_json("moved")["strict_shards"], 8);
+    close(&losses(&p, "one"), &losses(&p, "dp=8,zero=3"), "losses");
+    let args = ["run", "all.lua", "--device", "cpu", "--run-dir", "moved", "--resume", "--steps", "13", "--mesh", ""];
+    let ran = p.run(&args);
+    assert!(ran.err.contains("resume with --strict-shards 8 for the same bits"), "{}{}", ran.out, ran.err);
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=2", "--strict-shards", "8"]);
+    assert!(ran.out.contains("8 of each batch, 4 a device"), "{}{}", ran.out, ran.err);
+    for (more, status, says) in [
+        (&["--strict-shards", "6"][..], 2, "--strict-shards 6: 6 is no power of two"),
+        (&["--strict-shards", "4", "--mesh", "dp=8"], 2, "8 devices along dp and shard do not divide 4 shards"),
+        (&["--strict-shards", "8", "--mesh", "tp=2"], 2, "tp=2 splits sums in a way that depends on the mesh"),
+        (&["--strict-shards", "16"], 3, "16 shards do not divide a batch of 8 samples"),
+        (&["--strict-shards", "many"], 2, "many"),
+    ] {
+        let ran = p.run(&[&["run", "all.lua", "--device", "cpu"][..], more].concat());
+        assert_eq!(ran.status, Some(status), "{more:?}: {}", ran.err);
+        assert!(ran.err.contains(says), "{more:?}: {}", ran.err);
+    }
+}
+
 #[test]
 fn a_recipe_names_its_mesh_and_the_command_line_goes_first() {
     let p = all("recipe.mesh = { dp = 2, zero = 1, bucket = '4M' }");

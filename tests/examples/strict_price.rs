@@ -9,8 +9,31 @@
 use perilune_lua::{Run, StrictShards};
 use perilune_tests::harness::device;
 use perilune_tests::scripts::{Script, script_on};
-use std::path::Path;
 use std::time::Instant;
+
+/// A transformer with dropout.
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "price", params = { steps = 1000, batch = 64, accumulate = 1 } }
+function recipe.data(p)
+  local text = pl.data.sequence(pl.randint(0, 64, { 65536 }, { dtype = "i32" }))
+  return { train = text:windows { length = 64, batch = p.batch, seed = 1 } }
+end
+function recipe.model()
+  local m = { embed = nn.Embedding(64, 128), head = nn.Linear(128, 64), blocks = {} }
+  for k = 1, 4 do m.blocks[k] = nn.TransformerBlock(128, 4, { causal = true, dropout = 0.1 }) end
+  function m:forward(x)
+    x = self.embed(x)
+    for _, block in ipairs(self.blocks) do x = block(x) end
+    return self.head(x)
+  end
+  return nn.module(m)
+end
+function recipe.optimizer(_, model) return pl.optim.AdamW(model, { lr = 1e-3, clip_norm = 1 }) end
+function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatten(0, 1), batch.y:flatten()) end
+return recipe
+"#;
 
 const STEPS: usize = 3;
 
@@ -19,12 +42,12 @@ const WAYS: [(&str, &str, &str, Option<usize>); 3] =
     [("strict shards", "64", "1", Some(8)), ("accumulate", "8", "8", None), ("whole batch", "64", "1", None)];
 
 fn open(batch: &str, accumulate: &str, shards: Option<usize>) -> (Script, Run) {
-    let params = [("layers", "4"), ("heads", "4"), ("width", "128"), ("context", "64"), ("dropout", "0.1")];
-    let params = [&params[..], &[("batch", batch), ("accumulate", accumulate)]].concat();
-    let s = script_on(device(2), &params).unwrap();
+    let s = script_on(device(2), &[("batch", batch), ("accumulate", accumulate)]).unwrap();
     s.runtime.host().engine.borrow_mut().set_strict_shards(shards).unwrap();
     s.runtime.host().strict_shards.set(StrictShards::CommandLine);
-    let recipe = s.recipe(Path::new("../recipes/chargpt.lua")).unwrap_or_else(|e| panic!("{e}"));
+    let file = tempfile::Builder::new().suffix(".lua").tempfile().unwrap();
+    std::fs::write(file.path(), RECIPE).unwrap();
+    let recipe = s.recipe(file.path()).unwrap_or_else(|e| panic!("{e}"));
     let run = recipe.start(None, None, None).unwrap_or_else(|e| panic!("{e}"));
     (s, run)
 }

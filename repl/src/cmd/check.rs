@@ -211,7 +211,7 @@ impl Report<'_> {
         }
         let states = check_mesh::states(&mesh, &run.state_infos()?);
         let engine = runtime.host().engine.borrow();
-        let sent = check_mesh::transfers(&transfers, |loc| engine.recorder.source_map.show(loc));
+        let sent = check_mesh::transfers(&mesh, &transfers, |loc| engine.recorder.source_map.show(loc));
         for (name, table) in [("States", states), ("sent a step", sent)] {
             for (k, line) in table.iter().enumerate() {
                 self.row(if k == 0 { name } else { "" }, line);

@@ -62,7 +62,7 @@ pub fn states(mesh: &Mesh, all: &[(String, StateInfo)]) -> Vec<String> {
 }
 
 /// The collectives of a step by op, axis and recipe line; those with the most bytes first. `show` formats a line.
-pub fn transfers(all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
+pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
     if all.is_empty() {
         return vec!["nothing".to_string()];
     }
@@ -87,8 +87,10 @@ pub fn transfers(all: &[Transfer], show: impl Fn(SourceLoc) -> String) -> Vec<St
         lines.push(format!("and {} more: {}", rest.len(), bytes(rest.iter().map(|g| g.0.bytes).sum())));
     }
     let sum: usize = all.iter().map(|t| t.bytes).sum();
+    let sent: usize = all.iter().map(|t| t.sent(mesh)).sum();
     let calls: BTreeSet<usize> = all.iter().map(|t| t.call).collect();
-    lines.push(format!("{} collectives, {} in all, in {} calls", all.len(), bytes(sum), calls.len()));
+    let (sum, sent, calls) = (bytes(sum), bytes(sent), calls.len());
+    lines.push(format!("{} collectives, {sum} in all, in {calls} calls; a device sends {sent}", all.len()));
     lines
 }
 
@@ -128,9 +130,10 @@ mod tests {
     #[test]
     fn collectives_of_a_line_are_summed() {
         let t = |op, call, bytes| Transfer { op, axis: Axis::Dp, call, bytes, loc: SourceLoc::NONE, backward: true };
+        let mesh = Mesh::parse("dp=2").unwrap();
         let all = [t("all_reduce", 0, 1000), t("all_gather", 1, 50), t("all_reduce", 0, 2000)];
-        let lines = transfers(&all, |_| "x".into());
-        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all, in 2 calls");
+        let lines = transfers(&mesh, &all, |_| "x".into());
+        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all, in 2 calls; a device sends 3.0 kB");
         assert!(lines[1].starts_with("all_reduce") && lines[1].ends_with("2  3.0 kB"), "{lines:?}");
     }
 }

@@ -69,8 +69,8 @@ pub enum StrictShards {
 }
 
 /// `native.strict_shards(n)`: cuts every batch into n logical shards, so that bits do not depend on the mesh; nil ends it. The option
-/// --strict-shards goes first. Returns the number that holds.
-fn strict_shards(lua: &Lua, wanted: Option<usize>) -> mlua::Result<Option<usize>> {
+/// --strict-shards goes first.
+fn strict_shards(lua: &Lua, wanted: Option<usize>) -> mlua::Result<()> {
     let host = host(lua)?;
     let now = host.engine.borrow().strict_shards();
     let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.strict_shards", e.message, e.hint);
@@ -87,8 +87,12 @@ fn strict_shards(lua: &Lua, wanted: Option<usize>) -> mlua::Result<Option<usize>
     };
     // The recipe may have moved the engine to another mesh.
     let set = host.engine.borrow_mut().set_strict_shards(wanted);
-    set.map_err(fail)?;
-    Ok(wanted)
+    set.map_err(fail)
+}
+
+/// `native.shards()`: the logical shards of a batch; nil if they are not fixed.
+fn shards(lua: &Lua, (): ()) -> mlua::Result<Option<usize>> {
+    Ok(host(lua)?.engine.borrow().strict_shards())
 }
 
 /// `native.batch(samples)`: host tensors made from now on whose dim 0 is `samples` are divided among the devices; nil ends it.
@@ -133,6 +137,7 @@ pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("strict_shards", lua.create_function(strict_shards)?)?;
+    native.set("shards", lua.create_function(shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

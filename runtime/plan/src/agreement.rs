@@ -57,10 +57,9 @@ pub fn lines(g: &Graph, tracer: &Tracer, plan: &Plan, source_map: &SourceMap) ->
         }
         if let (Some(n), Some(division)) = (leaf, &trace.division)
             && let Some(placement) = division.inputs.get(n as usize)
+            && !placement.is_replicated(&division.mesh)
         {
-            if !placement.is_replicated(&division.mesh) {
-                out.push_str(&format!(", {placement}"));
-            }
+            out.push_str(&format!(", {placement}"));
         }
         out.push('\n');
     }

@@ -3,7 +3,9 @@
 use crate::cache::PlannedStep;
 use crate::ir::Library;
 use crate::{lanes, show};
+use perilune_core::Mesh;
 use perilune_core::mesh::Axis;
+use perilune_core::ops::collective;
 use perilune_core::source_loc::SourceLoc;
 
 /// One tensor that a collective of a step moves.
@@ -19,6 +21,14 @@ pub struct Transfer {
     pub loc: SourceLoc,
     /// Whether a backward pass recorded it.
     pub backward: bool,
+}
+
+impl Transfer {
+    /// Bytes that a device sends at least, on a mesh: of an all-reduce twice those of a gathering or scattering.
+    pub fn sent(&self, mesh: &Mesh) -> usize {
+        let (n, passes) = (mesh.size(self.axis), if self.op == collective::ALL_REDUCE.name { 2 } else { 1 });
+        passes * (self.bytes / n) * (n - 1)
+    }
 }
 
 /// Returns what the collectives of a step move, in the order in which they start.

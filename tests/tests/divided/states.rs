@@ -3,7 +3,7 @@
 use crate::step::{Step, assert_near, collectives};
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::{DType, Mesh, Placement};
+use perilune_core::{DType, HostTensor, Mesh, Placement};
 use perilune_plan::request::InputBuffer;
 use perilune_plan::{Guard, Options};
 use perilune_tests::harness::{float, t};
@@ -72,6 +72,41 @@ fn a_gradient_is_scattered_once_and_a_weight_gathered_once() {
         // All-reduced are the loss, its number of targets, and the norm.
         let want = BTreeMap::from([("all_reduce", 3), ("reduce_scatter", 6), ("all_gather", 6)]);
         assert_eq!(collectives(&program), want, "{mesh}");
+    }
+}
+
+/// A 16-bit copy of a weight follows from the weight that has been gathered.
+#[test]
+fn a_weight_and_its_copy_are_gathered_once() {
+    for guarded in [false, true] {
+        let mut s = Step::new(DType::F32);
+        let (x, y) = (s.batch_randn(&[8, 12]), s.batch_ids(&[8], 8));
+        let h = s.layer(x, 12, 16);
+        let h = s.call("gelu", &[t(h)]);
+        let logits = s.layer(h, 16, 8);
+        let loss = s.call("cross_entropy", &[t(logits), t(y)]);
+        s.train(loss);
+        s.request.roots.truncate(2);
+        let weights: Vec<u64> = s.weights.iter().map(|w| w.0).collect();
+        let written = s.request.state_writes.clone();
+        for (id, new) in written.into_iter().filter(|w| weights.contains(&w.0)) {
+            let shape = s.values[&InputBuffer::State(id)].shape;
+            let copy = s.state(HostTensor::from_f64(DType::BF16, shape, &vec![0.0; shape.numel()]));
+            let low = s.e.recorder.graph.cast(new, DType::BF16).unwrap();
+            s.request.state_writes.push((copy.0, low));
+        }
+        if guarded {
+            let finite = s.call("isfinite", &[t(loss)]);
+            s.request.guard = Some(Guard { ok: finite, state_writes: vec![true; s.request.state_writes.len()] });
+        }
+        let (want, _) = s.run("", &[]).unwrap();
+        let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
+        let moments = s.request.state_writes[..12].iter().map(|w| w.0).filter(|id| !weights.contains(id));
+        let placements = moments.map(InputBuffer::State).chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
+        let spread = Spread { mesh: Mesh::parse("dp=4").unwrap(), placements, strict: None };
+        let (got, program) = s.run_on(&spread).unwrap();
+        assert_near("dp=4", &got, &want, 5e-3);
+        assert_eq!(collectives(&program).get("all_gather"), Some(&4), "guarded {guarded}");
     }
 }
 

@@ -91,6 +91,9 @@ pub fn bench(args: BenchArgs) -> Result<(), Failure> {
             "--mesh {mesh}: the cases measure one device; leave it out, or unset PERILUNE_MESH"
         )));
     }
+    if let Some(shards) = args.device.strict_shards {
+        return Err(Failure::Usage(format!("--strict-shards {shards}: the cases have no batch to cut; leave it out")));
+    }
     let (device, about) = {
         let backend = args.device.open()?; // closed again to free its memory for the cases
         (backend.name().to_string(), backend.describe())

@@ -2,6 +2,7 @@
 
 use super::candidates::{self, Candidate};
 use super::demand::{Demand, passes_on_terms};
+use super::fold;
 use super::gather::Gathered;
 use super::part::Part;
 use crate::lowered::Lowered;
@@ -133,7 +134,10 @@ impl<'a> Divider<'a> {
         let whole = |this: &mut Self, id: NodeId| this.part(id, Part::Whole);
         let roots = from.roots.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
         let written = std::mem::take(&mut self.written);
-        let stored = from.state_writes.iter().zip(written).map(|(id, part)| self.part(*id, part));
+        let stored = from.state_writes.iter().zip(written).map(|(id, part)| match part {
+            Part::Whole => self.written_whole(*id),
+            part => self.part(*id, part),
+        });
         let writes = stored.collect::<Result<Vec<_>>>()?;
         let ok = from.ok.map(|id| whole(&mut self, id)).transpose()?;
         let mut out = self.to.finish(from);
@@ -277,8 +281,9 @@ impl<'a> Divider<'a> {
     fn visit_own(&mut self, id: NodeId) -> Result<Option<(NodeId, Part)>> {
         let (node, own) = (self.graph().node(id), |x: &NodeId| self.first[x.index()] == Part::Own);
         let samples = |input: &u32| self.strict.as_ref().is_some_and(|s| s.samples[*input as usize]);
-        let begins = self.from.inputs.get(&id).is_some_and(samples) || node.op == &create::SHARD;
-        if !begins && !node.inputs.iter().any(own) {
+        let elements = node.shape.numel() > 0;
+        let begins = elements && self.from.inputs.get(&id).is_some_and(samples) || node.op == &create::SHARD;
+        if !begins && !fold::values(node).iter().any(own) {
             return Ok(None);
         }
         let along = collective::is_collective(node.op) && collective::axis(&node.attrs) == self.axis;
@@ -286,11 +291,14 @@ impl<'a> Divider<'a> {
             // A device has the term. It is combined where it is read: as a whole, or as a block.
             return Ok(Some((self.to.map[node.inputs[0].index()], Part::Term(collective::combine(node.attrs[1])))));
         }
-        let operand = |this: &mut Self, x: &NodeId| match this.first[x.index()] {
+        let barrier = node.op == &create::OPTIMIZATION_BARRIER;
+        let operand = |this: &mut Self, (k, x): (usize, &NodeId)| match this.first[x.index()] {
+            // What a barrier waits for need not be whole.
+            _ if barrier && k > 0 => Ok(this.to.map[x.index()]),
             Part::Own => Ok(this.to.map[x.index()]),
             _ => this.part(*x, Part::Whole),
         };
-        let inputs = node.inputs.iter().map(|x| operand(self, x)).collect::<Result<_>>()?;
+        let inputs = node.inputs.iter().enumerate().map(|x| operand(self, x)).collect::<Result<_>>()?;
         let gathered = along && node.op == &collective::ALL_GATHER;
         let part = if gathered { Part::Whole } else { Part::Own };
         Ok(Some((self.to.copy_over(self.from, id, inputs), part)))

@@ -72,7 +72,8 @@ pub(super) fn apply(
 impl Fold<'_> {
     fn visit(&mut self, id: NodeId, samples: &[bool]) -> Result<Copies> {
         let node = self.from.graph.node(id);
-        if self.from.inputs.get(&id).is_some_and(|input| samples[*input as usize]) {
+        // A tensor without elements is not divided.
+        if node.shape.numel() > 0 && self.from.inputs.get(&id).is_some_and(|input| samples[*input as usize]) {
             return self.samples(id, node.shape);
         }
         if node.op == &create::SHARD {
@@ -88,7 +89,7 @@ impl Fold<'_> {
                 self.scattered(&copies, node)
             };
         }
-        if node.inputs.iter().all(|x| matches!(self.nodes[x.index()], Copies::Shared(_))) {
+        if values(node).iter().all(|x| matches!(self.nodes[x.index()], Copies::Shared(_))) {
             let inputs: SmallVec<[NodeId; 4]> = node.inputs.iter().map(|x| self.copy_of(*x, 0)).collect();
             return self.shared(id, node, inputs).map(Copies::Shared);
         }
@@ -112,7 +113,7 @@ impl Fold<'_> {
         (0..self.copies).map(|j| self.copy_of(id, j)).collect()
     }
 
-    /// A node that is equal on all devices. The sum of a whole tensor is taken of the sums of its rows, which devices may divide
+    /// A node that is equal on all devices; a barrier waits for the first copy. The sum of a whole tensor is taken of the sums of its rows, which devices may divide
     /// without another order of additions.
     fn shared(&mut self, id: NodeId, node: &Node, inputs: SmallVec<[NodeId; 4]>) -> Result<NodeId> {
         let rank = inputs.first().map_or(0, |x| self.to.out.graph.shape(*x).rank());
@@ -223,6 +224,11 @@ impl Fold<'_> {
         x = g.cast(x, node.dtype)?;
         self.blocks(x, dim, n)
     }
+}
+
+/// The operands that a node computes with, without what a barrier waits for.
+pub(super) fn values(node: &Node) -> &[NodeId] {
+    if node.op == &create::OPTIMIZATION_BARRIER { &node.inputs[..1] } else { &node.inputs }
 }
 
 fn is_half(dtype: DType) -> bool {

@@ -9,8 +9,9 @@ use super::part::Part;
 use crate::lowered::Lowered;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Class, create};
-use smallvec::smallvec;
+use smallvec::{SmallVec, smallvec};
 
 /// A whole weight is used again if at most so many layers have begun since.
 const REUSED: usize = 2;
@@ -75,6 +76,32 @@ impl Divider<'_> {
         let entry = Gathered { node: found, phase: self.phase, layers: self.layers.len() };
         self.whole_weights.insert(id, entry);
         Ok(found)
+    }
+
+    /// Returns the whole of a value that is written to a State. Where a device has a block of it that follows, element by element, from
+    /// another value whose whole is there, it is computed from that: a new weight and its 16-bit copy are gathered once.
+    pub(super) fn written_whole(&mut self, id: NodeId) -> Result<NodeId> {
+        let node = self.from.graph.node(id);
+        let elementwise = matches!(node.op.class, Class::Map(_) | Class::Cast);
+        if !elementwise || self.first[id.index()].cut().is_none() || self.exists(id, Part::Whole) {
+            return self.part(id, Part::Whole);
+        }
+        let missing = |x: &&NodeId| !self.exists(**x, Part::Whole);
+        let apart: SmallVec<[NodeId; 4]> = node.inputs.iter().filter(missing).copied().collect();
+        // A select of a block is one of the whole block, and leaves it for the copy.
+        let follows = match apart[..] {
+            [] => true,
+            [x] => matches!(node.op.class, Class::Map(MapFn::Where)) && self.first[x.index()].cut().is_some(),
+            _ => false,
+        };
+        if !follows {
+            return self.part(id, Part::Whole);
+        }
+        let inputs = node.inputs.iter().map(|x| self.written_whole(*x)).collect::<Result<_>>()?;
+        self.to.out.graph.modes.loc = self.from.graph.loc_of(id);
+        let new = self.to.copy_over(self.from, id, inputs);
+        self.made.insert((id, Part::Whole), new);
+        Ok(new)
     }
 
     fn gather_weight(&mut self, id: NodeId) -> Result<NodeId> {
