@@ -3,8 +3,8 @@
 --   perilune run recipes/llama.lua --device cuda --precision bf16 --set tokens=FILE --set batch=4 --set accumulate=8
 --
 -- The model is Meta's (Grattafiori et al., The Llama 3 Herd of Models, 2024): pre-norm blocks with RMSNorm, SwiGLU, grouped
--- queries, rotary positions scaled to contexts of 128 thousand tokens, no biases, tied embeddings. The optimizer settings are those
--- of the first Llama (Touvron et al., 2023).
+-- queries, rotary positions scaled to contexts of 128 thousand tokens, no biases, tied embeddings (models from 8B on have a head of
+-- their own). The optimizer settings are those of the first Llama (Touvron et al., 2023).
 --
 -- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c writes them for Llama 3. Without one the recipe trains
 -- on random tokens, for measurements of speed. `size=tiny` with a small `vocab` runs on any machine.
@@ -20,13 +20,17 @@ local nn, optim, data, init = pl.nn, pl.optim, pl.data, pl.init
 local sizes = { -- layers, width, heads, key-value heads, hidden width of the MLP
   ["tiny"] = { layers = 2, width = 64, heads = 4, kv_heads = 2, hidden = 192 },
   ["1B"] = { layers = 16, width = 2048, heads = 32, kv_heads = 8, hidden = 8192 },
+  -- Llama 3.1: a head of its own, and positions scaled by 8.
+  ["8B"] = { layers = 32, width = 4096, heads = 32, kv_heads = 8, hidden = 14336, head = true, scale = 8 },
+  ["70B"] = { layers = 80, width = 8192, heads = 64, kv_heads = 8, hidden = 28672, head = true, scale = 8 },
+  ["405B"] = { layers = 126, width = 16384, heads = 128, kv_heads = 8, hidden = 53248, head = true, scale = 8 },
 }
 
 local recipe = pl.recipe {
   name = "llama",
   description = "Llama 3.2 on token files",
   params = {
-    size = "1B",                       -- tiny or 1B
+    size = "1B",                       -- tiny, 1B, 8B, 70B or 405B
     tokens = "",                       -- a file of token ids; random tokens without one
     weights = "", export = "",         -- model.safetensors to start from, and to write at the end
     vocab = 128256,
@@ -37,7 +41,7 @@ local recipe = pl.recipe {
 
 local function shape_of(p)
   local s = sizes[p.size]
-  if not s then pl.error("llama", ("there is no size '%s'"):format(p.size), "one of tiny, 1B") end
+  if not s then pl.error("llama", ("there is no size '%s'"):format(p.size), "one of tiny, 1B, 8B, 70B, 405B") end
   return s
 end
 
@@ -45,7 +49,7 @@ end
 local function names(p)
   local s = shape_of(p)
   local kv = s.width // s.heads * s.kv_heads
-  return {
+  local all = {
     { "embed", "model.embed_tokens" },
     { "blocks.#.norm1", "model.layers.#.input_layernorm" },
     { "blocks.#.attn.qkv", { "model.layers.#.self_attn.q_proj", "model.layers.#.self_attn.k_proj", "model.layers.#.self_attn.v_proj" },
@@ -57,6 +61,8 @@ local function names(p)
     { "blocks.#.mlp.down", "model.layers.#.mlp.down_proj" },
     { "norm", "model.norm" },
   }
+  if s.head then all[#all + 1] = { "head", "lm_head" } end
+  return all
 end
 
 function recipe.data(p)
@@ -65,8 +71,9 @@ end
 
 function recipe.model(p)
   local s = shape_of(p)
-  local rates = nn.rope_rates(s.width // s.heads, { base = 500000.0, scaling = { factor = 32, low = 1, high = 4, original = 8192 } })
+  local rates = nn.rope_rates(s.width // s.heads, { base = 500000.0, scaling = { factor = s.scale or 32, low = 1, high = 4, original = 8192 } })
   local m = { embed = nn.Embedding(p.vocab, s.width, { std = 0.02 }), blocks = {}, norm = nn.RMSNorm(s.width, { eps = 1e-5 }) }
+  if s.head then m.head = nn.Linear(s.width, p.vocab, { bias = false }) end
   for i = 1, s.layers do
     m.blocks[i] = nn.TransformerBlock(s.width, s.heads, {
       causal = true, norm = "rms", eps = 1e-5, mlp = "swiglu", hidden = s.hidden, kv_heads = s.kv_heads, bias = false, rope = { rates = rates },
@@ -76,7 +83,7 @@ function recipe.model(p)
   function m:forward(ids_BT)
     local x_BTC = self.embed(ids_BT)
     for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
-    return pl.linear(self.norm(x_BTC), self.embed.weight)
+    return pl.linear(self.norm(x_BTC), (self.head or self.embed).weight)
   end
 
   for _, block in ipairs(m.blocks) do
@@ -84,9 +91,10 @@ function recipe.model(p)
       linear.weight = pl.state(init.normal(linear.weight.shape, { std = 0.02 }))
     end
   end
+  if m.head then m.head.weight = pl.state(init.normal(m.head.weight.shape, { std = 0.02 })) end
   local model = nn.module(m)
   if p.export ~= "" then nn.check_export(p.export) end   -- fail now, not after training
-  if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
+  if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { shape_of(p).head and "^$" or "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
   return model
 end
 

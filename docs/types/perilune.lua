@@ -48,6 +48,9 @@ function Tensor:backward(seed, options) end
 ---@param value perilune.Tensor|number
 function Tensor:assign(value) end
 
+---Returns the tensor with all elements on every device of the mesh: `replicate` by a shorter name.
+---@return perilune.Tensor
+function Tensor:full() end
 ---Frees the memory immediately instead of at the next collection. Using the tensor afterwards is an error.
 function Tensor:free() end
 
@@ -85,6 +88,9 @@ function pl.is_tensor(x) end
 ---@param x any
 ---@return boolean
 function pl.is_state(x) end
+---Returns the number of devices along each axis of the mesh, 1 where an axis is not used: `pl.mesh().dp`.
+---@return {pp: integer, dp: integer, shard: integer, cp: integer, ep: integer, tp: integer}
+function pl.mesh() end
 ---Runs fn(...) as a step: evaluates the tensors that it returns and writes its assignments. If fn raises, every State keeps its value.
 ---@param fn function
 ---@return any ...
@@ -2657,5 +2663,108 @@ function pl.adamw_update(w, g, m, v, options) end
 ---@return perilune.Tensor m
 ---@return perilune.Tensor v
 function Tensor:adamw_update(g, m, v, options) end
+
+---x (...) -> x, of which each device along a named axis of the mesh stores a block of the dim given for the axis:
+---`x:shard{ dp = 0 }`. The value is the same; the placement decides what is stored and sent. Blocks are of equal size, the
+---last ones padded if the axis does not divide the dim. An axis of one device splits nothing. The gradient is placed alike.
+---@param x perilune.Tensor
+---@param options? {pp?: perilune.Whole, dp?: perilune.Whole, shard?: perilune.Whole, cp?: perilune.Whole, ep?: perilune.Whole, tp?: perilune.Whole}
+---@return perilune.Tensor
+function pl.shard(x, options) end
+
+---x (...) -> x, of which each device along a named axis of the mesh stores a block of the dim given for the axis:
+---`x:shard{ dp = 0 }`. The value is the same; the placement decides what is stored and sent. Blocks are of equal size, the
+---last ones padded if the axis does not divide the dim. An axis of one device splits nothing. The gradient is placed alike.
+---@param options? {pp?: perilune.Whole, dp?: perilune.Whole, shard?: perilune.Whole, cp?: perilune.Whole, ep?: perilune.Whole, tp?: perilune.Whole}
+---@return perilune.Tensor
+function Tensor:shard(options) end
+
+---x (...) -> x, of which each device of the mesh stores all elements: joins the blocks of `shard`, and completes sums.
+---`x:full()` is the same.
+---@param x perilune.Tensor
+---@return perilune.Tensor
+function pl.replicate(x) end
+
+---x (...) -> x, of which each device of the mesh stores all elements: joins the blocks of `shard`, and completes sums.
+---`x:full()` is the same.
+---@return perilune.Tensor
+function Tensor:replicate() end
+
+---x (..., n k, ...) -> (..., k, ...): the n blocks of dim `dim`, one for each of the n devices along the axis, combined
+---element by element; every device stores the result. Dtypes: those of `sum` and `amax`, the result has that of x;
+---16-bit floats are summed in f32. The axis has to divide the dim. Along an axis of one device it is x.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {dim?: perilune.Whole, op?: "sum"|"max"|"min"|"mean"}
+---@return perilune.Tensor
+function pl.all_reduce(x, axis, options) end
+
+---x (..., n k, ...) -> (..., k, ...): the n blocks of dim `dim`, one for each of the n devices along the axis, combined
+---element by element; every device stores the result. Dtypes: those of `sum` and `amax`, the result has that of x;
+---16-bit floats are summed in f32. The axis has to divide the dim. Along an axis of one device it is x.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {dim?: perilune.Whole, op?: "sum"|"max"|"min"|"mean"}
+---@return perilune.Tensor
+function Tensor:all_reduce(axis, options) end
+
+---x (..., n k, ...) -> (..., k, ...): the same value as `all_reduce`, of which each of the n devices along the axis stores
+---a block of dim `scatter`. Along an axis of one device it is x.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {dim?: perilune.Whole, scatter?: perilune.Whole, op?: "sum"|"max"|"min"|"mean"}
+---@return perilune.Tensor
+function pl.reduce_scatter(x, axis, options) end
+
+---x (..., n k, ...) -> (..., k, ...): the same value as `all_reduce`, of which each of the n devices along the axis stores
+---a block of dim `scatter`. Along an axis of one device it is x.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {dim?: perilune.Whole, scatter?: perilune.Whole, op?: "sum"|"max"|"min"|"mean"}
+---@return perilune.Tensor
+function Tensor:reduce_scatter(axis, options) end
+
+---x (...) -> x, of which each device along the axis stores all elements: the blocks that they had are joined. `x:full()`
+---gathers along all axes.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@return perilune.Tensor
+function pl.all_gather(x, axis) end
+
+---x (...) -> x, of which each device along the axis stores all elements: the blocks that they had are joined. `x:full()`
+---gathers along all axes.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@return perilune.Tensor
+function Tensor:all_gather(axis) end
+
+---x (...) -> x: each device along the axis had a block of dim `from` and has one of dim `to` then: from a split of sequences
+---to one of heads, say. The value is the same. Blocks are padded if the axis does not divide a dim.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param from perilune.Whole
+---@param to perilune.Whole
+---@return perilune.Tensor
+function pl.all_to_all(x, axis, from, to) end
+
+---x (...) -> x: each device along the axis had a block of dim `from` and has one of dim `to` then: from a split of sequences
+---to one of heads, say. The value is the same. Blocks are padded if the axis does not divide a dim.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param from perilune.Whole
+---@param to perilune.Whole
+---@return perilune.Tensor
+function Tensor:all_to_all(axis, from, to) end
+
+---x (..., n k, ...) -> (..., k, ...): block `root` of the n blocks of dim `dim`, that of the device at coordinate `root`
+---along the axis; every device stores it. `root` counts from 0. Along an axis of one device it is x.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {root?: perilune.Whole, dim?: perilune.Whole}
+---@return perilune.Tensor
+function pl.broadcast(x, axis, options) end
+
+---x (..., n k, ...) -> (..., k, ...): block `root` of the n blocks of dim `dim`, that of the device at coordinate `root`
+---along the axis; every device stores it. `root` counts from 0. Along an axis of one device it is x.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {root?: perilune.Whole, dim?: perilune.Whole}
+---@return perilune.Tensor
+function Tensor:broadcast(axis, options) end
 
 return pl

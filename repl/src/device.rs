@@ -86,6 +86,7 @@ impl DeviceArgs {
                 let mut engine = runtime.host().engine.borrow_mut();
                 engine.zero = mesh.zero;
                 engine.set_bucket(mesh.bucket);
+                engine.set_key_exchange(mesh.keys);
             }
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
         }
@@ -135,6 +136,11 @@ impl PlaceArgs {
     /// The mesh that `--mesh` names, or one device.
     pub fn mesh(&self) -> Mesh {
         self.mesh.unwrap_or_default().mesh
+    }
+
+    /// Whether `--mesh` is given.
+    pub fn has_mesh(&self) -> bool {
+        self.mesh.is_some()
     }
 
     /// Opens the backend. `auto` is the first GPU if its libraries are found, else the CPU. Environment flags are checked too:
@@ -269,13 +275,13 @@ impl PlaceArgs {
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero, bucket } = MeshOptions::parse(text)?;
+            let MeshOptions { mesh, zero, bucket, keys } = MeshOptions::parse(text)?;
             let open = || {
                 self.open_on(mesh, job.as_ref())
                     .map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()))
             };
             let backend = if mesh == now { None } else { Some(open()?) };
-            Ok(OpenedMesh { backend, zero, bucket })
+            Ok(OpenedMesh { backend, zero, bucket, keys })
         })
     }
 }

@@ -5,7 +5,10 @@ use perilune_core::byte_size::{amount, show};
 use perilune_core::error::did_you_mean;
 use perilune_cuda::OfflineTarget;
 use perilune_cuda::launch::Props;
+use perilune_dist::MeshOptions;
+use perilune_lua::{OpenMesh, OpenedMesh};
 use perilune_plan::{Backend, estimate::Estimate};
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// Memory that the driver's context and the libraries' workspaces take beside the buffers.
@@ -40,6 +43,8 @@ pub struct Target {
     /// Such as `an h200` or `a GPU of 24.0 GiB`.
     pub name: String,
     pub bytes: usize,
+    /// The name in the table of rates; empty for an amount of memory.
+    pub gpu: &'static str,
     props: Props,
 }
 
@@ -50,10 +55,15 @@ impl Target {
         let plain = lower.replace([' ', '_'], "").replace("rtx-", "rtx");
         if let Some(gpu) = GPUS.iter().find(|gpu| gpu.name == plain) {
             let article = if plain.starts_with(['h', 'a', 'l', 'r']) { "an" } else { "a" };
-            return Ok(Target { name: format!("{article} {plain}"), bytes: gpu.mib << 20, props: gpu.props });
+            return Ok(Target {
+                name: format!("{article} {plain}"),
+                bytes: gpu.mib << 20,
+                gpu: gpu.name,
+                props: gpu.props,
+            });
         }
         if let Ok(bytes) = amount(text) {
-            return Ok(Target { name: format!("a GPU of {}", show(bytes)), bytes, props: Props::H200 });
+            return Ok(Target { name: format!("a GPU of {}", show(bytes)), bytes, gpu: "", props: Props::H200 });
         }
         let names = GPUS.map(|gpu| gpu.name);
         let near = did_you_mean(&plain, names).map(|name| format!("; did you mean {name}?")).unwrap_or_default();
@@ -64,6 +74,14 @@ impl Target {
     pub fn open(&self, mesh: Mesh) -> Arc<dyn Backend> {
         let target = Arc::new(OfflineTarget { props: self.props, cudnn: true });
         Arc::new(Estimate::new(target, self.bytes).of_mesh(mesh))
+    }
+
+    /// Returns what opens the mesh that a recipe asks for, of such GPUs.
+    pub fn opener(self) -> OpenMesh {
+        Rc::new(move |text, now| {
+            let MeshOptions { mesh, zero } = MeshOptions::parse(text)?;
+            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero })
+        })
     }
 }
 

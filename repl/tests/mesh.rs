@@ -191,6 +191,77 @@ fn check_reports_placements_and_collectives() {
     assert!(ran.out.contains("mesh dp=4 of 4 x "), "{}", ran.out);
 }
 
+/// A model of sequences: its loader states how long they are.
+const SEQUENCES: &str = r#"
+local pl = require "perilune"
+local nn, optim = pl.nn, pl.optim
+local recipe = pl.recipe { name = "sequences", params = { steps = 2, seed = 3, context = 16, stated = 16 } }
+function recipe.data(p)
+  local ids = pl.randint(0, 20, { 32, p.context }, { dtype = "i64" })
+  return { train = pl.data.tensors { x = ids, y = ids }:shuffle(p.seed):batch(4, { context = p.stated }) }
+end
+function recipe.model(p)
+  local m = { embed = nn.Embedding(20, 16), block = nn.TransformerBlock(16, 4, { causal = true, rope = true, kv_heads = 2 }) }
+  function m:forward(x) return pl.linear(self.block(self.embed(x)), self.embed.weight) end
+  return nn.module(m)
+end
+function recipe.optimizer(p, model) return optim.AdamW(model, { lr = 0.01 }) end
+function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatten(0, 1), batch.y:flatten()) end
+return recipe
+"#;
+
+#[test]
+fn sequences_are_divided_along_cp() {
+    let p = place();
+    p.file("sequences.lua", SEQUENCES);
+    let check = |mesh: &str| {
+        let ran = p.run(&["check", "sequences.lua", "--device", "cpu", "--mesh", mesh]);
+        assert_eq!(ran.status, Some(0), "{mesh}: {}", ran.err);
+        ran.out
+    };
+    for (mesh, has, not) in [
+        ("cp=2", "all_to_all", "shift"),
+        ("cp=4", "all_gather", "all_to_all"),
+        ("cp=2,keys=ring", "shift", "all_to_all"),
+        ("dp=2,cp=2,keys=gather", "all_gather", "all_to_all"),
+    ] {
+        let out = check(mesh);
+        let along = |op: &str| out.lines().any(|l| l.contains(op) && l.contains(" cp "));
+        assert!(along(has) && !along(not), "{mesh}: {out}");
+    }
+    let losses = |mesh: &str| {
+        let ran = p.run(&[
+            "run",
+            "sequences.lua",
+            "--device",
+            "cpu",
+            "--json",
+            "--mesh",
+            mesh,
+            "--run-dir",
+            &format!("dir-{mesh}"),
+        ]);
+        assert_eq!(ran.status, Some(0), "{mesh}: {}", ran.err);
+        let events = ran.out.lines().map(|l| serde_json::from_str::<serde_json::Value>(l).unwrap());
+        events.filter(|e| e["event"] == "step").map(|e| e["loss"].as_f64().unwrap()).collect::<Vec<_>>()
+    };
+    let one = losses("dp=1");
+    for mesh in ["cp=2", "cp=8", "cp=2,keys=ring"] {
+        let many = losses(mesh);
+        assert!(!one.is_empty() && one.len() == many.len(), "{mesh}");
+        assert!(one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-5), "{mesh}: {one:?} and {many:?}");
+    }
+    for (mesh, set, says) in [
+        ("cp=2", "context=1", "sequences of 16 positions, and no tensor of the batch has so many in dim 1"),
+        ("cp=32", "context=16", "sequences of 16 positions leave some of the 32 devices along cp without one"),
+        ("cp=4,keys=heads", "context=16", "keys=heads along cp=4: the devices do not divide the key heads"),
+    ] {
+        let ran = p.run(&["run", "sequences.lua", "--device", "cpu", "--mesh", mesh, "--set", set]);
+        assert!(ran.status == Some(3) && ran.err.contains(says), "{mesh}: {:?} {}", ran.status, ran.err);
+        assert!(ran.err.contains("sequences.lua:") && ran.err.contains("hint"), "{mesh}: {}", ran.err);
+    }
+}
+
 #[test]
 fn wrong_meshes_are_refused_with_the_rule() {
     let p = all("");
@@ -221,6 +292,7 @@ fn wrong_meshes_are_refused_with_the_rule() {
             "recipe.mesh = { dp = 16 }",
             "mesh: a batch of 8 samples leaves some of the 16 devices along dp and shard without one",
         ),
+        ("recipe.mesh = { cp = 2 }", "mesh: cp=2 divides sequences, and a loader states none"),
         ("recipe.mesh = { pp = 2 }", "pp=2: this version divides nothing along pp"),
     ] {
         let p = all(more);

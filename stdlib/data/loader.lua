@@ -7,12 +7,14 @@
 -- A batch may span two epochs, so every step has the same shapes and every sample is used. With `drop_last` an epoch ends with
 -- its last full batch instead. A sequential loader has one epoch, whose last batch may be smaller; higher numbers wrap around.
 --
--- A batch is that of all devices: on a mesh each gets its share of the samples.
+-- A batch is that of all devices: on a mesh each gets its share of the samples. Along `cp` it gets its share of the positions of each
+-- sample's sequence too, if the loader states how long the sequences are (`context`): of every tensor (samples, context, ...).
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
+local tree = require "perilune.tree"
 
 ---@class perilune.Loader
 ---@field n integer samples in an epoch
@@ -24,6 +26,7 @@ local check = require "perilune.check"
 ---@field ids (fun(first: integer, count: integer): integer[])? numbers of these samples in the source, for warnings
 ---@field what string? unit of `ids`: "rows"
 ---@field tokens integer? tokens in a sample of text
+---@field context integer? positions in the sequence of a sample: dim 1 of tensors of that size
 ---@field place integer source location of the recipe line that made it
 ---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
@@ -34,7 +37,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, classes: string[]?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)
@@ -79,6 +82,44 @@ local function span(self, k)
   return first, math.min(self.size, self.n - first)
 end
 
+---Raises unless each of the `devices` along cp gets a position of the sequences of a loader.
+---@param loader any what a recipe gives as one
+---@param devices integer
+local function check_sequences(loader, devices)
+  if getmetatable(loader) ~= meta then
+    pl.error("mesh", ("cp=%d divides sequences, and recipe.data makes batches of its own"):format(devices),
+      "use text:windows, or set:batch(size, { context = 1024 }), or another axis than cp")
+  elseif not loader.context then
+    pl.error("mesh", ("cp=%d divides sequences, and a loader states none"):format(devices),
+      "state how long they are, as in set:batch(size, { context = 1024 }): dim 1 of a batch's tensors; or use another axis than cp")
+  elseif loader.context < devices then
+    pl.error("mesh", ("sequences of %d positions leave some of the %d devices along cp without one"):format(loader.context, devices),
+      "use longer sequences or a smaller cp")
+  end
+end
+
+---Divides the sequences of a batch among the devices along cp: each selects its own positions.
+---@param self perilune.Loader
+---@param batch table<string, perilune.Tensor>
+---@return table<string, perilune.Tensor>
+local function divided(self, batch)
+  local axes = native.mesh() ---@type perilune.Mesh?
+  if not axes or axes.cp == 1 or not check.is(batch, "table") then return batch end
+  check_sequences(self, axes.cp)
+  local own, found = native.positions(self.context), false
+  for _, name in ipairs(tree.names(batch)) do
+    local x = batch[name]
+    if pl.is_tensor(x) and x:dim() >= 2 and x:size(1) == self.context then
+      batch[name], found = x:index_select(1, own), true
+    end
+  end
+  if not found then
+    pl.error("mesh", ("cp=%d divides sequences of %d positions, and no tensor of the batch has so many in dim 1"):format(axes.cp, self.context),
+      "state the length of dim 1 as `context`, or use another axis than cp")
+  end
+  return batch
+end
+
 ---Makes batch `k`, counted from 0, and starts to prefetch the next ones.
 ---@param k integer
 ---@return table batch named tensors, recorded in the current step
@@ -87,7 +128,7 @@ function Loader:batch_at(k)
   local first, count = span(self, k)
   -- Attribute the ops to the line that made the loader: the default loop has no line of the recipe on the stack.
   local before, outer = native.at(self.place), native.batch(count)
-  local made, batch = pcall(self.make, first, count)
+  local made, batch = pcall(function() return divided(self, self.make(first, count)) end)
   native.batch(outer)
   native.at(before)
   if not made then error(batch, 0) end
@@ -119,4 +160,4 @@ function Loader:position(k)
   return { epoch = k // self:batches(), index = k % self:batches() * self.size }
 end
 
-return { new = new }
+return { new = new, check_sequences = check_sequences }

@@ -143,10 +143,12 @@ end
 
 ---Returns a loader of batches of `size` samples: an endless stream if shuffled, else one epoch in order (data/loader.lua).
 ---@param size integer
----@param opts {drop_last?: boolean}?
+---`context` states that samples are sequences of so many positions, dim 1 of a batch's tensors: devices along cp divide them.
+---@param opts {drop_last?: boolean, context?: integer}?
 ---@return perilune.Loader
 function Set:batch(size, opts)
-  local o = check.options("set:batch", opts, { drop_last = false })
+  local o = check.options("set:batch", opts, { drop_last = false }, { context = "number" })
+  if o.context then check.whole("set:batch", "context", o.context) end
   local set, reader = self, self.source.reader(self.seed)
   ---Computes the rows of samples `first` .. `first + count - 1` of the stream; a batch may span two epochs.
   ---@return integer[]
@@ -165,7 +167,8 @@ function Set:batch(size, opts)
   local function make(first, count) return mapped(set, reader.batch(rows(first, count), first)) end
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
-                                    make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes })
+                                    make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes,
+                                    context = o.context })
 end
 
 return { new = new, tensors = tensors }

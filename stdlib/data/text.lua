@@ -132,7 +132,7 @@ function Text:windows(opts)
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
   return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = starts_list,
-                            what = "windows from token", tokens = T })
+                            what = "windows from token", tokens = T, context = T })
 end
 
 return { text = text, sequence = sequence, tokens = tokens, language = language }

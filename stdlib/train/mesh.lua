@@ -13,6 +13,7 @@ local pl = require "perilune"
 local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
+local loader = require "perilune.data.loader"
 
 local mesh = {}
 
@@ -39,15 +40,13 @@ local function open_axes(recipe, params)
   if type(wanted) == "table" then
     local axes = {}
     for i, name in ipairs(tree.names(wanted)) do
-      if name == "bucket" and type(wanted[name]) == "string" then
-        axes[i] = "bucket=" .. wanted[name]
-        goto next
-      end
-      if not check.is(wanted[name], "number") then
+      if (name == "keys" or name == "bucket") and type(wanted[name]) == "string" then
+        axes[i] = ("%s=%s"):format(name, wanted[name])
+      elseif check.is(wanted[name], "number") then
+        axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
+      else
         pl.error("recipe.mesh", ("%s is %s"):format(tostring(name), check.show(wanted[name])), "write how many devices are along each axis: { dp = 2, tp = 4 }")
       end
-      axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
-      ::next::
     end
     wanted = table.concat(axes, ",")
   elseif type(wanted) ~= "string" then
@@ -179,6 +178,7 @@ local function check_use(run, axes, along_tp)
     pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along dp and shard without one"):format(samples, devices),
       "use a larger batch, which is that of all devices, or a smaller mesh")
   end
+  if axes.cp > 1 then loader.check_sequences(run.data.train, axes.cp) end
   if axes.tp == 1 then return end
   for _, cut in pairs(along_tp) do
     if cut then return end

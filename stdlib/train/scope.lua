@@ -7,12 +7,15 @@ local tree = require "perilune.tree"
 
 local scope = {}
 
----Calls `fn` when the enclosing block ends, also by an error. An interrupt of the run is delivered after it.
+---Calls `fn` when the enclosing block ends, also by an error. An interrupt of the run is delivered after it. In a job of several
+---processes it is not called after an error that the others have not raised: they would have to compute the same.
 ---  local _back <close> = scope.finally(function() model:train() end)
 ---@param fn fun()
 ---@return table closer
 function scope.finally(fn)
-  return setmetatable({}, { __close = function() native.undisturbed(fn) end })
+  return setmetatable({}, { __close = function(_, failure)
+    if failure == nil or native.fails(failure) then native.undisturbed(fn) end
+  end })
 end
 
 ---Attributes ops that the loop itself records to `run.place` until the enclosing block ends.

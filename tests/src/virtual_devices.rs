@@ -6,7 +6,9 @@ use perilune_core::{DType, Graph, HostTensor, Interrupt, Mesh, Placement, Shape}
 use perilune_cpu::Cpu;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Backend, Buffer, BufferDesc, Options, Peers, Request, RunContext, Ticket, Tracer, pipeline};
+use perilune_plan::{
+    Backend, Buffer, BufferDesc, KeyExchange, Options, Peers, Request, RunContext, Ticket, Tracer, pipeline,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -182,16 +184,28 @@ fn run_device(
 
 /// Plans a request for a mesh.
 pub fn plan(g: &Graph, request: &Request, spread: &Spread) -> Result<(Arc<Program>, Tracer), String> {
-    plan_with(g, request, spread, Options::default())
+    plan_as(g, request, spread, Options::default(), KeyExchange::Auto)
 }
 
+/// As [`plan`], with options of the planner.
 pub fn plan_with(
     g: &Graph,
     request: &Request,
     spread: &Spread,
     options: Options,
 ) -> Result<(Arc<Program>, Tracer), String> {
+    plan_as(g, request, spread, options, KeyExchange::Auto)
+}
+
+fn plan_as(
+    g: &Graph,
+    request: &Request,
+    spread: &Spread,
+    options: Options,
+    keys: KeyExchange,
+) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
+    tracer.keys = keys;
     tracer.run(g, request, |_| None);
     tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
     let null = perilune_plan::Null;
@@ -209,17 +223,40 @@ pub fn run(
     values: &HashMap<InputBuffer, HostTensor>,
     spread: &Spread,
 ) -> Result<(Values, Arc<Program>), String> {
-    run_with(g, request, values, spread, Options::default())
+    run_as(g, request, values, spread, Options::default(), KeyExchange::Auto)
 }
 
+/// As [`run`], with attention to split sequences as named.
 pub fn run_with(
+    g: &Graph,
+    request: &Request,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    keys: KeyExchange,
+) -> Result<(Values, Arc<Program>), String> {
+    run_as(g, request, values, spread, Options::default(), keys)
+}
+
+/// As [`run`], with options of the planner.
+pub fn run_planned(
     g: &Graph,
     request: &Request,
     values: &HashMap<InputBuffer, HostTensor>,
     spread: &Spread,
     options: Options,
 ) -> Result<(Values, Arc<Program>), String> {
-    let (program, tracer) = plan_with(g, request, spread, options)?;
+    run_as(g, request, values, spread, options, KeyExchange::Auto)
+}
+
+fn run_as(
+    g: &Graph,
+    request: &Request,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    options: Options,
+    keys: KeyExchange,
+) -> Result<(Values, Arc<Program>), String> {
+    let (program, tracer) = plan_as(g, request, spread, options, keys)?;
     let got = run_program(&program, &tracer, values, spread, None)?;
     if !program.in_flight.is_empty() {
         let synchronous = Program { in_flight: Vec::new(), ..(*program).clone() };

@@ -17,8 +17,9 @@ const STEPS: usize = 4;
 /// Modes on 2, 4 and 8 devices.
 const MODES: [&str; 6] = ["dp=2", "dp=4,zero=1", "dp=2,zero=2", "dp=4,zero=3", "dp=2,shard=2", "dp=2,shard=4,zero=1"];
 
-/// Modes of models with layers that divide along tp.
-const TENSOR_MODES: [&str; 3] = ["tp=2", "dp=2,tp=2", "dp=2,tp=2,zero=3"];
+/// Modes of models of sequences, with layers that divide along tp.
+const TENSOR_MODES: [&str; 7] =
+    ["tp=2", "dp=2,tp=2", "dp=2,tp=2,zero=3", "cp=2", "cp=4", "dp=2,cp=2,zero=3", "cp=2,tp=2"];
 
 struct Outcome {
     /// Loss and metrics of each step, then of the evaluation.

@@ -58,6 +58,10 @@ const fn planted(name: &'static str, from: &'static str, to: &'static str, says:
 const LINES: &[&str] = &["do not agree on what they compute next", "rank 0: ", "rank 1: ", "recipe.lua:"];
 const LOSS: &[&str] = &["do not agree on what they compute next", "rank 0: recipe.lua:18:", "rank 1: recipe.lua:18:"];
 
+/// A process that repeats its last plan compares nothing; the other one is found to wait for it.
+const BRANCH: &[&str] =
+    &["waits for all processes to agree on what they compute next (recipe.lua:", "runs a step at recipe.lua:"];
+
 const PLANTED: [Planted; 27] = [
     planted("another reduction", ":mean()", ":sum()", LOSS),
     planted("another op", "(error * error)", "error:abs()", LOSS),
@@ -88,18 +92,18 @@ const PLANTED: [Planted; 27] = [
     planted("momentum", "{ lr = p.lr })", "{ lr = p.lr, momentum = 0.9 })", LINES),
     planted("another learning rate", "{ lr = p.lr })", "{ lr = p.lr * 2 })", LINES),
     planted("micro-batches", "return recipe\n", "recipe.accumulate = 2\nreturn recipe\n", LINES),
-    planted("an average of the weights", "return recipe\n", "recipe.ema = 0.9\nreturn recipe\n", LINES),
     planted(
-        "a host read",
-        "  return loss",
-        "  if step == 3 then loss:item() end\n  return loss",
-        &["recipe.lua:", "rank"],
+        "an average of the weights",
+        "return recipe\n",
+        "recipe.ema = 0.9\nreturn recipe\n",
+        &["what they compute next", "rank 0: the end of the recording", "rank 1: detach"],
     ),
+    planted("a host read", "  return loss", "  if step == 3 then loss:item() end\n  return loss", BRANCH),
     planted(
         "another branch later",
         "local loss = (error * error):mean()",
         "local loss = step < 4 and (error * error):mean() or (error * error):sum()",
-        LOSS,
+        BRANCH,
     ),
 ];
 

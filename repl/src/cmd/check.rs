@@ -5,7 +5,8 @@
 //! recipe, runs until its first step has ended.
 
 use super::check_against::against;
-use super::check_mesh;
+use super::check_search::Search;
+use super::{check_mesh, check_predict};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -15,6 +16,7 @@ use crate::policy_args::PolicyArgs;
 use crate::target::{OVERHEAD, Target};
 use perilune_core::byte_size::show;
 use perilune_lua::{Cause, Loaded, ParamReads, ParamValue, Recipe, Run, Runtime, RuntimeOptions};
+use perilune_plan::predict::{Calibration, Machine, Prediction};
 use perilune_train::{Error, Source, check_state_names, mentions, params};
 use std::path::PathBuf;
 use std::rc::Rc;
@@ -34,6 +36,15 @@ pub struct CheckArgs {
     /// planned and not run
     #[arg(long = "for", value_name = "GPU", value_parser = Target::parse, conflicts_with_all = ["device", "against"])]
     target: Option<Target>,
+    /// With --for: the hosts that the devices of the mesh are in, for the times of what they send [default: 8 devices each]
+    #[arg(long, value_name = "N", requires = "target")]
+    hosts: Option<usize>,
+    /// With --for: rank all meshes of --devices by the predicted time of a step, and say why the others lose
+    #[arg(long, requires = "target", requires = "devices", conflicts_with = "mesh")]
+    search: bool,
+    /// With --search: the number of devices
+    #[arg(long, value_name = "N", requires = "search", value_parser = clap::value_parser!(u32).range(1..=65536))]
+    devices: Option<u32>,
     /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
@@ -70,14 +81,30 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
     };
     // A save is checked like any other call; nothing is written.
     let policy = args.files.recipe(&args.recipe, &args.set)?.read_only(true).build();
+    if let (true, Some(devices), Some(target)) = (args.search, args.devices, &args.target) {
+        let search = Search {
+            source: &source,
+            target,
+            params: args.set,
+            policy,
+            devices: devices as usize,
+            hosts: args.hosts,
+            precision: args.device.precision.as_deref(),
+            budget: args.device.memory_budget,
+        };
+        return search.run(&screen);
+    }
     let options =
         RuntimeOptions { backend: backend.clone(), params: args.set, policy, strict: true, print: Rc::new(print) };
     let runtime = args.device.runtime(options)?;
+    if let Some(target) = args.target.clone().filter(|_| !args.device.place.has_mesh()) {
+        *runtime.host().open_mesh.borrow_mut() = Some(target.opener());
+    }
     diagnostics::plans(&runtime, &screen);
     if let Some(dir) = &args.against {
         return against(&runtime, &source, dir, &args.device, &screen);
     }
-    let report = Report { screen, source: &source, target: args.target.as_ref() };
+    let report = Report { screen, source: &source, target: args.target.as_ref(), hosts: args.hosts };
     match runtime.until_first_step(|| source.load(&runtime)) {
         Ok(Loaded::Recipe(recipe)) => report.recipe(&runtime, &recipe, &backend.describe(), &args.device),
         Ok(Loaded::Script) => {
@@ -99,6 +126,7 @@ struct Report<'a> {
     source: &'a Source,
     /// The device of an estimate, which computes no values.
     target: Option<&'a Target>,
+    hosts: Option<usize>,
 }
 
 impl Report<'_> {
@@ -196,7 +224,8 @@ impl Report<'_> {
         Ok(())
     }
 
-    /// On a mesh: what a device stores of each State, and what the devices send each other in the step.
+    /// On a mesh: what a device stores of each State, and what the devices send each other in the step. Of an estimate, the
+    /// predicted times too.
     fn mesh(&self, runtime: &Runtime, run: &Run) -> Result<(), Failure> {
         let (mesh, transfers, strict) = {
             let engine = runtime.host().engine.borrow();
@@ -206,18 +235,45 @@ impl Report<'_> {
             let own = shards / mesh.devices();
             self.row("strict shards", &format!("{shards} of each batch, {own} a device, summed in a fixed tree"));
         }
+        let predicted = self.predicted(runtime)?;
+        if let Some((_, prediction)) = &predicted {
+            self.table("time", &check_predict::step(prediction));
+        }
         if mesh.devices() == 1 {
             return Ok(());
         }
         let states = check_mesh::states(&mesh, &run.state_infos()?);
         let engine = runtime.host().engine.borrow();
-        let sent = check_mesh::transfers(&mesh, &transfers, |loc| engine.recorder.source_map.show(loc));
-        for (name, table) in [("States", states), ("sent a step", sent)] {
-            for (k, line) in table.iter().enumerate() {
-                self.row(if k == 0 { name } else { "" }, line);
-            }
-        }
+        let show = |loc| engine.recorder.source_map.show(loc);
+        let sent = match &predicted {
+            Some((machine, prediction)) => check_predict::sent(machine, &prediction.sent, show),
+            None => check_mesh::transfers(&mesh, &transfers, show),
+        };
+        self.table("States", &states);
+        self.table("sent a step", &sent);
         Ok(())
+    }
+
+    fn table(&self, name: &str, lines: &[String]) {
+        for (k, line) in lines.iter().enumerate() {
+            self.row(if k == 0 { name } else { "" }, line);
+        }
+    }
+
+    /// The predicted time of the step that has been planned, if there are rates of the target.
+    fn predicted(&self, runtime: &Runtime) -> Result<Option<(Machine, Prediction)>, Failure> {
+        let Some(target) = self.target else { return Ok(None) };
+        let engine = runtime.host().engine.borrow();
+        let rates = match Calibration::of(target.gpu) {
+            Ok(rates) => rates,
+            Err(e) => {
+                let hint = e.hint.unwrap_or_default();
+                self.row("time", &format!("not predicted for {}: {hint}", target.name));
+                return Ok(None);
+            }
+        };
+        let machine = Machine::new(rates, engine.mesh(), self.hosts).map_err(|e| Error::Usage(e.to_string()))?;
+        Ok(engine.predict(&machine).map(|prediction| (machine, prediction)))
     }
 
     fn dry_evaluation(&self, run: &Run) -> Result<(), Failure> {
@@ -243,6 +299,8 @@ impl Report<'_> {
         }
         let share = 100.0 * peak as f64 / target.bytes as f64;
         self.row("fit", &format!("{needs} of {has} ({share:.0} %) on {}, with {overhead} for the driver", target.name));
+        let report = runtime.host().engine.borrow().memory().by_role();
+        self.row("a device", &check_predict::memory(report, OVERHEAD));
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 const MOST_LINES: usize = 24;
 
 /// Aligns the columns of a table: the first ones to the left, the last `right` ones to the right.
-fn aligned(rows: &[Vec<String>], right: usize) -> Vec<String> {
+pub fn aligned(rows: &[Vec<String>], right: usize) -> Vec<String> {
     let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |c: usize| rows.iter().filter_map(|row| row.get(c)).map(|cell| cell.chars().count()).max().unwrap_or(0);
     let widths: Vec<usize> = (0..columns).map(width).collect();

@@ -6,6 +6,8 @@ mod bench;
 mod check;
 mod check_against;
 mod check_mesh;
+mod check_predict;
+mod check_search;
 mod ckpt;
 mod completions;
 mod doctor;

@@ -7,6 +7,7 @@
 //! The same type represents both the engine's recording and the small graphs that the planner lowers a step into.
 
 use crate::error::{Error, Result};
+use crate::mesh::Mesh;
 use crate::modes::Modes;
 use crate::ops::{Class, Generator, Op, create};
 use crate::source_loc::SourceLoc;
@@ -141,6 +142,8 @@ pub struct Graph {
     source_map: Vec<SourceLoc>,
     /// Modes recorded on the next nodes.
     pub modes: Modes,
+    /// The devices of the recording: ops that place tensors along its axes record nothing for an axis of one device.
+    pub mesh: Mesh,
     pub rng: RngState,
     pub remat: Remat,
 }

@@ -3,7 +3,7 @@
 //! The last axis varies fastest, so that its neighbours have neighbouring ranks. [`crate::placement`] says what a device of a mesh
 //! has of a tensor.
 
-pub use crate::placement::{Along, Combine, Local, ONE_SECTION, Placement, Run, Start, units};
+pub use crate::placement::{Along, Combine, Local, MOST_SEGMENTS, ONE_SECTION, Placement, Run, Start, units};
 
 use crate::error::{Error, Result, did_you_mean};
 use std::fmt::{self, Display};

@@ -57,7 +57,7 @@ pub fn units(sections: [u8; 3]) -> usize {
 }
 
 /// The most segments of a dim: a plan key has 10 bits for what an axis does.
-const MOST_SEGMENTS: usize = 63;
+pub const MOST_SEGMENTS: usize = 63;
 
 /// What each device of a mesh holds of a tensor, axis by axis.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

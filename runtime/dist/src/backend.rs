@@ -293,8 +293,22 @@ impl Backend for MeshBackend {
         self.shared.processes.as_ref().map_or(1, |p| p.ranks.len())
     }
 
+    fn set_place(&self, place: String) {
+        if let Some(processes) = &self.shared.processes {
+            processes.links.set_place(place);
+        }
+    }
+
     fn agree(&self, what: &str, digest: &[u8], describe: &mut dyn FnMut() -> String) -> Result<()> {
         self.shared.processes.as_ref().map_or(Ok(()), |p| p.links.agree(what, digest, describe))
+    }
+
+    fn realign(&self) -> Result<()> {
+        let Some(processes) = &self.shared.processes else { return Ok(()) };
+        // Runs are numbered alike in all processes.
+        let runs = processes.links.vote("the number of runs", self.shared.runs.load(Ordering::Relaxed))?;
+        self.shared.runs.store(runs, Ordering::Relaxed);
+        Ok(())
     }
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {

@@ -225,7 +225,8 @@ impl Job {
                 // An error means that somebody else has reaped the process.
                 let ended = process.child.try_wait().unwrap_or(Some(ExitStatus::from_raw(1 << 8)));
                 process.ended = ended;
-                if ended.is_some_and(|e| is_failure(e, self.forwarded)) {
+                // What the launcher has signalled because of a failure is no other failure.
+                if stage == 0 && ended.is_some_and(|e| is_failure(e, self.forwarded)) {
                     failed.push(local);
                     since.get_or_insert_with(Instant::now);
                 }

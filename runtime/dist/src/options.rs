@@ -2,15 +2,16 @@
 
 use perilune_core::Mesh;
 use perilune_core::byte_size::amount;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Result, did_you_mean};
 use perilune_core::mesh::Axis;
+use perilune_plan::KeyExchange;
 use std::fmt::{self, Display};
 
 /// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
 const MOST_ZERO: u8 = 3;
 
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 3] = [Axis::Pp, Axis::Cp, Axis::Ep];
+const UNSUPPORTED: [Axis; 2] = [Axis::Pp, Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1` or `dp=8,bucket=25M`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -20,25 +21,35 @@ pub struct MeshOptions {
     pub zero: Option<u8>,
     /// The most bytes of a bucket of gradients that are combined in one call, if it is given; 0 for a call for each.
     pub bucket: Option<usize>,
+    /// How attention gets its keys along cp.
+    pub keys: KeyExchange,
 }
 
 impl MeshOptions {
-    /// Parses axes with their sizes, `zero` and `bucket`, in any order. Empty text is one device.
+    /// Parses axes with their sizes, `zero`, `bucket` and `keys`, in any order. Empty text is one device.
     pub fn parse(text: &str) -> Result<MeshOptions> {
-        let (mut zero, mut bucket, mut axes) = (None, None, Vec::new());
+        let (mut zero, mut bucket, mut keys, mut axes) = (None, None, None, Vec::new());
         for part in text.split(',').filter(|_| !text.trim().is_empty()) {
             match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
                 Some(("zero", value)) => once("zero", &mut zero, stage(value)?)?,
                 Some(("bucket", value)) => once("bucket", &mut bucket, bucket_bytes(value)?)?,
+                Some(("keys", value)) => once("keys", &mut keys, key_exchange(value)?)?,
                 _ => axes.push(part),
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
         if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes dp, shard and tp are supported"));
+            return Err(Error::argument("mesh", message).hint("the axes dp, shard, cp and tp are supported"));
         }
-        let options = MeshOptions { mesh, zero, bucket };
+        let options = MeshOptions { mesh, zero, bucket, keys: keys.unwrap_or_default() };
+        if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
+            let message = format!(
+                "keys={} says how attention gets keys along cp, which the mesh does not have",
+                options.keys.name()
+            );
+            return Err(Error::argument("mesh", message).hint("leave `keys` out, or add cp, as in cp=2,keys=ring"));
+        }
         if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
             let message =
                 format!("zero={} divides States over dp or shard, but the mesh has neither", zero.unwrap_or(0));
@@ -77,13 +88,25 @@ fn bucket_bytes(text: &str) -> Result<usize> {
     })
 }
 
+fn key_exchange(name: &str) -> Result<KeyExchange> {
+    let names = || KeyExchange::ALL.map(KeyExchange::name);
+    KeyExchange::ALL.into_iter().find(|keys| keys.name() == name).ok_or_else(|| {
+        let hint = match did_you_mean(name, names()) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("keys is one of {}", names().join(", ")),
+        };
+        Error::argument("mesh", format!("keys={name}: attention has no such way to get keys")).hint(hint)
+    })
+}
+
 impl Display for MeshOptions {
     /// As [`MeshOptions::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mesh = (self.mesh.devices() > 1).then(|| self.mesh.to_string());
+        let mesh = Some(self.mesh.to_string()).filter(|text| !text.is_empty());
         let zero = self.zero.map(|zero| format!("zero={zero}"));
         let bucket = self.bucket.map(|bucket| format!("bucket={bucket}"));
-        f.write_str(&[mesh, zero, bucket].into_iter().flatten().collect::<Vec<_>>().join(","))
+        let keys = (self.keys != KeyExchange::Auto).then(|| format!("keys={}", self.keys.name()));
+        f.write_str(&mesh.into_iter().chain(zero).chain(bucket).chain(keys).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -93,7 +116,8 @@ mod tests {
 
     #[test]
     fn a_mesh_with_a_stage_round_trips() {
-        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0"] {
+        for text in ["dp=8,zero=1", "dp=2,shard=4,zero=3", "dp=2", "", "dp=2,tp=4,zero=0", "dp=2,cp=2,zero=3,keys=ring"]
+        {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
         assert_eq!(MeshOptions::parse("bucket=4M,dp=2").unwrap().to_string(), "dp=2,bucket=4194304");
@@ -111,8 +135,10 @@ mod tests {
             ("dp=2,bucket=1M,bucket=2M", "bucket is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
+            ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),
+            ("cp=2,keys=ring,keys=ring", "keys is given twice"),
+            ("dp=2,keys=ring", "keys=ring says how attention gets keys along cp, which the mesh does not have"),
             ("dp=2,pp=4", "pp=4: this version divides nothing along pp"),
-            ("cp=2", "cp=2: this version divides nothing along cp"),
             ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");

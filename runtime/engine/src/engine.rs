@@ -77,8 +77,10 @@ pub struct Engine {
 
 impl Engine {
     pub fn new(backend: Arc<dyn Backend>) -> Engine {
+        let mut recorder = Recorder::default();
+        recorder.graph.mesh = backend.mesh();
         Engine {
-            recorder: Recorder::default(),
+            recorder,
             executor: Executor::new(backend),
             diagnostics: Diagnostics::default(),
             switches: Switches::from_env(),

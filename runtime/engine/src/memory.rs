@@ -93,6 +93,14 @@ impl Report {
     }
 }
 
+impl Report {
+    /// Returns the names and bytes of the roles that there are.
+    pub fn by_role(&self) -> Vec<(&'static str, usize)> {
+        let all = Role::ALL.into_iter().map(|role| (role.name(), self.of(role)));
+        all.filter(|(_, nbytes)| *nbytes > 0).collect()
+    }
+}
+
 /// One tensor in memory.
 pub(crate) type Entry = (Role, SourceLoc, DType, Shape, usize);
 

@@ -1,16 +1,19 @@
 //! Decides what each device of a mesh has of the inputs of a step: batches and States.
 //!
 //! A placement never changes a value, only what is sent and stored where. A batch is divided by its samples along the axes `dp`
-//! and `shard`; other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
+//! and `shard`, and by the positions of its sequences along `cp` ([`Engine::positions`]); other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
 
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
+use crate::recorder::Handle;
 use crate::state::StateId;
 use crate::stored_value::Residence;
 use perilune_core::error::Result;
+use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::{Mesh, Placement, Shape};
-use perilune_plan::{Backend, InputBuffer, Transfer};
+use perilune_core::{HostTensor, Mesh, Placement, Shape};
+use perilune_plan::predict::{Machine, Prediction, predict};
+use perilune_plan::{Backend, InputBuffer, KeyExchange, Transfer};
 use std::sync::Arc;
 
 /// The axes along which devices have different samples.
@@ -36,6 +39,20 @@ impl Engine {
     /// among devices. Returns the value of before.
     pub fn set_batch(&mut self, samples: Option<usize>) -> Option<usize> {
         std::mem::replace(&mut self.batch, samples)
+    }
+
+    /// Names how attention whose queries are split along `cp` gets the keys of other devices.
+    pub fn set_key_exchange(&mut self, keys: KeyExchange) {
+        self.executor.tracer.keys = keys;
+    }
+
+    /// Makes the numbers `0 ... length - 1`, of which each device along `cp` has a block. What is selected by them along the dim of a
+    /// sequence is divided like them.
+    pub fn positions(&mut self, length: usize) -> NodeId {
+        let numbers: Vec<i64> = (0..length as i64).collect();
+        let placement = Placement::REPLICATED.with(Axis::Cp, Along::Split(0));
+        let value = self.recorder.new_input(HostTensor::from_i64(Shape::of(&[length]), &numbers), placement);
+        self.recorder.leaf(value)
     }
 
     /// What each device gets of an input that is made now.
@@ -106,6 +123,11 @@ impl Engine {
         self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
     }
 
+    /// Predicts the time of the plan that ran last on the devices of a machine.
+    pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
+        self.executor.cache.last().map(|plan| predict(&plan.step, machine))
+    }
+
     /// Moves everything to another device. Nothing may have been recorded since the last step ended.
     pub fn move_to(&mut self, backend: Arc<dyn Backend>) -> std::result::Result<(), Fault> {
         let old = std::mem::replace(&mut self.executor.backend, backend.clone());
@@ -113,8 +135,18 @@ impl Engine {
             value.to_host(&*old)?;
         }
         self.states.move_to(&*old, &*backend)?;
+        self.recorder.graph.mesh = backend.mesh();
         self.executor.forget_plans();
         Ok(())
+    }
+
+    /// What each device has of a node that has been evaluated; `None` if it has not.
+    pub fn placement_of(&mut self, handle: Handle) -> Option<Placement> {
+        let id = self.recorder.node(handle).ok()?;
+        let leaf = self.recorder.graph.node(id).payload;
+        let value =
+            self.recorder.value(id).or_else(|| self.recorder.live(leaf).filter(|_| self.recorder.is_plain_leaf(id)));
+        value.map(|v| v.placement)
     }
 
     /// The mesh of the engine's device.

@@ -281,6 +281,13 @@ impl StateTable {
             }
             !unborn
         });
+        self.shadow_weights.retain(|(base, _), copy| {
+            let alive = all.contains_key(base);
+            if !alive {
+                all.remove(&copy.state.0);
+            }
+            alive
+        });
         self.order.retain(|(id, _)| all.contains_key(&id.0));
         self.reads.retain(|(_, id)| all.contains_key(&id.0));
     }

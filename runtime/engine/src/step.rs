@@ -89,6 +89,8 @@ impl Engine {
     ///
     /// The caller collects garbage first, so that only nodes that the script can reach have handles.
     pub fn flush(&mut self) -> Result<(), Fault> {
+        // Weights of a layer that the recipe has replaced are not computed: before they are placed, each is whole on every device.
+        self.states.drop_unborn();
         let roots = self.recorder.held();
         let wanted = self.wanted();
         self.recorder.drop_unreachable(&wanted, false);

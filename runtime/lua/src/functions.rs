@@ -424,6 +424,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             errors::end_of_step(&host, lua)
         })?,
     )?;
+    pl.set("mesh", lua.create_function(crate::mesh::sizes)?)?;
     pl.set("eval", lua.create_function(eval)?)?;
     pl.set("keep", lua.create_function(keep)?)?;
     pl.set("no_grad", lua.create_function(no_grad)?)?;

@@ -27,6 +27,9 @@ const LOOK_EVERY: u32 = 4096;
 /// Returns in all processes of a job the text that a function makes in the first one. The first argument names it in messages.
 pub type ShareText = Rc<dyn Fn(&str, &dyn Fn() -> String) -> perilune_core::error::Result<String>>;
 
+/// Says that this process fails, before it cleans up; returns whether clean-up may compute anything.
+pub type FailsHook = Rc<dyn Fn(&crate::runtime::Failed) -> bool>;
+
 pub struct Host {
     pub engine: RefCell<Engine>,
     /// What the recipe may open.
@@ -52,6 +55,8 @@ pub struct Host {
     pub open_mesh: RefCell<Option<crate::mesh::OpenMesh>>,
     /// Shares texts of the first process of a job with the others; `None` with one process.
     pub share: RefCell<Option<ShareText>>,
+    /// Tells the other processes of a job of an error; `None` with one process.
+    pub fails: RefCell<Option<FailsHook>>,
     /// What decides the strict shards of a run.
     pub strict_shards: Cell<crate::mesh::StrictShards>,
     /// Whether the first step of a plain script ends it.
@@ -90,6 +95,7 @@ impl Host {
             called_at: Cell::new(SourceLoc::NONE),
             pause: RefCell::default(),
             share: RefCell::default(),
+            fails: RefCell::default(),
             offline: RefCell::default(),
             open_mesh: RefCell::default(),
             strict_shards: Cell::default(),

@@ -41,7 +41,7 @@ mod tensor_files;
 
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};
-pub use host::ShareText;
+pub use host::{FailsHook, ShareText};
 pub use loader::stdlib_files;
 pub use mesh::{OpenMesh, OpenedMesh, StrictShards};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};

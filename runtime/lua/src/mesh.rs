@@ -7,7 +7,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{FromLua, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
-use perilune_plan::Backend;
+use perilune_plan::{Backend, KeyExchange};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -19,6 +19,8 @@ pub struct OpenedMesh {
     pub zero: Option<u8>,
     /// The most bytes of a bucket of gradients, if they were given.
     pub bucket: Option<usize>,
+    /// How attention gets its keys along cp.
+    pub keys: KeyExchange,
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -40,6 +42,15 @@ fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     Ok(Some(t))
 }
 
+/// `pl.mesh()`: the number of devices along each axis by name; all are 1 on one device.
+pub fn sizes(lua: &Lua, (): ()) -> mlua::Result<Table> {
+    let (t, mesh) = (lua.create_table()?, host(lua)?.engine.borrow().mesh());
+    for axis in Axis::ALL {
+        t.set(axis.name(), mesh.size(axis))?;
+    }
+    Ok(t)
+}
+
 /// `native.open_mesh("dp=2,zero=1")`: moves the engine to such a mesh of its devices. `--mesh` goes first.
 fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     let host = host(lua)?;
@@ -53,6 +64,7 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     let mut engine = host.engine.borrow_mut();
     engine.zero = opened.zero;
     engine.set_bucket(opened.bucket);
+    engine.set_key_exchange(opened.keys);
     Ok(())
 }
 
@@ -101,6 +113,13 @@ fn batch(lua: &Lua, samples: Option<usize>) -> mlua::Result<Option<usize>> {
     Ok(host(lua)?.engine.borrow_mut().set_batch(samples))
 }
 
+/// `native.positions(length)`: the numbers 0 ... length - 1, of which each device along `cp` has a block.
+fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
+    let host = host(lua)?;
+    let id = host.record(lua, |engine| Ok(engine.positions(length)))?;
+    Ok(host.tensor(id))
+}
+
 /// `native.place_state(state, dims)`: divides a State: `dims` names for some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
 fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
@@ -132,12 +151,26 @@ fn place_state(lua: &Lua, (state, dims): (Value, Table)) -> mlua::Result<()> {
     host.record(lua, |engine| engine.place_state(id, placement))
 }
 
+/// `native.fails(error)`: says that an error ends the enclosing block of this process, before the block is cleaned up. Returns whether the
+/// clean-up may compute anything: in a job the other processes may not do the same.
+fn fails(lua: &Lua, error: Value) -> mlua::Result<bool> {
+    let host = host(lua)?;
+    let Some(hook) = host.fails.borrow().clone() else { return Ok(true) };
+    let error = match error {
+        Value::Error(e) => *e,
+        other => mlua::Error::runtime(other.to_string()?),
+    };
+    Ok(hook(&error.into()))
+}
+
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("fails", lua.create_function(fails)?)?;
     native.set("open_mesh", lua.create_function(open_mesh)?)?;
     native.set("mesh", lua.create_function(mesh)?)?;
     native.set("strict_shards", lua.create_function(strict_shards)?)?;
     native.set("shards", lua.create_function(shards)?)?;
     native.set("batch", lua.create_function(batch)?)?;
+    native.set("positions", lua.create_function(positions)?)?;
     native.set("place_state", lua.create_function(place_state)?)
 }

@@ -27,6 +27,15 @@ pub fn tensor(lua: &Lua, t: &Tensor) -> mlua::Result<String> {
         Ref::Node(_) => String::new(),
     };
     let value = table::read(lua, t)?;
+    let state = match t.what {
+        Ref::State(_) => state,
+        Ref::Node(handle) => {
+            let mut engine = t.host().engine.borrow_mut();
+            let mesh = engine.mesh();
+            let placement = engine.placement_of(handle).filter(|p| !p.is_replicated(&mesh));
+            placement.map_or_else(String::new, |p| format!(" ({p})"))
+        }
+    };
     let head = format!("tensor {} {} {device}{state}", value.shape, value.dtype);
     if value.numel() == 0 {
         return Ok(head);

@@ -48,6 +48,9 @@ function Tensor:backward(seed, options) end
 ---@param value perilune.Tensor|number
 function Tensor:assign(value) end
 
+---Returns the tensor with all elements on every device of the mesh: `replicate` by a shorter name.
+---@return perilune.Tensor
+function Tensor:full() end
 ---Frees the memory immediately instead of at the next collection. Using the tensor afterwards is an error.
 function Tensor:free() end
 
@@ -85,6 +88,9 @@ function pl.is_tensor(x) end
 ---@param x any
 ---@return boolean
 function pl.is_state(x) end
+---Returns the number of devices along each axis of the mesh, 1 where an axis is not used: `pl.mesh().dp`.
+---@return {pp: integer, dp: integer, shard: integer, cp: integer, ep: integer, tp: integer}
+function pl.mesh() end
 ---Runs fn(...) as a step: evaluates the tensors that it returns and writes its assignments. If fn raises, every State keeps its value.
 ---@param fn function
 ---@return any ...

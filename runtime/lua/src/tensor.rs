@@ -240,6 +240,11 @@ impl UserData for Tensor {
             })
         });
         methods.add_method("backward", grads::backward);
+        // `pl.full` is another function, so the op has another name.
+        methods.add_function("full", |lua, args: mlua::MultiValue| {
+            let op = &ops::distribute::REPLICATE;
+            functions::call(lua, op, args::signature(op), args, true)
+        });
         for op in ops::all() {
             if op.sig.is_empty() {
                 continue;

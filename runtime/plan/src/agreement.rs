@@ -56,13 +56,13 @@ pub fn lines(g: &Graph, tracer: &Tracer, plan: &Plan, source_map: &SourceMap) ->
             out.push_str(&format!(" with {:?}", node.attrs));
         }
         if let (Some(n), Some(division)) = (leaf, &trace.division)
-            && let Some(placement) = division.inputs.get(n as usize)
-            && !placement.is_replicated(&division.mesh)
+            && let Some(placement) = division.inputs.get(n as usize).filter(|p| !p.is_replicated(&division.mesh))
         {
             out.push_str(&format!(", {placement}"));
         }
         out.push('\n');
     }
+    out.push_str("the end of the recording\n");
     for transfer in transfers(&plan.step) {
         let place = source_map.show(transfer.loc);
         out.push_str(&format!("{place}: {} over {}, {} bytes\n", transfer.op, transfer.axis.name(), transfer.bytes));

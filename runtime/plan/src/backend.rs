@@ -128,9 +128,17 @@ pub trait Backend: Send + Sync {
         1
     }
 
+    /// Tells the other processes where the recipe is, for their messages.
+    fn set_place(&self, _place: String) {}
+
     /// Compares a digest with those of the other processes; all of them call it, in the same order. A difference is an error in all
     /// of them, with the first lines that differ of what `describe` returns. `what` names what is compared.
     fn agree(&self, _what: &str, _digest: &[u8], _describe: &mut dyn FnMut() -> String) -> Result<()> {
+        Ok(())
+    }
+
+    /// Lets the processes go on together after some of them may have run programs that the others have not; all of them call it.
+    fn realign(&self) -> Result<()> {
         Ok(())
     }
 

@@ -8,7 +8,7 @@
 
 use crate::passes::remat::{self, Spans};
 use crate::reachability::{self, NEEDED, RECOMPUTED};
-use crate::request::{Division, InputBuffer, Request};
+use crate::request::{Division, InputBuffer, KeyExchange, Request};
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
@@ -145,6 +145,8 @@ pub struct Tracer {
     /// Whether the planner may recompute values by itself, because there is a memory budget. The key then includes what
     /// that choice depends on.
     pub budgeted: bool,
+    /// How attention whose queries a mesh splits gets its keys.
+    pub keys: KeyExchange,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
     last: Option<Traced>,
@@ -256,7 +258,8 @@ impl Tracer {
             return;
         }
         let t = &mut self.trace;
-        let division = Division { mesh: *mesh, inputs: t.inputs.iter().map(|b| placement(*b)).collect(), strict };
+        let inputs = t.inputs.iter().map(|b| placement(*b)).collect();
+        let division = Division { mesh: *mesh, inputs, strict, keys: self.keys };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

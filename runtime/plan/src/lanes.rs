@@ -3,7 +3,7 @@
 //! A collective starts as soon as its operands are computed, and is waited for before the first kernel that reads a result
 //! ([`InFlight`]). Combinations (all-reduce, reduce-scatter) are merged into buckets in the order in which their operands are
 //! completed, since a small message costs mostly latency: the first bucket is small, so that sending begins early, later ones have
-//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). Gatherings are merged only if they start together,
+//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). Others (gatherings) are merged only if they start together,
 //! since each starts one layer ahead of its use. A call that moves several tensors combines each element as a call of its own
 //! would: in the order of the devices' coordinates.
 //!
@@ -14,7 +14,7 @@ use crate::kernel_order::ControlDeps;
 use perilune_core::DType;
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Axis;
-use perilune_core::ops::collective::{self, ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER};
+use perilune_core::ops::collective::{self, ALL_REDUCE, REDUCE_SCATTER};
 use perilune_core::ops::slicing::STRIDED_PAD;
 use rustc_hash::FxHashSet;
 
@@ -109,8 +109,8 @@ pub(crate) fn merge(
             }
         }
         let Some(l) = collective(kernel) else {
-            // A gathering is not held back for one of the next layer.
-            buckets.iter_mut().filter(|b| b.kind.op == ALL_GATHER.name).for_each(|b| b.is_open = false);
+            // What moves tensors as they are is not held back: a gathering is not for one of the next layer.
+            buckets.iter_mut().filter(|b| b.kind.combine.is_none()).for_each(|b| b.is_open = false);
             continue;
         };
         let nbytes = |v: ValueId| values[v.0 as usize].nbytes();

@@ -4,6 +4,7 @@
 //! The passes of `pipeline` map one `Lowered` to the next. Some fields are set by one pass and consumed by a later one;
 //! their comments name both passes.
 
+use crate::buffer_desc::BufferDesc;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
@@ -18,6 +19,8 @@ pub struct Lowered {
     /// For each node: the node that owns its elements, and the layout of the node's elements in it. Set by `passes::views`.
     pub views: Vec<(NodeId, Layout)>,
     pub roots: Vec<NodeId>,
+    /// Roots, by their number, of which a device returns a part. Set by `passes::shard`.
+    pub placed_roots: FxHashMap<usize, BufferDesc>,
     /// Values of the State writes, in the order of `Trace::state_write_inputs`.
     pub state_writes: Vec<NodeId>,
     /// The bool that guards State writes, until `passes::guard` turns it into selects.
@@ -71,6 +74,7 @@ impl Lowered {
             graph: Graph::with_capacity(nodes),
             views: Vec::new(),
             roots: Vec::new(),
+            placed_roots: FxHashMap::default(),
             state_writes: Vec::new(),
             ok: None,
             slots: IdMap::default(),

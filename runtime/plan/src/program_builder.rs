@@ -283,7 +283,7 @@ impl Builder<'_> {
     /// Gives each root an output buffer, or refers to the input that it is.
     fn results(&mut self) {
         let mut outputs: FxHashMap<ValueId, u32> = FxHashMap::default();
-        for id in &self.low.roots {
+        for (number, id) in self.low.roots.iter().enumerate() {
             let v = self.value_of[id];
             let result = match self.values[v.0 as usize].storage {
                 Storage::Input(k) => Root::Input(k),
@@ -292,7 +292,8 @@ impl Builder<'_> {
                     let o = *outputs.entry(v).or_insert(next);
                     if o == next {
                         let value = &self.values[v.0 as usize];
-                        self.program.outputs.push(BufferDesc::new(value.shape, value.dtype));
+                        let placed = self.low.placed_roots.get(&number).copied();
+                        self.program.outputs.push(placed.unwrap_or_else(|| BufferDesc::new(value.shape, value.dtype)));
                         self.values[v.0 as usize].storage = Storage::Output(o);
                     }
                     Root::Output(o)

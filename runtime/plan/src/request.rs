@@ -42,6 +42,28 @@ pub enum InputBuffer {
     State(u64),
 }
 
+/// How attention with split queries gets the keys of other devices.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum KeyExchange {
+    /// By shapes.
+    #[default]
+    Auto,
+    /// Devices exchange positions for heads.
+    Heads,
+    /// Every device gathers all keys.
+    Gather,
+    /// Devices pass on blocks of keys.
+    Ring,
+}
+
+impl KeyExchange {
+    pub const ALL: [KeyExchange; 4] = [KeyExchange::Auto, KeyExchange::Heads, KeyExchange::Gather, KeyExchange::Ring];
+
+    pub fn name(self) -> &'static str {
+        ["auto", "heads", "gather", "ring"][self as usize]
+    }
+}
+
 /// A mesh, and what each of its devices has of the inputs of a step.
 #[derive(Clone, Debug)]
 pub struct Division {
@@ -51,12 +73,15 @@ pub struct Division {
     /// Divides the batch into so many logical shards, whatever the number of devices, and adds their sums in a fixed tree
     /// (`passes::shard::strict`).
     pub strict: Option<usize>,
+    /// How attention whose queries are split gets its keys.
+    pub keys: KeyExchange,
 }
 
 impl Division {
     /// The words of a plan key: the mesh, the logical shards, and the placement of each input.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
-        sizes.chain([self.strict.unwrap_or(0) as u64]).chain(self.inputs.iter().flat_map(Placement::words))
+        let choices = [self.strict.unwrap_or(0) as u64, self.keys as u64];
+        sizes.chain(choices).chain(self.inputs.iter().flat_map(Placement::words))
     }
 }

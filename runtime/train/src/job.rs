@@ -9,7 +9,7 @@ use crate::cancel::Control;
 use crate::error::{Error, Result};
 use perilune_core::error::Error as CoreError;
 use perilune_dist::{Links, Place};
-use perilune_lua::Runtime;
+use perilune_lua::{Cause, Failed, Runtime};
 use serde_json::{Value, json};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -134,15 +134,18 @@ impl Job {
         let what = "the outcome of the edit";
         let mut attempts = 0;
         let all = loop {
-            match self.gather(what, own.unwrap_or_default()) {
+            // The process whose build failed first has made the most attempts.
+            match self.gather(what, &json!([own, attempts]).to_string()) {
                 Ok(all) => break all,
                 Err(e) if self.has_failed() || attempts == MOST_STEPS => return Err(e),
                 Err(_) => attempts += 1,
             }
         };
         let shared = self.share(what, || {
-            let found = all.iter().enumerate().find(|(_, text)| !text.is_empty());
-            Ok(found.map_or(Value::Null, |(rank, text)| json!([rank, text])))
+            let all = all.iter().map(|text| serde_json::from_str::<Value>(text).unwrap_or_default()).enumerate();
+            let failed = all.filter(|(_, outcome)| outcome[0].is_string());
+            let first = failed.max_by_key(|(rank, outcome)| (outcome[1].as_u64(), std::cmp::Reverse(*rank)));
+            Ok(first.map_or(Value::Null, |(rank, outcome)| json!([rank, outcome[0]])))
         })?;
         let Some(text) = shared[1].as_str() else { return Ok(None) };
         let rank = shared[0].as_u64().unwrap_or_default() as usize;
@@ -195,8 +198,29 @@ impl Job {
         Ok(self.stop.get())
     }
 
+    /// Tells the other processes of an error of the recipe before this one computes anything that they do not. Where the run may return
+    /// to an earlier version, all do if all have raised it. Returns whether this process may go on.
+    fn fails(&self, error: &Failed, watches: bool) -> bool {
+        let (text, status) = match error {
+            Failed::Recipe(e) => {
+                (e.to_string(), if matches!(e.cause, Cause::System | Cause::Internal) { 1 } else { 3 })
+            }
+            Failed::Usage(text) => (text.clone(), 2),
+        };
+        if self.has_failed() {
+            return false;
+        }
+        let what = format!("what follows the error {}", text.lines().next().unwrap_or_default());
+        let together = watches && self.agree(&what, || text.clone()).is_ok();
+        if !together {
+            self.links.abort(status, &text);
+        }
+        together
+    }
+
     /// Lets `require` load the files of process 0, and lets other processes than it write no file.
-    pub fn connect(&self, runtime: &Runtime) -> Option<perilune_policy::WriteHold> {
+    /// `watches`: the run may return to an earlier version after an error.
+    pub fn connect(&self, runtime: &Runtime, watches: bool) -> Option<perilune_policy::WriteHold> {
         if !self.has_several() {
             return None;
         }
@@ -207,6 +231,8 @@ impl Job {
             Ok(String::from_utf8_lossy(&shared).into_owned())
         };
         *runtime.host().share.borrow_mut() = Some(Rc::new(share));
+        let job = self.clone();
+        *runtime.host().fails.borrow_mut() = Some(Rc::new(move |e| job.fails(e, watches)));
         (!self.is_first()).then(|| runtime.policy().hold_writes())
     }
 }

@@ -121,7 +121,7 @@ impl Trainer {
         let (offered, start) = shared_run::beginning(job, offered, start)?;
         let resume = shared_run::checkpoint(job, resume)?;
         let runtime = open(spec)?;
-        let _held = job.connect(&runtime);
+        let _held = job.connect(&runtime, spec.watch);
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         runtime.offer_params(offered);
         if let Some(resume) = &resume {

@@ -2,9 +2,11 @@
 //! updated weights, for models and placements of several kinds and meshes of one and two axes.
 #![allow(clippy::unwrap_used)]
 
+mod context;
 mod data;
 mod lanes;
 mod ops;
+mod placed;
 mod random;
 mod states;
 mod step;

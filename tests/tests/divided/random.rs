@@ -89,7 +89,7 @@ pub fn compare(
     // Each on its own, in buckets of a few tensors, and in as few as can be.
     let bucket = [0, 256, 4096, Options::default().bucket][g.len() % 4];
     let options = Options { bucket, ..Options::default() };
-    let found = match virtual_devices::run_with(g, request, values, spread, options) {
+    let found = match virtual_devices::run_planned(g, request, values, spread, options) {
         Ok((got, _)) => difference(&got, &want, tolerance(g)).filter(|_| {
             // A sum that is 1 but for its last bit, say, and is compared with 1.
             let near = |k| virtual_devices::run(g, request, &moved(values, k), &one);

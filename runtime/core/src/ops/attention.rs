@@ -22,9 +22,9 @@ pub static OPS: &[&Op] = &[&ATTENTION, &ATTENTION_BACKWARD, &ROPE];
 
 /// `attrs` of attention: [1 if causal, scale bits, window or 0, D, E, 1 if the last input is `documents`]. The sizes
 /// are for backends, which decide from the node alone whether they have a kernel for it.
-struct Scores {
+pub(super) struct Scores {
     causal: bool,
-    scale: f64,
+    pub(super) scale: f64,
     window: i64,
     /// (..., T) i64, with the leading dims of q up to the heads.
     documents: Option<NodeId>,
@@ -60,7 +60,7 @@ fn optional(rest: &[NodeId], attrs: &[i64]) -> (Option<NodeId>, Option<NodeId>) 
 
 impl Scores {
     /// `rest`: the inputs after the required ones.
-    fn of(g: &Graph, q: NodeId, k: NodeId, rest: &[NodeId], attrs: &[i64]) -> Scores {
+    pub(super) fn of(g: &Graph, q: NodeId, k: NodeId, rest: &[NodeId], attrs: &[i64]) -> Scores {
         let r = groups(g.shape(q), g.shape(k)).unwrap_or(1);
         let (mask, documents) = optional(rest, attrs);
         Scores {
@@ -96,7 +96,7 @@ impl Scores {
     }
 
     /// (..., H, T, N) as (..., G, r T, N): all queries of one key head.
-    fn merge(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
+    pub(super) fn merge(&self, g: &mut Graph, x: NodeId) -> Result<NodeId> {
         let shape = g.shape(x);
         if self.r == 1 {
             return Ok(x);
@@ -118,7 +118,7 @@ impl Scores {
     }
 
     /// x (..., H, T, N) times y (..., G, N, M) -> (..., H, T, M).
-    fn product(&self, g: &mut Graph, x: NodeId, y: NodeId) -> Result<NodeId> {
+    pub(super) fn product(&self, g: &mut Graph, x: NodeId, y: NodeId) -> Result<NodeId> {
         let (x, y) = (self.part(g, x)?, self.spread(g, y)?);
         let z = g.matmul(x, y)?;
         self.join(g, z)
@@ -155,9 +155,8 @@ impl Scores {
         g.logical_and(past, near).map(Some)
     }
 
-    /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of the sum of each row's exponentials:
-    /// (..., H, T). For a row without keys both are 0.
-    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<(NodeId, NodeId)> {
+    /// scale q k^T + mask in f32: (..., H, T, S); negative infinity where a query sees no key.
+    pub(super) fn scores(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<NodeId> {
         let (q, k) = (g.widen(q)?, g.widen(k)?);
         let q = g.mul_c(q, self.scale)?;
         let k = g.t(k)?;
@@ -176,6 +175,16 @@ impl Scores {
         if let Some(seen) = self.visible(g, shape.dims()[last - 1], shape.dims()[last])? {
             x = g.where_(seen, x, never)?;
         }
+        Ok(x)
+    }
+
+    /// The exponentials of the scores beside the largest of each row, their sums (..., H, T, 1), 1 for a row without keys, the
+    /// logarithms of these (..., H, T) beside 0, and which rows have no keys (..., H, T, 1).
+    pub(super) fn exponentials(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<(NodeId, NodeId, NodeId, NodeId)> {
+        let x = self.scores(g, q, k)?;
+        let shape = g.shape(x);
+        let last = shape.rank() - 1;
+        let never = g.constant_like(f64::NEG_INFINITY, x);
         let top = g.max(x, &[last], true)?;
         let top = movement::detach(g, top)?;
         let none = g.eq(top, never)?;
@@ -189,6 +198,13 @@ impl Scores {
         let lse = g.log(sum)?;
         let lse = g.add_(lse, top)?;
         let lse = movement::reshape(g, lse, shape.remove(last))?;
+        Ok((e, sum, lse, none))
+    }
+
+    /// softmax(scale q k^T + mask) in f32: (..., H, T, S), and the logarithm of the sum of each row's exponentials:
+    /// (..., H, T). For a row without keys both are 0.
+    fn weights(&self, g: &mut Graph, q: NodeId, k: NodeId) -> Result<(NodeId, NodeId)> {
+        let (e, sum, lse, _) = self.exponentials(g, q, k)?;
         Ok((norm::divide_row(g, e, sum)?, lse))
     }
 }

@@ -1,5 +1,6 @@
 //! Defines collectives: ops that exchange the pieces of a tensor among the devices along an axis of a mesh. The planner inserts
-//! them (`plan/passes/shard`); a recipe records none.
+//! them (`plan/passes/shard`); a recipe records none. What it may call by these names are functions of global tensors
+//! ([`super::distribute`]).
 
 use super::{Class, Op};
 use crate::graph::Meta;
@@ -40,16 +41,36 @@ pub static REDUCE_SCATTER: Op = Op {
     ..Op::BASE
 };
 
+/// Exchanges slices: of dim 0, which has a slice for each device, every device gets the slice with its own number from all, in their
+/// order. `attrs`: [axis, 0, devices].
+pub static ALL_TO_ALL: Op = Op {
+    name: "all_to_all",
+    shard: Some(crate::sharding::other_dims_of_collective),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
+
+/// Passes pieces on: every device gets the piece of the device before it, and the first that of the last. `attrs`: [axis].
+pub static SHIFT: Op = Op {
+    name: "shift",
+    shard: Some(crate::sharding::same_dims),
+    class: Class::Library,
+    infer: |i| Ok(i.inputs[0]),
+    ..Op::BASE
+};
+
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].into_iter().any(|known| op == known)
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
 }
 
 /// The number of attributes of a collective. A call that moves several tensors has those of each, one after the other.
 pub fn num_attrs(op: &Op) -> usize {
     match op {
         _ if op == &ALL_REDUCE => 2,
-        _ if op == &ALL_GATHER => 3,
+        _ if op == &ALL_GATHER || op == &ALL_TO_ALL => 3,
+        _ if op == &SHIFT => 1,
         _ => 4,
     }
 }

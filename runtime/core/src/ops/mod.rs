@@ -9,11 +9,13 @@ mod build;
 
 pub mod activation;
 pub mod attention;
+pub mod attention_block;
 pub mod cast;
 pub mod collective;
 pub mod conv;
 pub mod conv_transpose;
 pub mod create;
+pub mod distribute;
 pub mod einsum;
 pub mod elementwise;
 pub mod fp8;
@@ -73,6 +75,7 @@ pub fn all() -> &'static [&'static Op] {
             attention::OPS,
             loss::OPS,
             optim::OPS,
+            distribute::OPS,
             source::OPS,
         ]
         .concat()

@@ -44,6 +44,9 @@ pub struct Factor {
     pub size_attr: Option<u8>,
     /// How the op uses positions along the divided dim, if it does.
     pub positions: Option<Positions>,
+    /// Whether the divided dim is that of queries, which meet the keys of all devices: the planner writes the exchange of keys and the
+    /// part of a device (`plan/passes/shard/attention.rs`).
+    pub meets_keys: bool,
 }
 
 /// An op whose operand 1 holds positions along the dim of operand 0 that is divided. Each device counts from the start of its
@@ -88,7 +91,7 @@ pub type Rule = fn(&Signature) -> Factors;
 
 impl Factor {
     fn new(operands: SmallVec<[Piece; 4]>, results: SmallVec<[Piece; 2]>, units: usize) -> Factor {
-        Factor { operands, results, units, size_attr: None, positions: None }
+        Factor { operands, results, units, size_attr: None, positions: None, meets_keys: false }
     }
 
     /// A factor of one result: a block of dim `out` of it, and those pieces of the operands.

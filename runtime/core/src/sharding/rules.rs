@@ -193,12 +193,60 @@ pub fn linear(s: &Signature) -> Factors {
 
 /// q, k, v of attention, then a mask and documents if there are any.
 pub fn attention(s: &Signature) -> Factors {
-    batch_and_heads(s, 3)
+    let mut all = batch_and_heads(s, 3);
+    all.extend(queries(s, 3));
+    all
 }
 
 /// As [`attention`]; the gradient, the result and the logarithms of sums stand before the mask.
 pub fn attention_backward(s: &Signature) -> Factors {
+    let mut all = batch_and_heads(s, 6);
+    all.extend(queries(s, 6));
+    all
+}
+
+/// As [`attention`] to a block of keys: the optional last operand says which a query sees.
+pub fn attention_block(s: &Signature) -> Factors {
+    batch_and_heads(s, 3)
+}
+
+/// As [`attention_block`]; the gradient, its sums by row and the logarithms of sums stand before the last operand.
+pub fn attention_block_backward(s: &Signature) -> Factors {
     batch_and_heads(s, 6)
+}
+
+/// Queries divide: where there are as many keys as queries, with keys that are divided alike, or with all keys on every device.
+/// Documents are whole, for they belong to queries and keys.
+fn queries(s: &Signature, required: usize) -> Factors {
+    let n = s.shape(0).rank();
+    let (at, size) = (n - 2, s.shape(0).dims()[n - 2]);
+    let block = Piece::Block(at as u8);
+    let mask = (s.operands.len() > required + usize::from(s.attrs[5] != 0)).then_some(required);
+    let of_mask = mask.map(|k| match s.shape(k).dims() {
+        [.., t, _] if *t == size => Piece::Block(s.shape(k).rank() as u8 - 2),
+        _ => Piece::Whole,
+    });
+    let factor = |keys: Piece| {
+        let piece = |k: usize| match k {
+            1 | 2 => keys,
+            _ if k < required => block,
+            _ if Some(k) == mask => of_mask.unwrap_or(Piece::Whole),
+            _ => Piece::Whole,
+        };
+        let term = |piece: Piece| if piece == Piece::Whole { Piece::Term(Combine::Sum) } else { piece };
+        let result = |k: usize| match k {
+            // The gradients of keys and values, and of the mask.
+            1 | 2 if required > 3 => term(keys),
+            3 => of_mask.map_or(block, term),
+            _ => block,
+        };
+        let operands = (0..s.operands.len()).map(piece).collect();
+        let results = (0..s.results.len()).map(result).collect();
+        Factor { meets_keys: true, ..Factor::new(operands, results, size) }
+    };
+    let alike = s.shape(1).dims()[n - 2] == size;
+    // The first of equal cost is taken: keys that the forward pass has gathered are not kept for the backward pass.
+    alike.then_some(block).into_iter().chain([Piece::Whole]).map(factor).collect()
 }
 
 /// Batch dims and heads divide. A query head stays with its key head, so the units of the heads are the key heads. The first

@@ -9,7 +9,7 @@ use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
 use perilune_core::host_memory;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{ALL_GATHER, REDUCE_SCATTER, TREE, axis, code_of, combine};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, SHIFT, TREE, axis, code_of, combine};
 use perilune_plan::{Peers, Ticket};
 use std::sync::Arc;
 
@@ -68,10 +68,11 @@ pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
     for k in 0..c.num_inputs() {
         let pieces: Vec<&[u8]> = all.iter().map(|piece: &Arc<[u8]>| &piece[first..first + bytes(k)]).collect();
         first += bytes(k);
-        if c.routine.op == &ALL_GATHER {
-            by_size!(c.out_dtype(), gather(c, k, &pieces));
-        } else {
-            by_type!(c.out_dtype(), reduce(c, k, &pieces));
+        match c.routine.op {
+            op if op == &ALL_GATHER => by_size!(c.out_dtype(), gather(c, k, &pieces)),
+            op if op == &ALL_TO_ALL => by_size!(c.out_dtype(), transpose(c, k, &pieces)),
+            op if op == &SHIFT => by_size!(c.out_dtype(), pass_on(c, k, &pieces)),
+            _ => by_type!(c.out_dtype(), reduce(c, k, &pieces)),
         }
     }
     Ok(())
@@ -132,5 +133,24 @@ fn gather<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
         let (row, rest) = (i / (n * inner * pieces.len()), i % (n * inner * pieces.len()));
         let (piece, within) = (rest / (n * inner), rest % (n * inner));
         *out = element::<T>(pieces[piece], row * n * inner + within);
+    }
+}
+
+/// Takes the slice with this device's number from each piece.
+fn transpose<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let (out, _) = c.output_of::<T>(k);
+    let (len, own) = (out.len() / pieces.len().max(1), c.coordinate());
+    for (piece, slice) in pieces.iter().zip(out.chunks_exact_mut(len.max(1))) {
+        for (i, out) in slice.iter_mut().enumerate() {
+            *out = element::<T>(piece, own * len + i);
+        }
+    }
+}
+
+/// Takes the piece of the device before this one.
+fn pass_on<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let before = pieces[(c.coordinate() + pieces.len() - 1) % pieces.len()];
+    for (i, out) in c.output_of::<T>(k).0.iter_mut().enumerate() {
+        *out = element::<T>(before, i);
     }
 }

@@ -84,6 +84,8 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::collective::ALL_REDUCE, collective::run, 4.0),
     (&ops::collective::ALL_GATHER, collective::run, 4.0),
     (&ops::collective::REDUCE_SCATTER, collective::run, 4.0),
+    (&ops::collective::ALL_TO_ALL, collective::run, 4.0),
+    (&ops::collective::SHIFT, collective::run, 4.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];

@@ -22,7 +22,7 @@
 use super::errors::peer_fault;
 use crate::backend::DeviceContext;
 use crate::driver::{Address, Device, Endpoint, Entry, Event, Lane, Recorded};
-use crate::library::collective::{self, Collective, MOST, Phase};
+use crate::library::collective::{self, Collective, MOST, Phase, Task};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_plan::Peers;
@@ -355,6 +355,9 @@ impl Started {
         for (k, call) in self.calls.iter().enumerate() {
             let Some(phase) = call.phases.get(self.phase).filter(|p| !p.grid.contains(&0)) else { continue };
             let mut pieces = self.group.pieces(k, phase.reads_results, |rank| phase.first + rank * phase.step);
+            if let Task::Span { from, .. } = phase.task {
+                pieces[0] = pieces[from];
+            }
             let mut out = self.group.all[own].pieces[k].output + phase.out as u64;
             let mut numbers = phase.numbers(own, ranks);
             let mut args: Vec<*mut c_void> = vec![pieces.as_mut_ptr().cast(), (&raw mut out).cast()];

@@ -12,7 +12,7 @@ use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, attrs_of, axis};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, attrs_of, axis, is_collective};
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, Storage};
 use std::sync::Arc;
@@ -30,7 +30,7 @@ const BLOCKS: usize = 8;
 
 /// Whether an op is a collective.
 pub fn is(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER].contains(&op)
+    is_collective(op)
 }
 
 /// A collective of a program: plain data, without a device.
@@ -61,6 +61,8 @@ enum Kind {
     AllReduce { n: usize },
     AllGather { rows: usize, block: usize, devices: usize },
     ReduceScatter { rows: usize, block: usize, devices: usize },
+    AllToAll { block: usize, devices: usize },
+    Shift { n: usize },
 }
 
 /// What a launch of a phase does; the lengths are those of its kernel.
@@ -70,6 +72,8 @@ pub enum Task {
     Reduce { n: usize, len: usize, row: usize },
     /// `total` bytes from all devices, or from all others, `step` bytes from each. (`kernels/collective/gather.cuh`)
     Spans { total: usize, step: usize, others: bool },
+    /// `total` bytes from the device at `from`.
+    Span { total: usize, from: usize },
     /// Rows of a block of `block` words from each device, `words` of them in a piece.
     Rows { words: usize, block: usize },
 }
@@ -181,11 +185,15 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     };
     let kind = if l.op == &ALL_REDUCE {
         Kind::AllReduce { n: dims.numel() }
+    } else if l.op == &SHIFT {
+        Kind::Shift { n: dims.numel() }
     } else {
         let (rows, block) = split(c.attr(1) as usize);
         let devices = c.attr(2) as usize;
         if l.op == &ALL_GATHER {
             Kind::AllGather { rows, block, devices }
+        } else if l.op == &ALL_TO_ALL {
+            Kind::AllToAll { block: block / devices, devices }
         } else {
             Kind::ReduceScatter { rows, block: block / devices, devices }
         }
@@ -207,7 +215,8 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     let (vector, word) = match kind {
         Kind::AllReduce { .. } => (from.min(to), from.min(to)),
         Kind::ReduceScatter { block, .. } => (aligned(block), size),
-        Kind::AllGather { block, .. } => (size, aligned(block)),
+        Kind::AllGather { block, .. } | Kind::AllToAll { block, .. } => (size, aligned(block)),
+        Kind::Shift { n } => (size, aligned(n)),
     };
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
     // By the attribute of the combination.
@@ -227,7 +236,7 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(c.attr(1), false)],
         Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
         Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
-        Kind::AllGather { rows: 0 | 1, .. } => vec![spans(false)],
+        Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } | Kind::Shift { .. } => vec![spans(false)],
         Kind::AllGather { .. } => {
             let w = sized(word);
             let params = format!("{w}* out, i64 ranks, i64 own, i64 words, i64 block");
@@ -291,8 +300,10 @@ impl Collective {
     /// The launches of one device of several, as an example: without the arguments, which depend on the run.
     pub fn example(&self) -> Result<Work> {
         let ranks = match self.kind {
-            Kind::AllReduce { .. } => 4,
-            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+            Kind::AllReduce { .. } | Kind::Shift { .. } => 4,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
+                devices
+            }
         };
         let launch = |phase: &Phase| Launch {
             function: self.functions[phase.function].clone(),
@@ -308,8 +319,10 @@ impl Collective {
     /// The launches of the device at `coordinate` of `ranks`.
     pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
         let devices = match self.kind {
-            Kind::AllReduce { .. } => ranks,
-            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } => devices,
+            Kind::AllReduce { .. } | Kind::Shift { .. } => ranks,
+            Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
+                devices
+            }
         };
         if ranks > MOST {
             let message = format!("{} over {ranks} devices along {}; at most {MOST}", self.name, self.axis.name());
@@ -360,6 +373,16 @@ impl Collective {
                 let task = Task::Spans { total: ranks * step, step, others: false };
                 vec![phase(0, task, false, [0; 3], blocks(step / self.word, ranks))]
             }
+            Kind::Shift { n } => {
+                let (from, total) = ((coordinate + ranks - 1) % ranks, n * self.size);
+                vec![phase(0, Task::Span { total, from }, false, [0; 3], blocks(total / self.word, 1))]
+            }
+            Kind::AllToAll { block, .. } => {
+                // The slice with this device's number of every piece.
+                let step = block * self.size;
+                let task = Task::Spans { total: ranks * step, step, others: false };
+                vec![phase(0, task, false, [coordinate * step, 0, 0], blocks(step / self.word, ranks))]
+            }
             Kind::AllGather { rows, block, .. } => {
                 let (words, block) = (rows * block * self.size / self.word, block * self.size / self.word);
                 vec![phase(0, Task::Rows { words, block }, false, [0; 3], blocks(words, ranks))]
@@ -375,6 +398,8 @@ impl Phase {
         match self.task {
             Task::Reduce { n, len, row } => vec![ranks, n as i64, len as i64, row as i64],
             Task::Spans { total, step, .. } => vec![ranks, own, total as i64, step as i64],
+            // The pieces begin with the one that is read.
+            Task::Span { total, .. } => vec![1, 0, total as i64, total as i64],
             Task::Rows { words, block } => vec![ranks, own, words as i64, block as i64],
         }
     }

@@ -4,7 +4,7 @@
 use super::common::{Sketch, int, t};
 use super::virtual_mesh::{self, Planned};
 use perilune_core::mesh::{Axis, Combine};
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, code};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SHIFT, code};
 use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::Cpu;
 use perilune_plan::{Backend, Null};
@@ -14,6 +14,8 @@ pub enum Kind {
     AllReduce(Combine),
     AllGather(usize),
     ReduceScatter(usize, Combine),
+    AllToAll,
+    Shift,
 }
 
 /// How the collective's operand lies in the leaf.
@@ -86,8 +88,24 @@ pub fn cases(ranks: usize, axis: Axis) -> Vec<Case> {
         ] {
             add(Kind::AllGather(dim), dims, Lie::Whole);
         }
+        for block in [&[0][..], &[1], &[7], &[4097], &[(1 << 20) / ranks], &[3, 5], &[8, 16]] {
+            let dims: Vec<usize> = std::iter::once(ranks).chain(block.iter().copied()).collect();
+            add(Kind::AllToAll, &dims, Lie::Whole);
+        }
+        add(Kind::AllToAll, &[ranks, 9], Lie::Tail);
         add(Kind::AllGather(0), &[9, 8], Lie::Tail);
         add(Kind::AllGather(1), &[12, 8], Lie::Turned);
+        for n in [0, 1, 7, 16, 4097] {
+            add(Kind::AllToAll, &[ranks, n], Lie::Whole);
+        }
+        for n in [0, 1, 7, 16, 4097] {
+            add(Kind::Shift, &[n], Lie::Whole);
+        }
+        add(Kind::Shift, &[9, 8], Lie::Tail);
+        add(Kind::Shift, &[12, 5], Lie::Turned);
+        add(Kind::AllToAll, &[ranks, 3, 8], Lie::Whole);
+        add(Kind::AllToAll, &[ranks, 9], Lie::Tail);
+        add(Kind::AllToAll, &[24, ranks], Lie::Turned);
     }
     out
 }
@@ -114,7 +132,10 @@ impl Case {
         let y = match self.kind {
             Kind::AllReduce(how) => s.g.push(&ALL_REDUCE, &[own], &[axis, code(how)]),
             Kind::AllGather(dim) => s.g.push(&ALL_GATHER, &[own], &[axis, dim as i64, n]),
+            Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
             Kind::ReduceScatter(dim, how) => s.g.push(&REDUCE_SCATTER, &[own], &[axis, dim as i64, n, code(how)]),
+            Kind::Shift => s.g.push(&SHIFT, &[own], &[axis]),
+            Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
         };
         Planned::new(&s.g, &s.request(&[y.unwrap()]), backend)
     }

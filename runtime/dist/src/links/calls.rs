@@ -170,7 +170,8 @@ impl Links {
         {
             let mut calling = lock(&inner.calling);
             (calling.now, calling.entered) = (number, number);
-            calling.what = what.to_string();
+            let place = lock(&inner.place).clone();
+            calling.what = if place.is_empty() { what.to_string() } else { format!("{what} ({place})") };
         }
         let result = match self.rank() {
             0 => self.lead(call, number, what, own, describe, decide),

@@ -89,6 +89,8 @@ struct Inner {
     peers: Vec<OnceLock<Arc<Peer>>>,
     state: Mutex<State>,
     changed: Condvar,
+    /// Where the recipe is, as `recipe.lua:12`; empty if that is unknown.
+    place: Mutex<String>,
     /// The call that this process waits in, or 0, and how many it has entered.
     calling: Mutex<Calling>,
     threads: Mutex<Vec<JoinHandle<()>>>,
@@ -160,6 +162,7 @@ impl Inner {
             peers: (0..place.processes).map(|_| OnceLock::new()).collect(),
             state: Mutex::new(state),
             changed: Condvar::new(),
+            place: Mutex::default(),
             calling: Mutex::default(),
             threads: Mutex::default(),
         }
@@ -400,8 +403,10 @@ impl Inner {
         }
         drop(state);
         if let Some((rank, (_, what))) = found {
+            let place = lock(&self.place).clone();
+            let at = if place.is_empty() { String::new() } else { format!(" at {place}") };
             let text = format!(
-                "{} waits for all processes to {what}, while {} runs a step and waits for it: they have taken different \
+                "{} waits for all processes to {what}, while {} runs a step{at} and waits for it: they have taken different \
                  branches, or have different data",
                 self.name(*rank),
                 self.name(self.rank)
@@ -479,6 +484,11 @@ impl Links {
     /// `rank 3 (host b)`.
     pub fn name(&self, rank: usize) -> String {
         self.inner.name(rank)
+    }
+
+    /// Sets where the recipe of this process is, for messages.
+    pub fn set_place(&self, place: String) {
+        *lock(&self.inner.place) = place;
     }
 
     /// Spreads the devices of a mesh over the processes: neighbours, which exchange the most, stay together. Returns the process of

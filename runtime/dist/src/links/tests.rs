@@ -203,15 +203,15 @@ fn a_difference_is_said_to_all_with_both_sides() {
     let all = on_all(4, |links| {
         let rank = links.rank();
         let digest = [if rank >= 2 { 9 } else { 1 }];
-        let describe = || format!("recipe.lua:{}: matmul\nrecipe.lua:9: relu", 10 + rank);
+        let describe = || format!("recipe.lua:9: relu\nrecipe.lua:{}: matmul\nrecipe.lua:9: relu", 10 + rank);
         let text = within(2.0, || message(links.agree("the plan of this step", &digest, describe)));
         // An edit that is refused is no failure.
         links.agree("the next plan", &[1], || unreachable!()).unwrap();
         links.finish().unwrap();
         text
     });
-    let expected = "rank 0 and rank 2 do not agree on the plan of this step\n  rank 0: recipe.lua:10: matmul\n    recipe.lua:9: relu\n  \
-                    rank 2: recipe.lua:12: matmul\n    recipe.lua:9: relu\n  different too: rank 3";
+    let expected = "rank 0 and rank 2 do not agree on the plan of this step\n  rank 0: recipe.lua:10: matmul\n  \
+                    rank 2: recipe.lua:12: matmul\n  different too: rank 3";
     assert!(all.iter().all(|text| text == expected), "{all:?}");
 }
 

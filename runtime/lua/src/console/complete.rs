@@ -23,8 +23,8 @@ pub struct Completion {
 }
 
 const TENSOR_FIELDS: [&str; 5] = ["device", "dtype", "grad", "shape", "trainable"];
-const TENSOR_METHODS: [&str; 11] =
-    ["assign", "backward", "dim", "free", "is_evaluated", "is_state", "item", "numel", "size", "tolist", "eq"];
+const TENSOR_METHODS: [&str; 12] =
+    ["assign", "backward", "dim", "free", "full", "is_evaluated", "is_state", "item", "numel", "size", "tolist", "eq"];
 
 /// Parses `a.b:c`, and nothing else.
 pub fn is_path(text: &str) -> bool {

@@ -29,6 +29,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("load", "pl.load(\"out/w.safetensors\").weight"),
     ("memory", "pl.memory().allocated"),
     ("memory_budget", "pl.memory_budget(\"20GiB\")"),
+    ("mesh", "pl.mesh().dp"),
     ("no_grad", "pl.no_grad(function() return pl.randn({2}):exp() end)"),
     ("options", "pl.options(\"my_layer\", { bias = false }, { bias = true, eps = 1e-5 }).eps"),
     ("params", "local p = pl.params({ lr = 1e-3, width = 64 }); p.lr"),

@@ -15,6 +15,7 @@ impl Rewriter {
     pub fn new(from: &Lowered) -> Rewriter {
         let mut out = Lowered::empty(from.states.clone(), from.graph.len());
         (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
+        out.placed_roots = from.placed_roots.clone();
         Rewriter { out, map: Vec::with_capacity(from.graph.len()) }
     }
 

@@ -13,7 +13,7 @@
 //! After the trial the version before has to be built again from its text. An error of a version that has none before it
 //! ends the run, as it does without hot reload.
 
-use super::{Candidate, NextVersion, TRIAL};
+use super::{Candidate, NextVersion, Reloader, TRIAL};
 use crate::cancel;
 use crate::error::{Error, Result};
 use crate::events::Event;
@@ -45,6 +45,12 @@ pub(crate) struct Trial {
     pub sound: bool,
     /// Whether a checkpoint has been taken since, which discards the States that it dropped.
     checkpointed: bool,
+}
+
+/// Brings the engines of all processes to the same state after they may have computed different things.
+fn realign(run: &Run) -> Result<()> {
+    let engine = &mut *run.host().engine.borrow_mut();
+    engine.realign().map_err(|e| Error::System(e.to_string()))
 }
 
 impl TrainingLoop<'_> {
@@ -131,6 +137,7 @@ impl TrainingLoop<'_> {
         }
         let own = built.as_ref().err().map(|e| e.to_string());
         let error = self.job.first_error(own.as_deref())?;
+        realign(&self.run)?;
         Ok(match (built, error) {
             (Ok(next), None) => Ok(Some(next)),
             (Ok(next), Some(text)) => {
@@ -238,6 +245,17 @@ impl TrainingLoop<'_> {
 
     /// Continues with the version before the running one, which has failed; returns the error if there is none.
     pub fn recover(&mut self, failure: Error) -> Result<()> {
+        if self.job.has_several() {
+            // Without a version to return to, the others have to learn of the error before this process computes anything that they
+            // do not. With one, all return if all have failed alike.
+            let returns = self.trial.is_some() || self.reloader.as_ref().is_some_and(Reloader::can_step_back);
+            let text = failure.to_string();
+            let what = format!("what follows the error {}", text.lines().next().unwrap_or_default());
+            if self.job.has_failed() || !returns || self.job.agree(&what, || text).is_err() {
+                return Err(failure);
+            }
+            realign(&self.run)?;
+        }
         let failure = if self.corrupt {
             // Steps issued since were computed from the corrupt States.
             self.pending = None;
@@ -247,9 +265,6 @@ impl TrainingLoop<'_> {
             self.settle().err().unwrap_or(failure)
         };
         let corrupt = std::mem::take(&mut self.corrupt);
-        if self.job.has_failed() {
-            return Err(failure);
-        }
         let Some(reloader) = &mut self.reloader else { return Err(failure) };
         let cancelled = cancel::cancelled(&failure);
         let failure = cancel::explain(failure, "in a step or an evaluation");

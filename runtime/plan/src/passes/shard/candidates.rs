@@ -15,6 +15,7 @@ pub(super) struct Candidate {
     /// The attributes of the divided node, if they differ.
     pub attrs: Option<Attrs>,
     pub positions: Option<Positions>,
+    pub meets_keys: bool,
 }
 
 /// A cut in the units of a factor, which may be several elements of a dim.
@@ -69,6 +70,7 @@ pub(super) fn all(
             operands: from.into_iter().map(Part::Block).collect(),
             results: SmallVec::from_elem(Part::Block(to), 1),
             positions: None,
+            meets_keys: false,
         }));
     }
     // Of a reshape, the rule above has all blocks.
@@ -129,10 +131,13 @@ fn instance(factor: &Factor, s: &Signature, form: Option<Form>) -> Option<Candid
     if factor.positions.is_some() && form.is_some_and(|form| form.sections != ONE_SECTION) {
         return None;
     }
+    if factor.meets_keys && form.is_some_and(|form| form.segments > 1 || form.sections != ONE_SECTION) {
+        return None;
+    }
     let attrs = factor.size_attr.zip(results[0].cut()).map(|(k, cut)| {
         let mut attrs: Attrs = s.attrs.into();
         attrs[usize::from(k)] = cut.size() as i64;
         attrs
     });
-    Some(Candidate { operands: operands?, results, attrs, positions: factor.positions })
+    Some(Candidate { operands: operands?, results, attrs, positions: factor.positions, meets_keys: factor.meets_keys })
 }

@@ -81,6 +81,9 @@ impl Divider<'_> {
             }
             (Part::Block(cut), Part::Whole) => self.all_gather(own, cut, shape),
             (Part::Term(how), Part::Block(cut)) => self.reduce_scatter(own, cut, shape, how),
+            (Part::Block(from), Part::Block(to)) if self.is_exchange(id, from, to) => {
+                self.all_to_all(own, from, to, shape)
+            }
             (_, Part::Block(cut)) => {
                 let whole = self.part(id, Part::Whole)?;
                 self.cut(whole, cut)
@@ -138,8 +141,49 @@ impl Divider<'_> {
         join::cat(&mut self.to.out.graph, &done, cut.dim)
     }
 
+    /// Whether blocks of one dim become blocks of another without the whole, which does not exist.
+    fn is_exchange(&self, id: NodeId, from: Cut, to: Cut) -> bool {
+        let plain = |cut: Cut| cut.segments == 1 && !cut.has_sections();
+        from.dim != to.dim && plain(from) && plain(to) && !self.exists(id, Part::Whole)
+    }
+
+    /// Makes blocks of dim `to` from blocks of dim `from`: every device sends to each other one what is in both blocks.
+    fn all_to_all(&mut self, x: NodeId, from: Cut, to: Cut, whole: Shape) -> Result<NodeId> {
+        let (axis, n) = (self.axis as i64, self.devices);
+        let product = |dims: &[usize]| dims.iter().product::<usize>();
+        let dims = whole.dims();
+        let (low, high) = (from.dim.min(to.dim), from.dim.max(to.dim));
+        let (before, between, behind) =
+            (product(&dims[..low]), product(&dims[low + 1..high]), product(&dims[high + 1..]));
+        let g = &mut self.to.out.graph;
+        let x = slicing::strided_pad(g, x, to.dim, 0, 1, to.block * n, 0.0)?;
+        // Seen as six dims, of which one counts the devices: first the one that a slice is for, then the one that it is from.
+        let (a, b) = (from.block, to.block);
+        let (sent, order, back, joined) = match from.dim < to.dim {
+            true => (
+                [before, a, between, n, b, behind],
+                [3, 0, 1, 2, 4, 5],
+                [1, 0, 2, 3, 4, 5],
+                [before, n * a, between, b, behind],
+            ),
+            false => (
+                [before, n, b, between, a, behind],
+                [1, 0, 2, 3, 4, 5],
+                [1, 2, 3, 0, 4, 5],
+                [before, b, between, n * a, behind],
+            ),
+        };
+        let x = movement::reshape(g, x, Shape::of(&sent))?;
+        let x = movement::permute(g, x, &order)?;
+        let x = g.push(&collective::ALL_TO_ALL, &[x], &[axis, 0, n as i64])?;
+        let x = movement::permute(g, x, &back)?;
+        let x = movement::reshape(g, x, Shape::of(&joined))?;
+        let x = movement::reshape(g, x, whole.with(from.dim, n * a).with(to.dim, b))?;
+        slicing::slice(g, x, from.dim, 0, dims[from.dim], 1)
+    }
+
     /// Combines the terms of all devices; each gets its block.
-    fn reduce_scatter(&mut self, x: NodeId, cut: Cut, whole: Shape, how: Combine) -> Result<NodeId> {
+    pub(super) fn reduce_scatter(&mut self, x: NodeId, cut: Cut, whole: Shape, how: Combine) -> Result<NodeId> {
         if cut.has_sections() {
             let part = |this: &mut Self, x, cut, whole| this.reduce_scatter(x, cut, whole, how);
             return self.by_section(x, cut, cut.segment(&whole), &whole, &part);
@@ -159,7 +203,7 @@ impl Divider<'_> {
     }
 
     /// The block of a whole tensor that belongs to this device. Padding repeats the last element.
-    fn cut(&mut self, whole: NodeId, cut: Cut) -> Result<NodeId> {
+    pub(super) fn cut(&mut self, whole: NodeId, cut: Cut) -> Result<NodeId> {
         let shape = self.to.out.graph.shape(whole);
         if cut.has_sections() {
             let part = |this: &mut Self, x, cut, _| this.cut(x, cut);
@@ -223,7 +267,7 @@ impl Divider<'_> {
     }
 
     /// The positions of a block of so many elements on this device.
-    fn ramp(&mut self, block: usize) -> Result<NodeId> {
+    pub(super) fn ramp(&mut self, block: usize) -> Result<NodeId> {
         if let Some(found) = self.ramps.get(&block) {
             return Ok(*found);
         }
@@ -256,7 +300,7 @@ impl Divider<'_> {
     }
 
     /// A block with that constant for padding.
-    fn with_padding(&mut self, x: NodeId, cut: Cut, whole: Shape, value: f64) -> Result<NodeId> {
+    pub(super) fn with_padding(&mut self, x: NodeId, cut: Cut, whole: Shape, value: f64) -> Result<NodeId> {
         if let Some(found) = self.masked.get(&(x, value.to_bits())) {
             return Ok(*found);
         }

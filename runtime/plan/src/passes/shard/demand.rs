@@ -66,7 +66,8 @@ impl Demand {
             for x in &from.graph.node(id).inputs {
                 readers[x.index()] += 1;
                 out.reader[x.index()] = Some(id);
-                out.passed_on[out.value[x.index()].index()] &= d.strict.is_none() && passes_on_terms(&from.graph, id);
+                let passes = passes_on_terms(&from.graph, id) && d.placed_by(id).is_none();
+                out.passed_on[out.value[x.index()].index()] &= d.strict.is_none() && passes;
             }
         }
         for (reader, n) in out.reader.iter_mut().zip(readers) {
@@ -87,6 +88,12 @@ impl Demand {
         let node = d.from.graph.node(id);
         if let (Class::TupleGet, Some(cut)) = (node.op.class, self.of(id, 0)) {
             self.results.entry((self.value[node.inputs[0].index()], node.attrs[0] as usize)).or_insert(cut);
+            return;
+        }
+        if let Some(part) = d.placed_by(id) {
+            if let Ok(Part::Block(cut)) = part {
+                self.cuts[self.value[node.inputs[0].index()].index()].get_or_insert(cut);
+            }
             return;
         }
         let passes = matches!(node.op.class, Class::View(_) | Class::Map(_) | Class::Cast | Class::Fused(_))

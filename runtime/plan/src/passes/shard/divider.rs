@@ -5,13 +5,14 @@ use super::demand::{Demand, passes_on_terms};
 use super::fold;
 use super::gather::Gathered;
 use super::part::Part;
+use crate::buffer_desc::BufferDesc;
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use crate::request::Division;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::mesh::Axis;
-use perilune_core::ops::{Class, collective, create};
+use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::{Class, collective, create, distribute};
 use perilune_core::sharding::{self, Cut, Signature};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
@@ -20,7 +21,7 @@ use std::cell::RefCell;
 
 pub(super) struct Divider<'a> {
     pub from: &'a Lowered,
-    division: &'a Division,
+    pub division: &'a Division,
     /// What a device has of the State that each write stores to.
     written: Vec<Part>,
     pub axis: Axis,
@@ -31,6 +32,10 @@ pub(super) struct Divider<'a> {
     pub first: Vec<Part>,
     /// What a device has of each result of a node with several.
     results: FxHashMap<NodeId, SmallVec<[Part; 2]>>,
+    /// Results of a node, by number, that are not results of the new node.
+    pub apart: FxHashMap<(NodeId, usize), NodeId>,
+    /// Results of attention by heads, with all positions: by old node and number.
+    pub by_heads: FxHashMap<(NodeId, usize), NodeId>,
     /// Every other part that exists, by old node.
     pub made: FxHashMap<(NodeId, Part), NodeId>,
     /// The blocks among them, in the order in which they were made.
@@ -94,6 +99,8 @@ impl<'a> Divider<'a> {
             demand: Demand::default(),
             first: Vec::with_capacity(from.graph.len()),
             results: FxHashMap::default(),
+            apart: FxHashMap::default(),
+            by_heads: FxHashMap::default(),
             made: FxHashMap::default(),
             blocks: FxHashMap::default(),
             derivable: RefCell::default(),
@@ -132,7 +139,12 @@ impl<'a> Divider<'a> {
         }
         let from = self.from;
         let whole = |this: &mut Self, id: NodeId| this.part(id, Part::Whole);
-        let roots = from.roots.iter().map(|id| whole(&mut self, *id)).collect::<Result<Vec<_>>>()?;
+        let mut placed_roots = from.placed_roots.clone();
+        let mut roots = Vec::with_capacity(from.roots.len());
+        for (k, id) in from.roots.iter().enumerate() {
+            let part = self.of_root(k, *id, &mut placed_roots);
+            roots.push(self.part(*id, part)?);
+        }
         let written = std::mem::take(&mut self.written);
         let stored = from.state_writes.iter().zip(written).map(|(id, part)| match part {
             Part::Whole => self.written_whole(*id),
@@ -141,8 +153,30 @@ impl<'a> Divider<'a> {
         let writes = stored.collect::<Result<Vec<_>>>()?;
         let ok = from.ok.map(|id| whole(&mut self, id)).transpose()?;
         let mut out = self.to.finish(from);
-        (out.roots, out.state_writes, out.ok) = (roots, writes, ok);
+        (out.roots, out.state_writes, out.ok, out.placed_roots) = (roots, writes, ok, placed_roots);
         Ok(out)
+    }
+
+    /// What a device returns of a root: all of it, unless the recipe places it.
+    fn of_root(&self, k: usize, id: NodeId, placed: &mut FxHashMap<usize, BufferDesc>) -> Part {
+        let (node, part) = (self.graph().node(id), self.first[id.index()]);
+        let along = part.along(&node.shape, self.axis, self.devices).filter(|along| along.split().is_some());
+        match along.filter(|_| distribute::placed(node.op, &node.attrs).is_some()) {
+            None => Part::Whole,
+            Some(along) => {
+                let desc = placed.entry(k).or_insert_with(|| BufferDesc::new(node.shape, node.dtype));
+                desc.placement = desc.placement.with(self.axis, along);
+                part
+            }
+        }
+    }
+
+    /// The part that a node asks for if the recipe places its input along this axis.
+    pub fn placed_by(&self, id: NodeId) -> Option<Result<Part>> {
+        let node = self.graph().node(id);
+        let (_, dim) = distribute::placed(node.op, &node.attrs).filter(|(axis, _)| *axis == self.axis)?;
+        let along = dim.map_or(Along::Replicated, |dim| Along::Split(dim as u8));
+        Some(Part::placed(along, &node.shape, self.axis, self.devices))
     }
 
     pub fn graph(&self) -> &'a Graph {
@@ -161,9 +195,16 @@ impl<'a> Divider<'a> {
             let part = self.placed(node.shape, *input)?;
             return Ok((self.copy(id, part), part));
         }
+        if let Some(part) = self.placed_by(id) {
+            let part = part?;
+            return Ok((self.part(node.inputs[0], part)?, part));
+        }
         if let Class::TupleGet = node.op.class {
             let all = self.results.get(&node.inputs[0]);
             let part = all.and_then(|all| all.get(node.attrs[0] as usize).copied()).unwrap_or(Part::Whole);
+            if let Some(new) = self.apart.get(&(node.inputs[0], node.attrs[0] as usize)) {
+                return Ok((*new, part));
+            }
             return Ok((self.copy(id, part), part));
         }
         if node.op == &create::OPTIMIZATION_BARRIER {
@@ -337,6 +378,9 @@ impl<'a> Divider<'a> {
 
     /// Appends a node that computes the parts of one candidate.
     pub fn divided(&mut self, id: NodeId, c: &Candidate) -> Result<NodeId> {
+        if c.meets_keys {
+            return self.attention(id, c);
+        }
         let node = self.graph().node(id);
         let mut inputs = self.operands(node, &c.operands)?;
         self.mask(node, c, &mut inputs)?;

@@ -12,6 +12,7 @@
 //! where a device's part of generated numbers begins is a run-time number. The method is that of GSPMD (Xu et al.,
 //! arXiv:2105.04663) with two sweeps: batch and States are known, and gradients follow the values they belong to.
 
+mod attention;
 mod candidates;
 mod convert;
 mod cost;
@@ -20,6 +21,7 @@ mod divider;
 mod fold;
 mod gather;
 mod part;
+mod ring;
 mod strict;
 
 pub use strict::check as check_strict_shards;

@@ -2,7 +2,7 @@
 
 use perilune_core::Shape;
 use perilune_core::error::{Error, Result};
-use perilune_core::mesh::{Along, Axis, Combine, ONE_SECTION, units};
+use perilune_core::mesh::{Along, Axis, Combine, MOST_SEGMENTS, ONE_SECTION, units};
 use perilune_core::sharding::Cut;
 
 /// What each device has of a value.
@@ -40,6 +40,18 @@ impl Part {
         }
         let block = (size / segments / units(sections)).div_ceil(devices);
         Ok(Part::Block(Cut { dim, segments, sections, block }))
+    }
+
+    /// The placement along an axis that gives this part, if there is one: the inverse of [`Part::placed`].
+    pub fn along(self, shape: &Shape, axis: Axis, devices: usize) -> Option<Along> {
+        let Part::Block(cut) = self else { return (self == Part::Whole).then_some(Along::Replicated) };
+        let dim = u8::try_from(cut.dim).ok()?;
+        let along = match (cut.segments, cut.sections) {
+            (1, ONE_SECTION) => Along::Split(dim),
+            (1, sections) => Along::Sections(dim, sections),
+            (segments, _) => Along::Segments(dim, u8::try_from(segments).ok().filter(|n| *n <= MOST_SEGMENTS as u8)?),
+        };
+        (Part::placed(along, shape, axis, devices).ok()? == self).then_some(along)
     }
 
     pub fn cut(self) -> Option<Cut> {

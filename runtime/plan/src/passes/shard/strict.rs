@@ -15,7 +15,9 @@ use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::request::Division;
 use perilune_core::error::{Error, Result};
+use perilune_core::graph::Node;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::distribute;
 use perilune_core::{Graph, Mesh, Placement};
 
 /// The axes along which devices have different samples, outermost first.
@@ -58,13 +60,21 @@ pub(super) fn apply(step: Lowered, division: &Division, shards: usize, g: &Graph
         return Err(Error::argument("strict_shards", "the recording has parts of its own mesh")
             .hint("record random numbers whole"));
     }
+    let places = |n: &Node| distribute::placed(n.op, &n.attrs).is_some();
+    if step.graph.nodes().iter().any(places) {
+        return Err(Error::argument(
+            "strict_shards",
+            "the recipe places tensors on its own mesh, whose size changes bits",
+        )
+        .hint("leave strict shards out, or the recipe's calls of shard, full and collectives"));
+    }
     let split = |p: &Placement| SAMPLES.iter().any(|axis| matches!(p.along(*axis), Along::Split(0)));
     let samples: Vec<bool> =
         division.inputs.iter().zip(&step.states).map(|(p, is_state)| !is_state && split(p)).collect();
     let placed =
         |own: &bool| if *own { Placement::REPLICATED.with(LOGICAL, Along::Split(0)) } else { Placement::REPLICATED };
-    let logical =
-        Division { mesh: Mesh::new(&[(LOGICAL, shards)])?, inputs: samples.iter().map(placed).collect(), strict: None };
+    let inputs = samples.iter().map(placed).collect();
+    let logical = Division { mesh: Mesh::new(&[(LOGICAL, shards)])?, inputs, strict: None, keys: division.keys };
     let (written, order) = (&trace.state_write_inputs, &trace.order);
     let step = if shards > 1 {
         let phases = gather::phases(&step, g, order);
