@@ -211,7 +211,7 @@ fn a_bucket_is_one_collective_in_place() {
                                 memory[own][phase.out + k * step..][..n].copy_from_slice(&from);
                             }
                         }
-                        Task::Rows { .. } => panic!("{phase:?}"),
+                        Task::Rows { .. } | Task::Span { .. } => panic!("{phase:?}"),
                     }
                 }
             }

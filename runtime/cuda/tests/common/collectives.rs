@@ -135,7 +135,6 @@ impl Case {
             Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
             Kind::ReduceScatter(dim, how) => s.g.push(&REDUCE_SCATTER, &[own], &[axis, dim as i64, n, code(how)]),
             Kind::Shift => s.g.push(&SHIFT, &[own], &[axis]),
-            Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
         };
         Planned::new(&s.g, &s.request(&[y.unwrap()]), backend)
     }
