@@ -18,7 +18,7 @@ pub struct PlaceArgs {
     /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2, or pp=2 with --set accumulate=8. Without GPUs the devices are virtual ones that
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2, or pp=2 with --set accumulate=8 (bucket=25M: bytes of gradients sent at once). Without GPUs the devices are virtual ones that
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
@@ -85,6 +85,7 @@ impl DeviceArgs {
             Some(mesh) => {
                 let mut engine = runtime.host().engine.borrow_mut();
                 engine.zero = mesh.zero;
+                engine.set_bucket(mesh.bucket);
                 engine.set_key_exchange(mesh.keys);
             }
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
@@ -274,13 +275,13 @@ impl PlaceArgs {
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero, keys } = MeshOptions::parse(text)?;
+            let MeshOptions { mesh, zero, bucket, keys } = MeshOptions::parse(text)?;
             let open = || {
                 self.open_on(mesh, job.as_ref())
                     .map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()))
             };
             let backend = if mesh == now { None } else { Some(open()?) };
-            Ok(OpenedMesh { backend, zero, keys })
+            Ok(OpenedMesh { backend, zero, bucket, keys })
         })
     }
 }

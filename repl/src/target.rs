@@ -79,8 +79,8 @@ impl Target {
     /// Returns what opens the mesh that a recipe asks for, of such GPUs.
     pub fn opener(self) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero, keys } = MeshOptions::parse(text)?;
-            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero, keys })
+            let MeshOptions { mesh, zero, keys, bucket } = MeshOptions::parse(text)?;
+            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero, keys, bucket })
         })
     }
 }

@@ -141,7 +141,7 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
 
 #[test]
 fn a_recipe_names_its_mesh_and_the_command_line_goes_first() {
-    let p = all("recipe.mesh = { dp = 2, zero = 1 }");
+    let p = all("recipe.mesh = { dp = 2, zero = 1, bucket = '4M' }");
     let device = |dir: &str| p.run_json(dir)["device_description"].as_str().unwrap().to_string();
     let ran = p.run(&["run", "all.lua", "--device", "cpu", "--steps", "2", "--run-dir", "own"]);
     assert!(ran.out.starts_with("all · mesh dp=2 of 2 x cpu"), "{}{}", ran.out, ran.err);
@@ -175,6 +175,16 @@ fn check_reports_placements_and_collectives() {
     assert!(line("model.*.weight").contains("replicated"), "{}", ran.out);
     assert!(line("all_gather").contains("all.lua:"), "{}", ran.out);
     assert!(line("collectives, ").contains(" in all"), "{}", ran.out);
+    // Gradients share calls, unless each is to be sent alone.
+    let calls = |out: &str| {
+        let line = out.lines().find(|l| l.contains("collectives, ")).unwrap_or_default().to_string();
+        let number = |before: &str| line.split(before).next()?.rsplit(' ').next()?.parse::<usize>().ok();
+        (number(" collectives").unwrap(), number(" calls").unwrap())
+    };
+    let (tensors, merged) = calls(&ran.out);
+    assert!(merged < tensors, "{}", ran.out);
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=4,zero=1,bucket=0"]);
+    assert_eq!(calls(&ran.out), (tensors, tensors), "{}", ran.out);
     // A mesh of GPUs that are not there.
     let ran = p.run(&["check", "all.lua", "--mesh", "dp=4,zero=1", "--for", "h200"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
@@ -276,6 +286,8 @@ fn wrong_meshes_are_refused_with_the_rule() {
         ("dp=0", "dp=0: an axis has at least 1 device"),
         ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
         ("dp=2,zero=7", "zero=7: there is no such stage"),
+        ("dp=2,bucket=many", "bucket=many: it is not an amount of memory"),
+        ("dp=2,buckt=4M", "there is no axis \"buckt\""),
     ] {
         let ran = p.run(&["run", "all.lua", "--mesh", mesh]);
         assert_eq!(ran.status, Some(2), "{mesh}");

@@ -41,8 +41,8 @@ local function open_axes(recipe, params)
   if type(wanted) == "table" then
     local axes = {}
     for i, name in ipairs(tree.names(wanted)) do
-      if name == "keys" and type(wanted.keys) == "string" then
-        axes[i] = "keys=" .. wanted.keys
+      if (name == "keys" or name == "bucket") and type(wanted[name]) == "string" then
+        axes[i] = ("%s=%s"):format(name, wanted[name])
       elseif check.is(wanted[name], "number") then
         axes[i] = ("%s=%d"):format(name, check.whole("recipe.mesh", tostring(name), wanted[name], 0))
       else

@@ -26,7 +26,7 @@ local tree = require "perilune.tree"
 ---@field early_stop {metric: string, patience: integer, mode: string}? ends the run after `patience` evaluations without improvement
 ---@field states table? States of the recipe that a step updates, by name: running metrics, queues. Checkpoints and hot reloads preserve them
 ---@field keep {last: integer?, every: integer?, best: string?, mode: string?}? retention of checkpoints: the options --keep, --keep-every and --keep-best
----@field mesh table<string, integer>|string? the devices that share the work: { dp = 2, zero = 1 }; the option --mesh
+---@field mesh table<string, integer|string>|string? the devices that share the work: { dp = 2, zero = 1 }; the option --mesh
 ---@field strict_shards integer? cuts every batch into so many shards, whose sums are added in a fixed tree: bits do not depend on the mesh; the option --strict-shards
 ---@field pipeline {schedule: string?}? how the stages along pp take turns: "1f1b" (the default), "fill-drain", "zb-h1", or a table of cells
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own

@@ -32,6 +32,7 @@ pub fn program(p: &Program) -> Vec<u64> {
     }
     w.put(p.kernels.len());
     p.kernels.iter().for_each(|k| kernel(k, &mut w));
+    p.in_flight.iter().flat_map(|f| [f.start, f.wait]).for_each(|n| w.put(n));
     w.put(p.inputs.len());
     for (shape, dtype) in &p.inputs {
         w.shape(shape);

@@ -6,7 +6,9 @@ use perilune_core::{DType, Graph, HostTensor, Interrupt, Mesh, Placement, Shape}
 use perilune_cpu::Cpu;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Backend, Buffer, BufferDesc, KeyExchange, Options, Peers, Request, RunContext, Tracer, pipeline};
+use perilune_plan::{
+    Backend, Buffer, BufferDesc, KeyExchange, Options, Peers, Request, RunContext, Ticket, Tracer, pipeline,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
@@ -32,19 +34,31 @@ struct Device {
     count: [AtomicU64; Axis::ALL.len()],
 }
 
+impl Device {
+    fn round(&self, ticket: Ticket) -> Round {
+        let mut group = self.at;
+        group[ticket.axis as usize] = 0;
+        (ticket.axis, group.to_vec(), ticket.number)
+    }
+}
+
 impl Peers for Device {
     fn coordinate(&self, axis: Axis) -> usize {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>, Error> {
-        let mut group = self.at;
-        group[axis as usize] = 0;
-        let round = (axis, group.to_vec(), self.count[axis as usize].fetch_add(1, Ordering::Relaxed));
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket, Error> {
+        let ticket = Ticket { axis, number: self.count[axis as usize].fetch_add(1, Ordering::Relaxed) };
         let mut rounds = self.shared.rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        let sent = rounds.entry(round.clone()).or_insert_with(|| vec![None; self.mesh.size(axis)]);
+        let sent = rounds.entry(self.round(ticket)).or_insert_with(|| vec![None; self.mesh.size(axis)]);
         sent[self.at[axis as usize]] = Some(bytes.into());
         self.shared.arrived.notify_all();
+        Ok(ticket)
+    }
+
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>, Error> {
+        let round = self.round(ticket);
+        let mut rounds = self.shared.rounds.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         loop {
             if let Some(all) = rounds[&round].iter().cloned().collect::<Option<Vec<_>>>() {
                 return Ok(all);
@@ -138,8 +152,13 @@ fn run_device(
     spread: &Spread,
     values: &HashMap<InputBuffer, HostTensor>,
     device: &Device,
+    chaos: Option<u64>,
 ) -> Result<Values, Error> {
     let cpu = Cpu::new(Some(1));
+    let cpu = match chaos {
+        Some(seed) => cpu.chaotic(seed),
+        None => cpu,
+    };
     let exec = cpu.compile(program.clone())?;
     let upload = |b: &InputBuffer| {
         let own = spread.part(&values[b], *b, &device.at);
@@ -165,13 +184,24 @@ fn run_device(
 
 /// Plans a request for a mesh.
 pub fn plan(g: &Graph, request: &Request, spread: &Spread) -> Result<(Arc<Program>, Tracer), String> {
-    plan_with(g, request, spread, KeyExchange::Auto)
+    plan_as(g, request, spread, Options::default(), KeyExchange::Auto)
 }
 
-fn plan_with(
+/// As [`plan`], with options of the planner.
+pub fn plan_with(
     g: &Graph,
     request: &Request,
     spread: &Spread,
+    options: Options,
+) -> Result<(Arc<Program>, Tracer), String> {
+    plan_as(g, request, spread, options, KeyExchange::Auto)
+}
+
+fn plan_as(
+    g: &Graph,
+    request: &Request,
+    spread: &Spread,
+    options: Options,
     keys: KeyExchange,
 ) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
@@ -179,20 +209,21 @@ fn plan_with(
     tracer.run(g, request, |_| None);
     tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
     let null = perilune_plan::Null;
-    let program = pipeline::plan(g, &tracer, request, Options::default(), &null).map_err(|e| e.to_string())?;
+    let program = pipeline::plan(g, &tracer, request, options, &null).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&program)?;
     Ok((Arc::new(program), tracer))
 }
 
 /// Plans a request for a mesh and runs it. All devices must end with the same roots, and with parts that make up the States. Returns
-/// these and the program.
+/// these and the program. The same program with collectives that complete where they start, and with collectives that are delayed at
+/// random, must have the same bits.
 pub fn run(
     g: &Graph,
     request: &Request,
     values: &HashMap<InputBuffer, HostTensor>,
     spread: &Spread,
 ) -> Result<(Values, Arc<Program>), String> {
-    run_with(g, request, values, spread, KeyExchange::Auto)
+    run_as(g, request, values, spread, Options::default(), KeyExchange::Auto)
 }
 
 /// As [`run`], with attention to split sequences as named.
@@ -203,15 +234,59 @@ pub fn run_with(
     spread: &Spread,
     keys: KeyExchange,
 ) -> Result<(Values, Arc<Program>), String> {
-    let (program, tracer) = plan_with(g, request, spread, keys)?;
+    run_as(g, request, values, spread, Options::default(), keys)
+}
+
+/// As [`run`], with options of the planner.
+pub fn run_planned(
+    g: &Graph,
+    request: &Request,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    options: Options,
+) -> Result<(Values, Arc<Program>), String> {
+    run_as(g, request, values, spread, options, KeyExchange::Auto)
+}
+
+fn run_as(
+    g: &Graph,
+    request: &Request,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    options: Options,
+    keys: KeyExchange,
+) -> Result<(Values, Arc<Program>), String> {
+    let (program, tracer) = plan_as(g, request, spread, options, keys)?;
+    let got = run_program(&program, &tracer, values, spread, None)?;
+    if !program.in_flight.is_empty() {
+        let synchronous = Program { in_flight: Vec::new(), ..(*program).clone() };
+        let seed = program.kernels.len() as u64;
+        for (what, program, chaos) in [("in order", &Arc::new(synchronous), None), ("with chaos", &program, Some(seed))]
+        {
+            if run_program(program, &tracer, values, spread, chaos)? != got {
+                return Err(format!("collectives {what} give other bits"));
+            }
+        }
+    }
+    Ok((got, program))
+}
+
+/// Runs a program once, with collectives delayed at random if there is a seed.
+fn run_program(
+    program: &Arc<Program>,
+    tracer: &Tracer,
+    values: &HashMap<InputBuffer, HostTensor>,
+    spread: &Spread,
+    chaos: Option<u64>,
+) -> Result<Values, String> {
     let (shared, mesh) = (Arc::<Exchanges>::default(), spread.mesh);
-    let (program_, tracer_) = (&program, &tracer);
     let all: Vec<Result<Values, Error>> = std::thread::scope(|scope| {
         let device = |rank| {
             let shared = shared.clone();
             scope.spawn(move || {
                 let device = Device { mesh, at: mesh.coordinates(rank), shared, count: Default::default() };
-                run_device(program_, tracer_, spread, values, &device)
+                let chaos = chaos.map(|seed| seed * 64 + rank as u64);
+                run_device(program, tracer, spread, values, &device, chaos)
             })
         };
         let threads: Vec<_> = (0..mesh.devices()).map(device).collect();
@@ -227,5 +302,5 @@ pub fn run_with(
         spread.join(&parts, buffer, whole.shape, whole.dtype)
     };
     let states = tracer.trace.state_write_inputs.iter().enumerate().map(join).collect::<Result<_, _>>()?;
-    Ok((Values { roots: all.swap_remove(0).roots, states }, program))
+    Ok(Values { roots: all.swap_remove(0).roots, states })
 }

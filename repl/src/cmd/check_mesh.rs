@@ -8,6 +8,7 @@ use perilune_lua::StateInfo;
 use perilune_plan::pipelining::{Action, Cell, Schedule, StageCost};
 use perilune_plan::show::scaled;
 use perilune_plan::{BufferDesc, Transfer};
+use std::collections::BTreeSet;
 
 /// Lines of a table at most; the rest is summed up.
 const MOST_LINES: usize = 24;
@@ -134,7 +135,9 @@ pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> Stri
     }
     let sum: usize = all.iter().map(|t| t.bytes).sum();
     let sent: usize = all.iter().map(|t| t.sent(mesh)).sum();
-    lines.push(format!("{} collectives, {} in all; a device sends {}", all.len(), bytes(sum), bytes(sent)));
+    let calls: BTreeSet<usize> = all.iter().map(|t| t.call).collect();
+    let (sum, sent, calls) = (bytes(sum), bytes(sent), calls.len());
+    lines.push(format!("{} collectives, {sum} in all, in {calls} calls; a device sends {sent}", all.len()));
     lines
 }
 
@@ -173,11 +176,11 @@ mod tests {
 
     #[test]
     fn collectives_of_a_line_are_summed() {
-        let t = |op, bytes| Transfer { op, axis: Axis::Dp, bytes, loc: SourceLoc::NONE, backward: true };
+        let t = |op, call, bytes| Transfer { op, axis: Axis::Dp, call, bytes, loc: SourceLoc::NONE, backward: true };
         let mesh = Mesh::parse("dp=2").unwrap();
-        let all = [t("all_reduce", 1000), t("all_gather", 50), t("all_reduce", 2000)];
+        let all = [t("all_reduce", 0, 1000), t("all_gather", 1, 50), t("all_reduce", 0, 2000)];
         let lines = transfers(&mesh, &all, |_| "x".into());
-        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all; a device sends 3.0 kB");
+        assert_eq!(lines.last().unwrap(), "3 collectives, 3.0 kB in all, in 2 calls; a device sends 3.0 kB");
         assert!(lines[1].starts_with("all_reduce") && lines[1].ends_with("2  3.0 kB"), "{lines:?}");
     }
 }

@@ -140,7 +140,7 @@ mod tests {
     fn collectives_have_their_link_their_time_and_what_is_hidden() {
         let m = machine("h200", Mesh::parse("dp=2,tp=8").unwrap(), None).unwrap();
         let sent_ = |op, axis, bytes, seconds, waited| Sent {
-            transfer: Transfer { op, axis, bytes, loc: SourceLoc::NONE, backward: axis == Axis::Dp },
+            transfer: Transfer { op, axis, call: 0, bytes, loc: SourceLoc::NONE, backward: axis == Axis::Dp },
             link: m.link(axis),
             seconds,
             waited,

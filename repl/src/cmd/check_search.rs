@@ -90,7 +90,7 @@ impl Search<'_> {
             let reason = text.lines().next().unwrap_or_default().trim();
             reason.strip_prefix("error: ").unwrap_or(reason).to_string()
         };
-        let MeshOptions { mesh, zero, keys } = MeshOptions::parse(text).map_err(|e| e.message)?;
+        let MeshOptions { mesh, zero, keys, bucket } = MeshOptions::parse(text).map_err(|e| e.message)?;
         let machine: Machine =
             super::check_predict::machine(self.target.gpu, mesh, self.hosts).map_err(|e| e.message)?;
         let options = RuntimeOptions {
@@ -105,6 +105,7 @@ impl Search<'_> {
             let mut engine = runtime.host().engine.borrow_mut();
             engine.zero = zero;
             engine.set_key_exchange(keys);
+            engine.set_bucket(bucket);
         }
         let loaded = runtime.until_first_step(|| self.source.load(&runtime)).map_err(|e| line(&e))?;
         let Loaded::Recipe(recipe) = loaded else {

@@ -142,6 +142,9 @@ pub fn profile(args: ProfileArgs) -> Result<(), Failure> {
     screen.line(&rounds.table(backend.name() == "cpu"));
     screen.line(&profile::by_line(&timings, &waits, &ceiling, steps));
     screen.line(&profile::by_kernel(&timings, &ceiling));
+    if let Some(overlap) = profile::overlap(&timings, steps) {
+        screen.line(&overlap);
+    }
     if let Some(path) = &args.trace {
         let text = profile::trace(&timings, &waits, &ceiling);
         std::fs::write(path, text).map_err(|e| Failure::System(format!("--trace {}: {e}", path.display())))?;

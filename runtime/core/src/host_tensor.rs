@@ -119,7 +119,7 @@ pub fn to_f16(v: f64) -> f16 {
 pub fn to_odd(v: f64) -> f32 {
     let y = v as f32;
     let bits = y.to_bits();
-    let toward = if (y as f64).abs() > v.abs() { bits.wrapping_sub(1) } else { bits + 1 };
+    let toward = if (y as f64).abs() > v.abs() { bits.wrapping_sub(1) } else { bits.wrapping_add(1) };
     let odd = if (bits & 1 == 0) & (y as f64 != v) & !v.is_nan() { toward } else { bits };
     f32::from_bits(odd)
 }

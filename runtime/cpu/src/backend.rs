@@ -1,6 +1,7 @@
 //! Implements the CPU backend: buffers, the shared arena, and the compilation and execution of programs.
 
 use crate::fingerprint::Words;
+use crate::lanes::{Chaos, Lanes, freed};
 use crate::library::Routine;
 use crate::loops::Isa;
 use crate::memory::{Block, CpuBuffer, FreeList};
@@ -13,6 +14,7 @@ use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::{DType, Layout, host_memory};
 use perilune_plan::ir::{Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, RunContext, Snapshot};
+use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -23,6 +25,7 @@ const COPY_CHUNK: usize = 1 << 20;
 pub struct Cpu {
     state: Arc<DeviceState>,
     isa: Isa,
+    chaos: Option<Arc<Chaos>>,
 }
 
 /// The state that all programs of a device share.
@@ -59,7 +62,13 @@ impl Cpu {
         let free_list = Arc::new(FreeList::new(limit));
         let state = DeviceState { pool: WorkerPool::new(threads), free_list, arena: Mutex::new(arena) };
         // The command checks this flag first and reports a missing instruction set (`Isa::chosen`).
-        Cpu { state: Arc::new(state), isa: Isa::chosen().unwrap_or(Isa::detect()) }
+        Cpu { state: Arc::new(state), isa: Isa::chosen().unwrap_or(Isa::detect()), chaos: None }
+    }
+
+    /// The same device, with collectives delayed at random and memory without a value poisoned: for tests (see `crate::lanes`).
+    #[must_use]
+    pub fn chaotic(self, seed: u64) -> Cpu {
+        Cpu { chaos: Some(Arc::new(Chaos::new(seed))), ..self }
     }
 
     pub fn threads(&self) -> usize {
@@ -141,6 +150,8 @@ impl Backend for Cpu {
         let index_checks = IndexChecks::of(&program, &kernels, first_state_write);
         Ok(Box::new(CpuProgram {
             state: self.state.clone(),
+            chaos: self.chaos.clone(),
+            freed: if self.chaos.is_some() { freed(&program) } else { Vec::new() },
             program,
             kernels,
             parallel,
@@ -255,6 +266,9 @@ impl IndexChecks {
 
 struct CpuProgram {
     state: Arc<DeviceState>,
+    chaos: Option<Arc<Chaos>>,
+    /// For chaos: the bytes of the arena that each kernel is the last to use.
+    freed: Vec<Vec<Range<usize>>>,
     program: Arc<Program>,
     kernels: Vec<CompiledKernel>,
     /// Whether at least one kernel is large enough for more than one thread.
@@ -293,6 +307,21 @@ impl CpuProgram {
     }
 }
 
+/// Waits for the collectives that end before kernel `at`. The wait is a part of their time, and so is the time in flight, which is
+/// `hidden`.
+fn wait(
+    lanes: &mut Lanes,
+    at: usize,
+    times: &mut Option<&mut [f64]>,
+    hidden: &mut Option<&mut [f64]>,
+) -> std::result::Result<(), Failure> {
+    for (k, [in_flight, waited]) in lanes.wait(at)? {
+        times.iter_mut().for_each(|times| times[k] += waited);
+        hidden.iter_mut().for_each(|hidden| hidden[k] += in_flight);
+    }
+    Ok(())
+}
+
 impl Executable for CpuProgram {
     fn run(
         &self,
@@ -306,7 +335,7 @@ impl Executable for CpuProgram {
         if slots.len() < self.program.slots.len() {
             return Err(fail(Error::system("cpu", "this is a bug: a run-time number is missing")));
         }
-        let RunContext { interrupt, mut times, peers } = context;
+        let RunContext { interrupt, mut times, mut hidden, peers } = context;
         let mut arena = self.state.lock();
         self.state.free_list.enlarge(&mut arena, self.program.arena_bytes).map_err(fail)?;
         let values = self.addresses(inputs, outputs, &arena).map_err(fail)?;
@@ -328,10 +357,17 @@ impl Executable for CpuProgram {
         }
         let run = |r: &Region, at: usize| r.run(&context).map_err(|error| Failure { origin: plan[at].origin(), error });
         // Either all devices of a mesh write their States, or none.
-        let agree = |at: usize| match peers {
-            Some(peers) => peers.barrier().map_err(|error| Failure { origin: plan[at].origin(), error }),
-            None => Ok(()),
+        let agree = |lanes: &mut Lanes, at: usize| {
+            let Some(peers) = peers else { return Ok(()) };
+            lanes.send_all()?;
+            peers.barrier().map_err(|error| Failure { origin: plan[at].origin(), error })
         };
+        let chaos = self.chaos.as_deref();
+        if chaos.is_some() {
+            // SAFETY: the device is locked, and the arena has that many bytes.
+            unsafe { arena.ptr().write_bytes(0xff, self.program.arena_bytes) };
+        }
+        let mut lanes = Lanes::new(&self.program, kernels, &context, chaos);
         let mut all = || {
             for (at, k) in kernels.iter().enumerate() {
                 if at <= self.first_state_write {
@@ -344,10 +380,13 @@ impl Executable for CpuProgram {
                             routine.check_indices(&context)?;
                         }
                     }
-                    agree(at)?;
+                    agree(&mut lanes, at)?;
                 }
+                wait(&mut lanes, at, &mut times, &mut hidden)?;
+                lanes.poison(at, &self.freed, arena.ptr());
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {
+                    _ if lanes.start(at)? => {}
                     CompiledKernel::Region(r) => run(r, at)?,
                     CompiledKernel::Multi(list) => region::run_many(list, &context)
                         .map_err(|error| Failure { origin: plan[at].origin(), error })?,
@@ -357,13 +396,14 @@ impl Executable for CpuProgram {
                     }
                 }
                 if self.index_checks.late.contains(&at) {
-                    agree(at)?;
+                    agree(&mut lanes, at)?;
                 }
                 if let (Some(times), Some(start)) = (&mut times, start) {
                     times[at] += start.elapsed().as_secs_f64();
                 }
+                lanes.disturb()?;
             }
-            Ok(())
+            wait(&mut lanes, kernels.len(), &mut times, &mut hidden)
         };
         if self.parallel {
             self.state.pool.wake_all();

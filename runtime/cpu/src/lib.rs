@@ -15,6 +15,7 @@
 mod backend;
 pub mod fingerprint;
 mod gemm;
+mod lanes;
 mod library;
 mod loops;
 pub mod math;

@@ -50,11 +50,8 @@ pub fn has_kernel(node: &Node, props: &Props) -> bool {
 }
 
 enum Step {
-    Collective {
-        collective: Box<Collective>,
-        /// Those of its functions.
-        entries: Vec<Entry>,
-    },
+    /// A collective of one or several tensors, each with the entries of its functions.
+    Collective(Vec<(Collective, Vec<Entry>)>),
     Conv {
         plan: Arc<Plan>,
         call: conv::Call,
@@ -101,6 +98,8 @@ struct Compiled {
     steps: Vec<(usize, Step)>,
     /// The first step that writes a State, or their number: there the devices of a mesh agree that none has failed.
     agreement: usize,
+    /// Steps that are collectives, and before which step each is waited for.
+    waits: Vec<(usize, usize)>,
     graphs: Graphs,
     /// Whether the last run was on a mesh, and what such a run queues.
     is_meshed: bool,
@@ -118,7 +117,7 @@ struct Compiled {
 /// What a kernel takes: launches, products and collectives.
 enum Part {
     Work(Work),
-    Collective(Box<Collective>),
+    Collective(Vec<Collective>),
     Conv(Box<conv::Call>),
     Gemm(Box<Step>),
 }
@@ -131,7 +130,7 @@ pub(crate) fn functions(context: &mut DeviceContext, program: &Program) -> Resul
 fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
     let functions = |(_, part): &(usize, Part)| match part {
         Part::Work(w) => w.launches.iter().map(|l| l.function.clone()).collect(),
-        Part::Collective(c) => c.functions.clone(),
+        Part::Collective(all) => all.iter().flat_map(|c| c.functions.clone()).collect(),
         Part::Conv(_) | Part::Gemm(_) => Vec::new(),
     };
     parts.iter().flat_map(functions).collect()
@@ -160,9 +159,9 @@ fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, P
                 parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
             }
             Kernel::Library(l) if collective::is(l.op) => {
-                let (before, collective) = collective::parts(program, l, props)?;
+                let (before, all) = collective::parts(program, l, props)?;
                 parts.push((k, Part::Work(before)));
-                parts.push((k, Part::Collective(Box::new(collective))));
+                parts.push((k, Part::Collective(all)));
                 if let Some(r) = &l.epilogue {
                     parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
@@ -211,9 +210,12 @@ impl Compiled {
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
-                Part::Collective(collective) => {
-                    let entries = collective.functions.iter().map(|f| entry(f)).collect::<Result<_>>()?;
-                    steps.push((k, Step::Collective { collective, entries }));
+                Part::Collective(all) => {
+                    let with_entries = |c: Collective| {
+                        let entries = c.functions.iter().map(|f| entry(f)).collect::<Result<_>>()?;
+                        Ok((c, entries))
+                    };
+                    steps.push((k, Step::Collective(all.into_iter().map(with_entries).collect::<Result<_>>()?)));
                 }
                 Part::Conv(call) => {
                     let Some(dnn) = context.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
@@ -279,10 +281,12 @@ impl Compiled {
         let writes = writes.into_iter().collect();
         let writes_state = |k: usize| program.kernels[k].writes().into_iter().any(|v| input(v).is_some());
         let agreement = steps.iter().position(|(k, _)| writes_state(*k)).unwrap_or(steps.len());
+        let waits = waits(program, &steps);
         let (graphs, parts) = (Graphs::default(), Vec::new());
         let mut out = Compiled {
             writes,
             agreement,
+            waits,
             steps,
             graphs,
             is_meshed: false,
@@ -296,6 +300,19 @@ impl Compiled {
         out.divide(false);
         Ok(out)
     }
+}
+
+/// The steps that are collectives, and before which step each is waited for: its place in the program, or at once if other steps may
+/// use the memory of its pieces.
+fn waits(program: &Program, steps: &[(usize, Step)]) -> Vec<(usize, usize)> {
+    let collective = |(i, (k, step)): (usize, &(usize, Step))| {
+        let Step::Collective(all) = step else { return None };
+        let flight = program.in_flight.iter().find(|f| f.start == *k);
+        let wait = flight.filter(|_| !all.iter().any(|(c, _)| c.is_staged())).map_or(*k + 1, |f| f.wait);
+        let before = steps.iter().position(|(k, _)| *k >= wait).unwrap_or(steps.len());
+        Some((i, before.max(i + 1)))
+    };
+    steps.iter().enumerate().filter_map(collective).collect()
 }
 
 /// Returns the operands of a program, which writes the inputs `states`. The bytes of each are those of its largest value.

@@ -1,8 +1,9 @@
 //! Plans and prints kernels for a GPU that is not present: a backend that neither compiles nor runs.
 
 use crate::launch::{Arg, Props, Work};
+use crate::library::collective::{self, Collective};
+use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
-use crate::library::{collective, fp8};
 use crate::{conv, emit, executable, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
@@ -112,9 +113,10 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
             &[]
         }
         Kernel::Library(l) if collective::is(l.op) => {
-            let (before, collective) = collective::parts(program, l, props)?;
-            product = Some(format!("{} along {}", collective.name, collective.axis.name()));
-            works.extend([before, collective.example()?]);
+            let (before, all) = collective::parts(program, l, props)?;
+            product = all.first().map(|c| format!("{} along {}", c.name, c.axis.name()));
+            works.push(before);
+            works.extend(all.iter().map(Collective::example).collect::<Result<Vec<_>>>()?);
             l.epilogue.as_slice()
         }
         Kernel::Library(l) => match executable::product(program, l) {

@@ -98,6 +98,7 @@ fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, output
     let program = Program {
         values: vec![value; 16],
         kernels: vec![],
+        in_flight: Vec::new(),
         inputs: vec![],
         outputs: vec![],
         slots: vec![],

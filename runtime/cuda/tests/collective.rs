@@ -11,19 +11,24 @@ mod virtual_mesh;
 
 use collectives::{Case, Kind, cases, same};
 use common::nvrtc::{self, Nvrtc};
+use common::{Sketch, t};
 use half::{bf16, f16};
 use perilune_core::mesh::{Axis, Combine};
+use perilune_core::ops::collective::{ALL_REDUCE, code};
 use perilune_core::{DType, HostTensor};
 use perilune_cuda::launch::{Arg, Props};
 use perilune_cuda::library::collective::{self, Collective, Task};
-use perilune_plan::Null;
 use perilune_plan::ir::{Kernel, Operand, Program};
+use perilune_plan::{Null, lanes};
 use std::collections::BTreeSet;
+use virtual_mesh::Planned;
 
 /// The collective of a program, which has no other library call.
 fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
     let mut calls = program.kernels.iter().filter_map(|k| if let Kernel::Library(l) = k { Some(l) } else { None });
-    let (before, collective) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
+    let (before, mut all) = collective::parts(program, calls.next_back().unwrap(), props).unwrap();
+    assert_eq!(all.len(), 1);
+    let collective = all.remove(0);
     (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
 }
 
@@ -151,6 +156,68 @@ fn phases_have_the_bits_of_the_cpu() {
         }
     }
     assert_eq!(phases.into_iter().collect::<Vec<_>>(), [1, 2]);
+}
+
+/// A program that combines two computed tensors in one bucket.
+fn bucket() -> Program {
+    let mut s = Sketch::default();
+    let sums: Vec<_> = [4099, 3000]
+        .into_iter()
+        .map(|n| {
+            let x = s.leaf(DType::F32, &[n]);
+            let y = s.call("add", &[t(x), t(x)]);
+            s.g.push(&ALL_REDUCE, &[y], &[Axis::Dp as i64, code(Combine::Sum)]).unwrap()
+        })
+        .collect();
+    let roots: Vec<_> = sums.into_iter().map(|y| s.call("exp", &[t(y)])).collect();
+    (*Planned::new(&s.g, &s.request(&roots), &Null).program).clone()
+}
+
+/// The results of a bucket overwrite its pieces: in each phase a device writes only what no other one reads in it.
+#[test]
+fn a_bucket_is_one_collective_in_place() {
+    let program = bucket();
+    let l = program.kernels.iter().find_map(lanes::collective).unwrap();
+    let (before, mut all) = collective::parts(&program, l, &Props::H200).unwrap();
+    assert!(before.launches.is_empty() && all.len() == 1 && l.inputs.len() == 2, "{all:?}");
+    let c = all.remove(0);
+    let n = (4099usize * 4).next_multiple_of(256) + 3000 * 4;
+    assert!(c.in_place && c.nbytes == n, "{c:?}");
+    for ranks in [1, 2, 3, 8] {
+        let value = |k: usize, i: usize| ((i * 7 + k * 13) % 1001) as f32 * 0.37;
+        let piece = |k: usize| (0..n / 4).flat_map(|i| value(k, i).to_le_bytes()).collect::<Vec<u8>>();
+        let want: Vec<u8> =
+            (0..n / 4).flat_map(|i| (1..ranks).fold(value(0, i), |sum, k| sum + value(k, i)).to_le_bytes()).collect();
+        for order in [(0..ranks).collect::<Vec<_>>(), (0..ranks).rev().collect()] {
+            let mut memory: Vec<Vec<u8>> = (0..ranks).map(piece).collect();
+            let phases: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks).unwrap()).collect();
+            for at in 0..2 {
+                for &own in &order {
+                    let phase = &phases[own][at];
+                    match phase.task {
+                        Task::Reduce { n, len, row } => {
+                            assert_eq!((len, row), (n, n));
+                            for i in 0..n {
+                                let from: Vec<&[u8]> = memory.iter().map(|m| &m[phase.first..]).collect();
+                                let sum = combined(DType::F32, Combine::Sum, &from, i * 4);
+                                memory[own][phase.out + i * 4..][..4].copy_from_slice(&sum);
+                            }
+                        }
+                        Task::Spans { total, step, others } => {
+                            assert!(others && phase.reads_results);
+                            for k in (0..ranks).filter(|k| *k != own) {
+                                let n = total.saturating_sub(k * step).min(step);
+                                let from = memory[k][phase.first + k * phase.step..][..n].to_vec();
+                                memory[own][phase.out + k * step..][..n].copy_from_slice(&from);
+                            }
+                        }
+                        Task::Rows { .. } | Task::Span { .. } => panic!("{phase:?}"),
+                    }
+                }
+            }
+            assert!(memory.iter().all(|m| *m == want), "{ranks} devices");
+        }
+    }
 }
 
 #[test]

@@ -22,7 +22,7 @@ use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, cod
 use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
-use perilune_plan::{Backend, Null};
+use perilune_plan::{Backend, Null, lanes};
 use std::sync::Mutex;
 use std::time::Instant;
 use virtual_mesh::{Device, Exchanges, Planned, Rank, each};
@@ -246,6 +246,77 @@ fn training_steps_on_a_mesh_equal_those_of_the_cpu() {
     // Pieces of several MiB: two phases, and kernels that run for long.
     for (dp, tp) in [(2, 2), (4, 1), (8, 1)] {
         train(&*target, dp, tp, 3072);
+    }
+}
+
+/// Gradients of several layers in exact arithmetic, which are sent in buckets while products run.
+fn layers(target: &dyn Backend, sizes: &[usize]) -> (Planned, Vec<(u64, usize)>) {
+    let mut s = Sketch::default();
+    let axis = Axis::Dp as i64;
+    let mut x = s.leaf(DType::F32, &[ROWS, sizes[0]]);
+    let (mut states, mut gradients) = (Vec::new(), Vec::new());
+    for pair in sizes.windows(2) {
+        let (state, w) = s.state(DType::F32, &[pair[0], pair[1]]);
+        let y = s.call("matmul", &[t(x), t(w)]);
+        let y = s.call("remainder", &[t(y), float(5.0)]);
+        let xt = s.call("transpose", &[t(x), int(0), int(1)]);
+        let g = s.call("matmul", &[t(xt), t(y)]);
+        let g = s.call("remainder", &[t(g), float(64.0)]);
+        gradients.push((state, w, s.g.push(&ALL_REDUCE, &[g], &[axis, code(Combine::Sum)]).unwrap()));
+        states.push((state, pair[0] * pair[1]));
+        x = y;
+    }
+    for (state, w, g) in gradients {
+        let new = s.call("add", &[t(w), t(g)]);
+        let new = s.call("remainder", &[t(new), float(3.0)]);
+        s.assign(state, new);
+    }
+    (Planned::new(&s.g, &s.request(&[]), target), states)
+}
+
+/// Buckets on lanes, captured and not, with delays of the hosts; then their times.
+#[test]
+fn gradients_in_buckets_equal_those_of_the_cpu() {
+    let Some(target) = target() else { return };
+    let _alone = alone();
+    let sizes = if is_on_cpu() { [32, 64, 96, 64, 48, 64, 32] } else { [96, 256, 512, 256, 640, 512, 96] };
+    let ((on_gpu, states), (on_cpu, _)) = (layers(&*target, &sizes), layers(&Null, &sizes));
+    let calls: Vec<usize> =
+        on_gpu.program.kernels.iter().filter_map(lanes::collective).map(|l| l.inputs.len()).collect();
+    assert!(calls.iter().any(|n| *n > 1) && (is_on_cpu() || calls.len() > 1), "{calls:?}");
+    let hidden = on_gpu.program.in_flight.iter().filter(|f| f.wait > f.start + 1).count();
+    assert!(hidden > 0, "{:?}", on_gpu.program.in_flight);
+    for ranks in [2, 3, 4, 8] {
+        let mesh = Mesh::new(&[(Axis::Dp, ranks)]).unwrap();
+        let train = |rank: &mut Rank, planned: &Planned| {
+            let step = rank.load(planned);
+            for (state, n) in &states {
+                rank.upload(*state, &ones(DType::F32, &[*n], |i| (i % 3) as f64));
+            }
+            for run in 0..12 {
+                let k = rank.device.rank;
+                rank.upload(1, &ones(DType::F32, &[ROWS, sizes[0]], |i| ((i * 7 + k * 3 + run) % 4) as f64 - 1.0));
+                rank.run(&step).unwrap_or_else(|f| panic!("{}", f.error));
+            }
+            states.iter().map(|s| rank.value(s.0)).collect::<Vec<_>>()
+        };
+        let want = each(mesh, 0, |_| Box::new(Cpu::new(Some(1))), |mut rank| train(&mut rank, &on_cpu));
+        let got = each(mesh, 300, open, |mut rank| train(&mut rank, &on_gpu));
+        for (rank, (got, want)) in got.iter().zip(&want).enumerate() {
+            let differs = got.iter().zip(want).position(|(a, b)| a.bytes != b.bytes);
+            assert_eq!(differs, None, "{ranks} devices: a State on device {rank}");
+        }
+        let times = each(mesh, 0, open, |mut rank| {
+            train(&mut rank, &on_gpu);
+            let step = rank.load(&on_gpu);
+            rank.times(&step)
+        });
+        for [times, hidden] in times {
+            let calls = on_gpu.program.kernels.iter().map(|k| lanes::collective(k).is_some());
+            for ((is_call, seconds), beside) in calls.zip(times).zip(hidden) {
+                assert!(seconds >= 0.0 && beside >= 0.0 && (is_call || beside == 0.0));
+            }
+        }
     }
 }
 

@@ -51,6 +51,7 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         inputs: values.iter().map(|v| (v.shape, v.dtype)).collect(),
         values,
         kernels: vec![Kernel::Library(l.clone())],
+        in_flight: Vec::new(),
         outputs: vec![BufferDesc::new(dims, outputs[0])],
         slots: Vec::new(),
         starts: Vec::new(),

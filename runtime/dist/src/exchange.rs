@@ -1,7 +1,7 @@
 //! Exchanges messages among the devices of a mesh: a board on which each device of a group leaves its message and takes those of
 //! the others.
 //!
-//! All devices call the same exchanges in the same order, so a message is named by its run, its group and the number of
+//! All devices begin the same exchanges in the same order, so a message is named by its run, its group and the number of
 //! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
 //! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it. If a process fails or the
 //! connection to it does, all exchanges do.
@@ -9,7 +9,7 @@
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::{Axis, Coordinates};
-use perilune_plan::Peers;
+use perilune_plan::{Peers, Ticket};
 use rustc_hash::FxHashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -354,7 +354,8 @@ impl Rank {
         Rank { program, ..self }
     }
 
-    fn exchange_in(&self, group: Group, message: Arc<[u8]>) -> Result<Vec<Arc<[u8]>>> {
+    /// Leaves a message for the next exchange of a group.
+    fn leave_for(&self, group: Group, message: Arc<[u8]>) -> Result<Round> {
         let Exchange { mesh, carrier, .. } = &*self.exchange;
         let count = &self.counts[group.axis.map_or(Axis::ALL.len(), |axis| axis as usize)];
         let round = Round { run: self.run, group, number: count.fetch_add(1, Ordering::Relaxed) };
@@ -363,7 +364,7 @@ impl Rank {
             carrier.carry(&round, self.program, index, &message)?;
         }
         self.exchange.leave(round, self.program, index, message);
-        self.exchange.take(round)
+        Ok(round)
     }
 }
 
@@ -379,7 +380,7 @@ impl Rank {
     /// stages may have more barriers than this one's.
     pub fn end(&self) -> Result<()> {
         loop {
-            let all = self.exchange_in(Group::ALL, Arc::from([ENDED]))?;
+            let all = self.exchange.take(self.leave_for(Group::ALL, Arc::from([ENDED]))?)?;
             if all.iter().all(|message| message[..] == [ENDED]) {
                 return Ok(());
             }
@@ -391,12 +392,12 @@ impl Rank {
 const ENDED: u8 = 1;
 
 impl Peers for Rank {
-    fn send(&self, axis: Axis, to: usize, number: u64, bytes: &[u8]) -> Result<()> {
+    fn send_to(&self, axis: Axis, to: usize, number: u64, bytes: &[u8]) -> Result<()> {
         let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, to));
         self.exchange.post((self.run, own, other, number), bytes.into())
     }
 
-    fn receive(&self, axis: Axis, from: usize, number: u64) -> Result<Arc<[u8]>> {
+    fn receive_from(&self, axis: Axis, from: usize, number: u64) -> Result<Arc<[u8]>> {
         let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, from));
         self.exchange.collect((self.run, other, own, number))
     }
@@ -405,12 +406,18 @@ impl Peers for Rank {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
-        self.exchange_in(Group::along(axis, self.at), bytes.into())
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket> {
+        let round = self.leave_for(Group::along(axis, self.at), bytes.into())?;
+        Ok(Ticket { axis, number: round.number })
+    }
+
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>> {
+        let group = Group::along(ticket.axis, self.at);
+        self.exchange.take(Round { run: self.run, group, number: ticket.number })
     }
 
     fn barrier(&self) -> Result<()> {
-        self.exchange_in(Group::ALL, Arc::from([])).map(drop)
+        self.exchange.take(self.leave_for(Group::ALL, Arc::from([]))?).map(drop)
     }
 }
 
@@ -479,10 +486,10 @@ mod tests {
             let stage = peer.coordinate(Axis::Pp);
             // The last stage receives in another order than that in which the first one sends.
             if stage == 0 {
-                (0..4).for_each(|k| peer.send(Axis::Pp, 2, k, &[rank as u8, k as u8]).unwrap());
+                (0..4).for_each(|k| peer.send_to(Axis::Pp, 2, k, &[rank as u8, k as u8]).unwrap());
             }
             let got = if stage == 2 { vec![3, 1, 0, 2] } else { Vec::new() };
-            let got = got.into_iter().map(|k| peer.receive(Axis::Pp, 0, k).unwrap().to_vec()).collect::<Vec<_>>();
+            let got = got.into_iter().map(|k| peer.receive_from(Axis::Pp, 0, k).unwrap().to_vec()).collect::<Vec<_>>();
             // Some devices have no barrier in their program.
             if stage > 0 {
                 peer.barrier().unwrap();
@@ -505,13 +512,13 @@ mod tests {
                 peer.exchange.fail(peer.run, rank);
                 String::new()
             }
-            _ => peer.receive(Axis::Pp, 0, 5).unwrap_err().message,
+            _ => peer.receive_from(Axis::Pp, 0, 5).unwrap_err().message,
         });
         assert_eq!(all[1], "device 0 of mesh pp=2 has failed");
         let mesh = Mesh::parse("pp=2").unwrap();
         let peer = Rank::new(Arc::new(Exchange::among(mesh, vec![true, false], None)), 1, 0);
         assert_eq!(
-            peer.send(Axis::Pp, 1, 0, &[1]).unwrap_err().message,
+            peer.send_to(Axis::Pp, 1, 0, &[1]).unwrap_err().message,
             "device 1 of mesh pp=2 belongs to another process"
         );
     }

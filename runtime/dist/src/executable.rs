@@ -34,7 +34,7 @@ struct Operands {
     identity: u64,
 }
 
-type Outcome = std::result::Result<Vec<f64>, Failure>;
+type Outcome = std::result::Result<[Vec<f64>; 2], Failure>;
 
 impl MeshExecutable {
     /// Identifies a run among processes: its program, and the numbers of the recording, which are the same in all of them.
@@ -47,7 +47,8 @@ impl MeshExecutable {
         hash.finish().max(1)
     }
 
-    /// Runs the program as the `k`-th device of this process. Returns the seconds of its kernels, if they are timed.
+    /// Runs the program as the `k`-th device of this process. Returns the seconds of its kernels, if they are timed, and those
+    /// of collectives beside others.
     fn run_device(&self, k: usize, run: u64, operands: &Operands) -> Outcome {
         let fail = |error| Failure { origin: Origin::NONE, error };
         let Shared { mesh, ranks, backends, exchange, .. } = &*self.shared;
@@ -70,17 +71,19 @@ impl MeshExecutable {
         let numbers = self.program.numbers(&operands.recorded, &at);
         let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
         let kernels = stage.map_or(self.program.kernels.len(), |stage| stage.program.kernels.len());
-        let mut times = vec![0.0; if operands.timed { kernels } else { 0 }];
+        let zeros = vec![0.0; if operands.timed { kernels } else { 0 }];
+        let (mut times, mut hidden) = (zeros.clone(), zeros);
         let context = RunContext {
             interrupt: &operands.interrupt,
             times: operands.timed.then_some(&mut times),
+            hidden: operands.timed.then_some(&mut hidden),
             peers: Some(&peers),
         };
         self.devices[k].run(&inputs, &numbers, &outputs, context)?;
         if stage.is_some() {
             peers.end().map_err(fail)?;
         }
-        Ok(times)
+        Ok([times, hidden])
     }
 }
 
@@ -135,13 +138,15 @@ impl Executable for MeshExecutable {
                 }),
             };
         }
-        if let Some(mut times) = context.times {
-            // One device of each stage: the kernels of a program are those of its stages, one stage after the other.
-            let step = results.len() / self.program.stages.len().max(1);
-            for own in results.iter().step_by(step.max(1)).take(self.program.stages.len().max(1)).flatten() {
-                let (first, rest) = times.split_at_mut(own.len());
-                first.iter_mut().zip(own).for_each(|(sum, seconds)| *sum += seconds);
-                times = rest;
+        // One device of each stage: the kernels of a program are those of its stages, one stage after the other.
+        let stages = self.program.stages.len().max(1);
+        let step = (results.len() / stages).max(1);
+        for (which, sums) in [context.times, context.hidden].into_iter().enumerate() {
+            let Some(mut sums) = sums else { continue };
+            for own in results.iter().step_by(step).take(stages).flatten() {
+                let (first, rest) = sums.split_at_mut(own[which].len());
+                first.iter_mut().zip(&own[which]).for_each(|(sum, seconds)| *sum += seconds);
+                sums = rest;
             }
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Parses `--mesh`: the axes of a mesh, and how States are divided on it.
 
 use perilune_core::Mesh;
+use perilune_core::byte_size::amount;
 use perilune_core::error::{Error, Result, did_you_mean};
 use perilune_core::mesh::Axis;
 use perilune_plan::KeyExchange;
@@ -12,41 +13,28 @@ const MOST_ZERO: u8 = 3;
 /// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
 const UNSUPPORTED: [Axis; 1] = [Axis::Ep];
 
-/// A mesh as the command line and recipes write it: `dp=8,zero=1`.
+/// A mesh as the command line and recipes write it: `dp=8,zero=1` or `dp=8,bucket=25M`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct MeshOptions {
     pub mesh: Mesh,
     /// The stage of ZeRO (Rajbhandari et al., arXiv:1910.02054), if it is given.
     pub zero: Option<u8>,
+    /// The most bytes of a bucket of gradients that are combined in one call, if it is given; 0 for a call for each.
+    pub bucket: Option<usize>,
     /// How attention gets its keys along cp.
     pub keys: KeyExchange,
 }
 
 impl MeshOptions {
-    /// Parses axes with their sizes, `zero` and `keys`, in any order. Empty text is one device.
+    /// Parses axes with their sizes, `zero`, `bucket` and `keys`, in any order. Empty text is one device.
     pub fn parse(text: &str) -> Result<MeshOptions> {
-        let (mut zero, mut keys, mut axes) = (None, None, Vec::new());
+        let (mut zero, mut bucket, mut keys, mut axes) = (None, None, None, Vec::new());
         for part in text.split(',').filter(|_| !text.trim().is_empty()) {
-            let stage = match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
-                Some(("zero", stage)) => stage,
-                Some(("keys", name)) => {
-                    if keys.replace(key_exchange(name)?).is_some() {
-                        return Err(Error::argument("mesh", "keys is given twice"));
-                    }
-                    continue;
-                }
-                _ => {
-                    axes.push(part);
-                    continue;
-                }
-            };
-            let known = stage.parse::<u8>().ok().filter(|n| *n <= MOST_ZERO);
-            let Some(known) = known else {
-                return Err(Error::argument("mesh", format!("zero={stage}: there is no such stage"))
-                    .hint("0 divides nothing, 1 optimizer States, 2 gradients too, 3 weights too"));
-            };
-            if zero.replace(known).is_some() {
-                return Err(Error::argument("mesh", "zero is given twice"));
+            match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
+                Some(("zero", value)) => once("zero", &mut zero, stage(value)?)?,
+                Some(("bucket", value)) => once("bucket", &mut bucket, bucket_bytes(value)?)?,
+                Some(("keys", value)) => once("keys", &mut keys, key_exchange(value)?)?,
+                _ => axes.push(part),
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
@@ -54,7 +42,7 @@ impl MeshOptions {
             let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
             return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard, cp and tp are supported"));
         }
-        let options = MeshOptions { mesh, zero, keys: keys.unwrap_or_default() };
+        let options = MeshOptions { mesh, zero, bucket, keys: keys.unwrap_or_default() };
         if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
             let message = format!(
                 "keys={} says how attention gets keys along cp, which the mesh does not have",
@@ -73,6 +61,33 @@ impl MeshOptions {
     }
 }
 
+/// Stores an option, which may be given once.
+fn once<T>(name: &str, to: &mut Option<T>, value: T) -> Result<()> {
+    match to.replace(value) {
+        None => Ok(()),
+        Some(_) => Err(Error::argument("mesh", format!("{name} is given twice"))),
+    }
+}
+
+/// Parses a stage of ZeRO.
+fn stage(text: &str) -> Result<u8> {
+    text.parse::<u8>().ok().filter(|n| *n <= MOST_ZERO).ok_or_else(|| {
+        Error::argument("mesh", format!("zero={text}: there is no such stage"))
+            .hint("0 divides nothing, 1 optimizer States, 2 gradients too, 3 weights too")
+    })
+}
+
+/// Parses the most bytes of a bucket.
+fn bucket_bytes(text: &str) -> Result<usize> {
+    if text == "0" {
+        return Ok(0);
+    }
+    amount(text).map_err(|_| {
+        Error::argument("mesh", format!("bucket={text}: it is not an amount of memory"))
+            .hint("write the most bytes of gradients in one call, as bucket=25M; 0 sends each gradient alone")
+    })
+}
+
 fn key_exchange(name: &str) -> Result<KeyExchange> {
     let names = || KeyExchange::ALL.map(KeyExchange::name);
     KeyExchange::ALL.into_iter().find(|keys| keys.name() == name).ok_or_else(|| {
@@ -89,8 +104,9 @@ impl Display for MeshOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mesh = Some(self.mesh.to_string()).filter(|text| !text.is_empty());
         let zero = self.zero.map(|zero| format!("zero={zero}"));
+        let bucket = self.bucket.map(|bucket| format!("bucket={bucket}"));
         let keys = (self.keys != KeyExchange::Auto).then(|| format!("keys={}", self.keys.name()));
-        f.write_str(&mesh.into_iter().chain(zero).chain(keys).collect::<Vec<_>>().join(","))
+        f.write_str(&mesh.into_iter().chain(zero).chain(bucket).chain(keys).collect::<Vec<_>>().join(","))
     }
 }
 
@@ -111,6 +127,8 @@ mod tests {
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
+        assert_eq!(MeshOptions::parse("bucket=4M,dp=2").unwrap().to_string(), "dp=2,bucket=4194304");
+        assert_eq!(MeshOptions::parse("dp=2,bucket=0").unwrap().bucket, Some(0));
         assert_eq!(MeshOptions::parse(" zero = 2 , dp=4 ").unwrap().to_string(), "dp=4,zero=2");
     }
 
@@ -120,6 +138,8 @@ mod tests {
             ("dp=2,zero=4", "zero=4: there is no such stage"),
             ("dp=2,zero=x", "zero=x: there is no such stage"),
             ("zero=1,dp=2,zero=1", "zero is given twice"),
+            ("dp=2,bucket=25Q", "bucket=25Q: it is not an amount of memory"),
+            ("dp=2,bucket=1M,bucket=2M", "bucket is given twice"),
             ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
             ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),

@@ -44,6 +44,8 @@ pub struct Executor {
     pub products: f64,
     /// The memory budget of a step in bytes: above it values are recomputed, or the step is an error.
     pub memory_budget: Option<usize>,
+    /// The most bytes of a bucket of several gradients on a mesh.
+    pub bucket: usize,
     /// The plan run with the largest arena.
     pub(crate) largest: Option<PlannedStep>,
     /// The plan that is about to run, failed to run, or would exceed the budget.
@@ -60,6 +62,7 @@ impl Executor {
             tracer: Tracer::default(),
             products: 0.0,
             memory_budget: None,
+            bucket: perilune_plan::lanes::BUCKET_BYTES,
             largest: None,
             attempt: None,
             agreed: None,
@@ -162,7 +165,11 @@ impl Engine {
     }
 
     pub(crate) fn options(&self) -> perilune_plan::Options {
-        perilune_plan::Options { fusion: self.switches.fusion, budget: self.executor.memory_budget }
+        perilune_plan::Options {
+            fusion: self.switches.fusion,
+            budget: self.executor.memory_budget,
+            bucket: self.executor.bucket,
+        }
     }
 
     fn run_plan(&mut self, request: &Request) -> std::result::Result<(), Fault> {
@@ -233,10 +240,13 @@ impl Engine {
         for desc in &program.outputs {
             outputs.push(self.executor.backend.alloc(desc)?);
         }
-        let times = self.diagnostics.profile.as_mut().map(|p| p.entry(&plan));
+        let (times, hidden) = match self.diagnostics.profile.as_mut().map(|p| p.entry(&plan)) {
+            Some([times, hidden]) => (Some(times), Some(hidden)),
+            None => (None, None),
+        };
         let start = std::time::Instant::now();
         let _span = tracing::trace_span!("run_plan", kernels = program.kernels.len(), hit).entered();
-        let context = RunContext { interrupt: &self.interrupt, times, peers: None };
+        let context = RunContext { interrupt: &self.interrupt, times, hidden, peers: None };
         let first = self.executor.backend.mesh().coordinates(0);
         let numbers = program.numbers(&self.executor.tracer.trace.slots, &first);
         if let Err(f) = plan.exec.run(&inputs, &numbers, &outputs, context) {

@@ -92,6 +92,11 @@ impl Engine {
         });
     }
 
+    /// Sets the most bytes of gradients that one call combines; `None` for the default.
+    pub fn set_bucket(&mut self, bytes: Option<usize>) {
+        self.executor.bucket = bytes.unwrap_or(perilune_plan::lanes::BUCKET_BYTES);
+    }
+
     /// Changes what each device has of a State. If it has a value already, the value moves at the end of the step, as by an
     /// assignment; then nothing may have been recorded since the last step ended.
     pub fn place_state(&mut self, id: StateId, placement: Placement) -> std::result::Result<(), Fault> {

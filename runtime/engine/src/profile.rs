@@ -4,7 +4,7 @@
 use crate::step_parts::{RULE, median, outliers};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use perilune_plan::ir::Kernel;
-use perilune_plan::{Plan, show};
+use perilune_plan::{Plan, lanes, show};
 use std::collections::HashMap;
 use std::fmt::Write;
 use std::rc::Rc;
@@ -19,6 +19,8 @@ struct Entry {
     plan: Rc<Plan>,
     /// Seconds of each kernel, run by run.
     runs: Vec<Vec<f64>>,
+    /// Seconds for which each kernel, a collective, runs beside others; the sum of all runs.
+    hidden: Vec<f64>,
 }
 
 impl Entry {
@@ -141,6 +143,8 @@ pub struct Timing {
     /// Runs far from the median.
     pub outliers: usize,
     pub cost: show::Cost,
+    /// Of a collective: seconds of one run during which other kernels run, which are no part of `seconds`; the mean.
+    pub hidden: Option<f64>,
 }
 
 impl Timing {
@@ -167,14 +171,14 @@ impl Timing {
 }
 
 impl Profile {
-    /// The time slots of a plan that is about to run.
-    pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> &mut [f64] {
-        let entry =
-            self.plans.entry(Rc::as_ptr(plan)).or_insert_with(|| Entry { plan: plan.clone(), runs: Vec::new() });
-        entry.runs.push(Vec::new());
+    /// The time slots of a plan that is about to run: of its kernels, and of collectives beside others.
+    pub(crate) fn entry(&mut self, plan: &Rc<Plan>) -> [&mut [f64]; 2] {
+        let kernels = plan.step.program.kernels.len();
+        let new = || Entry { plan: plan.clone(), runs: Vec::new(), hidden: vec![0.0; kernels] };
+        let entry = self.plans.entry(Rc::as_ptr(plan)).or_insert_with(new);
+        entry.runs.push(vec![0.0; kernels]);
         let at = entry.runs.len() - 1;
-        entry.runs[at].resize(plan.step.program.kernels.len(), 0.0);
-        &mut entry.runs[at]
+        [&mut entry.runs[at], &mut entry.hidden]
     }
 
     /// All kernels: slowest plan first, each in the order it runs them.
@@ -197,6 +201,7 @@ impl Profile {
                     seconds: median(&samples),
                     outliers: outliers(&samples).len(),
                     cost: show::cost(&e.plan.step.program, kernel),
+                    hidden: lanes::collective(kernel).map(|_| e.hidden[k] / samples.len().max(1) as f64),
                 });
             }
         }
@@ -310,6 +315,29 @@ pub fn by_line(timings: &[Timing], waits: &[Wait], c: &Ceiling, steps: u32) -> S
     out
 }
 
+/// Says how much of the time of collectives is hidden behind other kernels, over `steps` steps; `None` without any.
+pub fn overlap(timings: &[Timing], steps: u32) -> Option<String> {
+    let (mut exposed, mut hidden, mut calls) = (0.0, 0.0, 0);
+    for t in timings {
+        if let Some(own) = t.hidden {
+            hidden += own * t.runs as f64;
+            exposed += t.seconds * t.runs as f64;
+            calls += t.runs;
+        }
+    }
+    if calls == 0 {
+        return None;
+    }
+    let (steps, all) = (f64::from(steps), exposed + hidden);
+    let share = if all > 0.0 { hidden / all * 100.0 } else { 0.0 };
+    Some(format!(
+        "collectives: {:.1} calls and {:.1} us a step; {share:.1} % of it is hidden behind other kernels, {:.1} us are waited for",
+        calls as f64 / steps,
+        all / steps * 1e6,
+        exposed / steps * 1e6,
+    ))
+}
+
 /// Formats a table by kernel, plan by plan, slowest first, equal kernels of a line together: share, microseconds a run, count,
 /// GB/s, GFLOP/s, percent of the bound's peak, bound, kernel, recipe line. Times are medians over the runs; a star marks those
 /// with outliers.
@@ -407,7 +435,28 @@ mod tests {
     fn timing(name: &str, routine: bool, seconds: f64, bytes: usize, flops: usize) -> Timing {
         let cost = show::Cost { read: bytes, written: 0, flops };
         let (name, place) = (name.to_string(), "a.lua:1".to_string());
-        Timing { plan: 0, runs: 2, name, space: "\"8\"".into(), place, routine, seconds, outliers: 0, cost }
+        Timing {
+            plan: 0,
+            runs: 2,
+            name,
+            space: "\"8\"".into(),
+            place,
+            routine,
+            seconds,
+            outliers: 0,
+            cost,
+            hidden: None,
+        }
+    }
+
+    #[test]
+    fn the_overlap_of_collectives_is_summed() {
+        let collective = |seconds, hidden| Timing { hidden: Some(hidden), ..timing("all_reduce", true, seconds, 8, 0) };
+        let all = [timing("copy", false, 3e-3, 8, 0), collective(1e-3, 3e-3), collective(0.0, 1e-3)];
+        let text = overlap(&all, 2).unwrap();
+        let want = "collectives: 2.0 calls and 5000.0 us a step; 80.0 % of it is hidden behind other kernels, 1000.0 us are waited for";
+        assert_eq!(text, want);
+        assert_eq!(overlap(&all[..1], 2), None);
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Engine {
         let request = Request { roots: ids.to_vec(), ..Request::default() };
         // No value has this number.
         self.trace(&request, |id| (id < from).then_some((1 << 63) | u64::from(id.0)));
-        let options = perilune_plan::Options { fusion: self.switches.fusion, budget: None };
+        let options = perilune_plan::Options { budget: None, ..self.options() };
         // Decomposed into primitives, so that the work of every op is counted.
         let program = pipeline::plan(&self.recorder.graph, self.tracer(), &request, options, &perilune_plan::Null)?;
         let total = program.kernels.iter().map(|k| cost(&program, k)).fold(Cost::default(), Cost::plus);

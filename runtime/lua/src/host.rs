@@ -104,7 +104,8 @@ impl Host {
         })
     }
 
-    /// Keeps the mesh and the strict shards from now on: a version of the recipe that asks for others is refused. `zero` may change.
+    /// Keeps the mesh and the strict shards from now on: a version of the recipe that asks for others is refused. `zero` and `bucket` may
+    /// change.
     pub fn fix_mesh(&self) {
         if self.strict_shards.get() == crate::mesh::StrictShards::Recipe {
             self.strict_shards.set(crate::mesh::StrictShards::Running);

@@ -18,6 +18,8 @@ pub struct OpenedMesh {
     pub backend: Option<Arc<dyn Backend>>,
     /// The stage of ZeRO, if it was given.
     pub zero: Option<u8>,
+    /// The most bytes of a bucket of gradients, if they were given.
+    pub bucket: Option<usize>,
     /// How attention gets its keys along cp.
     pub keys: KeyExchange,
 }
@@ -62,6 +64,7 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
     }
     let mut engine = host.engine.borrow_mut();
     engine.zero = opened.zero;
+    engine.set_bucket(opened.bucket);
     engine.set_key_exchange(opened.keys);
     Ok(())
 }

@@ -208,23 +208,40 @@ pub trait Executable: Send + Sync {
     ) -> std::result::Result<(), Failure>;
 }
 
+/// Names an exchange in which this device has sent its message and has yet to receive those of the others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Ticket {
+    pub axis: Axis,
+    /// Exchanges along the axis before this one, in this run.
+    pub number: u64,
+}
+
 /// Connects the devices of a mesh for collectives.
 pub trait Peers: Debug + Sync {
     /// The coordinate of this device along `axis`.
     fn coordinate(&self, axis: Axis) -> usize;
 
-    /// Sends `bytes` to the devices along `axis` and returns what each of them sent, in the order of their coordinates. All of them
-    /// must call it, in the same order. Returns an error, on all of them, if one has failed.
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>>;
+    /// Begins an exchange: sends `bytes` to the devices along `axis`, without waiting for them. All of them must begin the same
+    /// exchanges in the same order.
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket>;
+
+    /// Ends an exchange, once: returns what each of the devices has sent, in the order of their coordinates. Exchanges may end in any
+    /// order. Returns an error, on all of them, if one has failed.
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>>;
+
+    /// Begins an exchange and ends it.
+    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+        self.receive(self.send(axis, bytes)?)
+    }
 
     /// Sends `bytes` to the device at coordinate `to` along `axis`, without waiting for it. `number` names the message: no other one of
     /// the run from here to there has it.
-    fn send(&self, axis: Axis, _to: usize, _number: u64, _bytes: &[u8]) -> Result<()> {
+    fn send_to(&self, axis: Axis, _to: usize, _number: u64, _bytes: &[u8]) -> Result<()> {
         Err(Error::system("mesh", format!("these devices send each other nothing along {}", axis.name())))
     }
 
     /// Waits for the message with that number of the device at coordinate `from` along `axis`. Returns an error if a device fails.
-    fn receive(&self, axis: Axis, _from: usize, _number: u64) -> Result<Arc<[u8]>> {
+    fn receive_from(&self, axis: Axis, _from: usize, _number: u64) -> Result<Arc<[u8]>> {
         Err(Error::system("mesh", format!("these devices send each other nothing along {}", axis.name())))
     }
 
@@ -241,6 +258,8 @@ pub struct RunContext<'a> {
     pub interrupt: &'a Interrupt,
     /// Receives the seconds that each kernel takes, added to its entry: one per kernel, in order.
     pub times: Option<&'a mut [f64]>,
+    /// Receives, with `times`, the seconds for which each collective runs beside other kernels; `times` has the rest of its seconds.
+    pub hidden: Option<&'a mut [f64]>,
     /// The other devices of the mesh; `None` on a single device, whose programs have no collectives.
     pub peers: Option<&'a dyn Peers>,
 }
@@ -248,7 +267,7 @@ pub struct RunContext<'a> {
 impl<'a> RunContext<'a> {
     /// A run on a single device that is not timed.
     pub fn new(interrupt: &'a Interrupt) -> RunContext<'a> {
-        RunContext { interrupt, times: None, peers: None }
+        RunContext { interrupt, times: None, hidden: None, peers: None }
     }
 }
 

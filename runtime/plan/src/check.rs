@@ -9,7 +9,7 @@ use perilune_core::id_map::IdSet;
 use perilune_core::ops::elementwise::MapFn;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// The first broken rule, if any.
+/// The first broken rule, if any. Every device compiles only programs without one.
 pub fn check(p: &Program) -> Result<(), String> {
     if !p.stages.is_empty() {
         let stage = |(k, stage): (usize, &Stage)| check(&stage.program).map_err(|e| format!("stage {k}: {e}"));
@@ -62,7 +62,7 @@ pub fn check(p: &Program) -> Result<(), String> {
             }
         }
     }
-    Ok(())
+    crate::lanes::check(p)
 }
 
 fn reach(p: &Program, v: ValueId, layout: &Layout) -> Result<(), String> {

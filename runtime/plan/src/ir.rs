@@ -5,7 +5,8 @@
 //!
 //! - a [`Region`]: fused elementwise work and reductions over one iteration space, as straight-line SSA;
 //! - a [`Library`] call: a routine that the backend registers under an op's name (matmul, sort, scatter …), with an
-//!   optional epilogue: a map over its result, which a backend may apply before it stores the result;
+//!   optional epilogue: a map over its result, which a backend may apply before it stores the result. A collective may
+//!   move several tensors in one call: it has an input, an output and the attributes of the op for each;
 //! - `Multi`: one body over many leaves in one launch (an optimizer's update of every parameter, a norm of every
 //!   gradient).
 //!
@@ -317,11 +318,26 @@ pub enum Root {
     Input(u32),
 }
 
+/// A collective that runs beside the kernels behind it: on a lane of its axis, while the others run in their order.
+///
+/// It starts in its place among the kernels and is in flight until `wait`. In between no kernel writes its operands or its results,
+/// reads its results, or uses their memory for another value ([`crate::check`] verifies it). The collectives along an axis run in
+/// the order of their starts. A device may also complete it where it starts.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct InFlight {
+    /// The kernel.
+    pub start: usize,
+    /// The kernel before which its results are waited for; the number of kernels for the end of the program.
+    pub wait: usize,
+}
+
 /// A planned step, not yet compiled for a device.
 #[derive(Clone, Debug)]
 pub struct Program {
     pub values: Vec<Value>,
     pub kernels: Vec<Kernel>,
+    /// The collectives that run beside other kernels, in the order of their starts.
+    pub in_flight: Vec<InFlight>,
     /// Shape and dtype of each input buffer.
     pub inputs: Vec<(Shape, DType)>,
     /// What each output buffer stores.

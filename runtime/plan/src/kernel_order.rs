@@ -2,6 +2,7 @@
 
 use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
+use crate::lanes;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
@@ -10,9 +11,9 @@ use std::collections::BTreeSet;
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
 /// Sorts kernels topologically; among the ready ones, the earliest anchor comes first. With `group`, similar kernels
-/// that are ready at the same time become one launch.
+/// that are ready at the same time become one launch. Collectives start as early as they can.
 pub(crate) fn sort(
-    kernels: Vec<(u32, Kernel)>,
+    mut kernels: Vec<(u32, Kernel)>,
     values: &[Value],
     control_deps: &ControlDeps,
     group: bool,
@@ -25,6 +26,7 @@ pub(crate) fn sort(
     }
     let mut users: Vec<SmallVec<[usize; 4]>> = vec![smallvec![]; kernels.len()];
     let mut waits = vec![0usize; kernels.len()];
+    let mut producers: Vec<Vec<usize>> = Vec::new();
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         let mut from = kernel.reads();
         if !control_deps.is_empty() {
@@ -34,9 +36,13 @@ pub(crate) fn sort(
         from.sort_unstable();
         from.dedup();
         waits[k] = from.len();
-        for w in from {
-            users[w].push(k);
+        for w in &from {
+            users[*w].push(k);
         }
+        producers.push(from);
+    }
+    if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
+        lanes::advance(&mut kernels, &producers, &users);
     }
     let movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
     let mut ready = Ready::default();

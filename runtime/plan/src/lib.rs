@@ -4,9 +4,9 @@
 //! writes the plan key; [`cache`] looks it up. On a miss, [`pipeline`] runs the graph rewrites of [`passes`], each from
 //! one [`lowered`] step to the next; [`fuse`] groups primitives into clusters and [`recompute`] decides what is stored;
 //! [`program_builder`] makes kernels of the clusters; [`epilogue`] fuses maps onto products; [`kernel_order`] orders
-//! the kernels and merges similar ones into one launch by the rules of [`horizontal_fusion`]; [`memory`] assigns
-//! addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result. [`agreement`] describes
-//! a planned step so that several processes can compare theirs.
+//! the kernels and merges similar ones into one launch by the rules of [`horizontal_fusion`]; [`lanes`] lets collectives run
+//! beside them; [`memory`] assigns addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
+//! [`agreement`] describes a planned step so that several processes can compare theirs.
 #![forbid(unsafe_code)]
 
 pub mod agreement;
@@ -24,6 +24,7 @@ mod index_checks;
 pub mod ir;
 pub mod kernel_order;
 pub mod key;
+pub mod lanes;
 pub mod lowered;
 pub mod memory;
 pub mod null;
@@ -40,7 +41,7 @@ pub mod show;
 mod transfers;
 
 pub use backend::{
-    Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot,
+    Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot, Ticket,
 };
 pub use buffer_desc::BufferDesc;
 pub use cache::{Cache, Plan, PlannedStep};

@@ -4,8 +4,12 @@
 //! last reader. A large elementwise result reuses the block of an input whose last reader is the same kernel. The walk
 //! is linear in the number of kernels, up to the logarithm of the free list's length. If it leaves holes and the
 //! program is not too large, blocks are packed again with all lifetimes known, and the smallest arena is kept.
+//!
+//! What a collective in flight uses stays as it is until it is waited for. A large all-reduce overwrites its operands with its
+//! results, and those of a bucket lie one behind the other: their producers write into one flat buffer, which is sent as one.
 
 use crate::ir::*;
+use crate::lanes;
 use perilune_core::id_map::IdMap;
 use rustc_hash::FxHashMap;
 use std::cmp::Reverse;
@@ -15,6 +19,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALIGN: usize = 256;
 /// Minimum bytes of a result for reusing an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
+/// Minimum bytes of an all-reduce that overwrites its operands. (It takes a step more on a GPU.)
+const REDUCED_IN_PLACE_BYTES: usize = 4 << 10;
 /// Maximum blocks for packing, which compares every pair of blocks. Programs with more keep the result of the walk.
 const MAX_PACKED: usize = 4096;
 
@@ -25,7 +31,43 @@ struct Block {
     /// The first and last kernel that needs it.
     first: usize,
     last: usize,
-    values: Vec<ValueId>,
+    /// The values, and where they begin in it.
+    values: Vec<(ValueId, usize)>,
+}
+
+/// The operands of an all-reduce, which lie one behind the other and are overwritten with its results.
+struct Flat {
+    nbytes: usize,
+    /// Operand, result, and where they begin.
+    members: Vec<(ValueId, ValueId, usize)>,
+}
+
+/// Finds the flat buffers of a program, and to which of them an operand belongs. `last`: the last kernel that reads or writes a value,
+/// and `in_use`: the last one beside which a collective uses it.
+fn flat_buffers(
+    p: &Program,
+    last: &FxHashMap<ValueId, usize>,
+    in_use: &IdMap<ValueId, usize>,
+) -> (Vec<Flat>, IdMap<ValueId, usize>) {
+    let (mut all, mut of): (Vec<Flat>, IdMap<ValueId, usize>) = Default::default();
+    let mut results: IdMap<ValueId, usize> = IdMap::default();
+    for f in &p.in_flight {
+        // Not what another collective uses too, or has overwritten.
+        let is_own = |v: &ValueId| in_use.get(v).is_none_or(|until| *until == f.wait - 1) && !results.contains_key(v);
+        let mut flat = Flat { nbytes: 0, members: Vec::new() };
+        for (x, y) in lanes::in_place(p, f.start, |v| last[&v]) {
+            if is_own(&x) {
+                flat.members.push((x, y, flat.nbytes));
+                flat.nbytes += round(p.values[x.0 as usize].nbytes());
+            }
+        }
+        if flat.nbytes >= REDUCED_IN_PLACE_BYTES {
+            of.extend(flat.members.iter().map(|m| (m.0, all.len())));
+            results.extend(flat.members.iter().map(|m| (m.1, all.len())));
+            all.push(flat);
+        }
+    }
+    (all, of)
 }
 
 /// Assigns storage to all values that have none.
@@ -37,9 +79,17 @@ pub fn assign(p: &mut Program) {
         }
     }
     products(p);
+    let in_use = lanes::in_use(p);
+    let (flats, flat_of) = flat_buffers(p, &last, &in_use);
+    for (v, until) in &in_use {
+        last.entry(*v).and_modify(|k| *k = (*k).max(*until));
+    }
     let mut dying: Vec<Vec<ValueId>> = vec![Vec::new(); p.kernels.len()];
     for (&v, &k) in &last {
-        dying[k].push(v);
+        // The memory of an operand that is overwritten is that of the result.
+        if !flat_of.contains_key(&v) {
+            dying[k].push(v);
+        }
     }
     let mut arena = Offsets::default();
     let mut live = 0usize;
@@ -52,12 +102,28 @@ pub fn assign(p: &mut Program) {
             if p.values[v.0 as usize].storage != Storage::UNPLACED {
                 continue;
             }
+            if let Some(flat) = flat_of.get(&v).map(|f| &flats[*f]) {
+                let at = arena.take(flat.nbytes);
+                live += flat.nbytes;
+                let until = flat.members.iter().map(|m| last[&m.1]).max().unwrap_or(k);
+                let mut block = Block { nbytes: flat.nbytes, at, first: k, last: until, values: Vec::new() };
+                for &(x, y, offset) in &flat.members {
+                    for v in [x, y] {
+                        p.values[v.0 as usize].storage = Storage::Arena(at + offset);
+                        block.values.push((v, offset));
+                        block_of.insert(v, blocks.len());
+                    }
+                }
+                blocks.push(block);
+                continue;
+            }
             let nbytes = round(p.values[v.0 as usize].nbytes());
             live += nbytes;
             // Many regions mostly write States in place; their other results are small.
             let many = matches!(p.kernels[k], Kernel::Multi(_));
             let heirs = if many { &[][..] } else { &dying[k][..] };
-            let heir = heirs.iter().copied().find(|d| !taken.contains(d) && inherits(p, k, v, *d));
+            let is_free = |d: &ValueId| !taken.contains(d) && in_use.get(d).is_none_or(|until| *until < k);
+            let heir = heirs.iter().copied().find(|d| is_free(d) && inherits(p, k, v, *d));
             let at = match heir {
                 Some(d) => {
                     taken.push(d);
@@ -73,13 +139,14 @@ pub fn assign(p: &mut Program) {
             let until = last[&v];
             match heir.and_then(|d| block_of.get(&d).copied()) {
                 Some(b) => {
-                    blocks[b].last = until;
-                    blocks[b].values.push(v);
+                    let offset = at - blocks[b].at;
+                    blocks[b].last = blocks[b].last.max(until);
+                    blocks[b].values.push((v, offset));
                     block_of.insert(v, b);
                 }
                 None => {
                     block_of.insert(v, blocks.len());
-                    blocks.push(Block { nbytes, at, first: k, last: until, values: vec![v] });
+                    blocks.push(Block { nbytes, at, first: k, last: until, values: vec![(v, 0)] });
                 }
             }
         }
@@ -166,22 +233,16 @@ fn pack(p: &mut Program, blocks: &mut [Block]) {
     let Some((end, places)) = best else { return };
     p.arena_bytes = end;
     for (block, at) in blocks.iter().zip(places) {
-        for v in &block.values {
-            p.values[v.0 as usize].storage = Storage::Arena(at);
+        for (v, offset) in &block.values {
+            p.values[v.0 as usize].storage = Storage::Arena(at + offset);
         }
     }
 }
 
 /// The values in the arena at its peak use, one for each block.
 pub fn fullest(p: &Program) -> Vec<ValueId> {
-    let mut alive: FxHashMap<ValueId, (usize, usize)> = FxHashMap::default();
-    for (k, kernel) in p.kernels.iter().enumerate() {
-        for v in kernel.reads().into_iter().chain(kernel.writes()) {
-            if matches!(p.values[v.0 as usize].storage, Storage::Arena(_)) {
-                alive.entry(v).or_insert((k, k)).1 = k;
-            }
-        }
-    }
+    let mut alive = lanes::lifetimes(p);
+    alive.retain(|v, _| matches!(p.values[v.0 as usize].storage, Storage::Arena(_)));
     let mut change = vec![0isize; p.kernels.len() + 1];
     for (v, (first, last)) in &alive {
         let nbytes = p.values[v.0 as usize].nbytes() as isize;

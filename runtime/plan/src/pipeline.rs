@@ -4,6 +4,7 @@ use crate::backend::Backend;
 use crate::fuse;
 use crate::ir::Program;
 use crate::key::{Trace, Tracer};
+use crate::lanes::BUCKET_BYTES;
 use crate::lowered::Lowered;
 use crate::passes::budget::{self, OverBudget};
 use crate::passes::remat::Spans;
@@ -25,11 +26,13 @@ pub struct Options {
     pub fusion: bool,
     /// Bytes that a step may take, including all that it reads, returns and keeps in between.
     pub budget: Option<usize>,
+    /// The most bytes of a bucket of several gradients (see [`crate::lanes`]).
+    pub bucket: usize,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Options { fusion: true, budget: None }
+        Options { fusion: true, budget: None, bucket: BUCKET_BYTES }
     }
 }
 
@@ -52,7 +55,7 @@ pub(crate) fn try_plan(
         let build = |low: Lowered, trace: &Trace| -> Result<Program> {
             let low = lower(low, backend)?;
             let clusters = fuse::fuse(&low, options.fusion);
-            Ok(program_builder::build(&low, &clusters, g, trace, options.fusion))
+            Ok(program_builder::build(&low, &clusters, g, trace, options))
         };
         let trace = &tracer.trace;
         let Some(division) = trace.division.as_ref().filter(|d| d.mesh.size(Axis::Pp) > 1) else {

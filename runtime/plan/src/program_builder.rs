@@ -8,8 +8,10 @@ use crate::index_checks;
 use crate::ir::*;
 use crate::kernel_order::{self, ControlDeps};
 use crate::key::Trace;
+use crate::lanes;
 use crate::lowered::Lowered;
 use crate::memory;
+use crate::pipeline::Options;
 use crate::reading::{Reading, reading};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
@@ -33,9 +35,10 @@ fn inputs(low: &Lowered, recorded: &Graph, trace: &Trace) -> Vec<(Shape, DType)>
     out
 }
 
-/// Builds the program of a clustered step; `recorded` has the shapes of its inputs. Without `fusion`, every region is a separate
+/// Builds the program of a clustered step; `recorded` has the shapes of its inputs. Without fusion, every region is a separate
 /// launch.
-pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion: bool) -> Program {
+pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options: Options) -> Program {
+    let fusion = options.fusion;
     let mut b = Builder {
         low,
         f,
@@ -45,6 +48,7 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion:
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
+            in_flight: Vec::new(),
             inputs: inputs(low, recorded, trace),
             outputs: Vec::new(),
             slots: trace.slot_dtypes.iter().copied().chain(low.starts.iter().map(|_| DType::I64)).collect(),
@@ -61,7 +65,10 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, fusion:
         let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
         epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
-    b.program.kernels = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
+    let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id]).collect();
+    let kernels = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
+    b.program.kernels = lanes::merge(kernels, &b.values, &b.control_deps, &kept, options.bucket);
+    b.program.in_flight = lanes::in_flight(&b.program.kernels);
     b.results();
     b.state_writes(trace);
     let Builder { values, mut program, .. } = b;
@@ -320,6 +327,8 @@ impl Builder<'_> {
                 }
             }
         }
+        // A collective reads until it is waited for.
+        let until: FxHashMap<usize, usize> = self.program.in_flight.iter().map(|f| (f.start, f.wait - 1)).collect();
         let deferred = self.low.defers_index_faults;
         let last_check = if deferred { index_checks::last(&self.program.kernels) } else { None };
         // Where bad indices are reported late, only a region behind the last check can be suppressed in time.
@@ -341,7 +350,7 @@ impl Builder<'_> {
             // The parts of one kernel run in no fixed order, so only the part that writes may read the old value.
             let before = |r: &Part| match by {
                 Some(w) if r == w => r.of(&self.program).is_some_and(|region| in_place(region, v, state)),
-                Some(w) => r.kernel < w.kernel,
+                Some(w) => until.get(&r.kernel).copied().unwrap_or(r.kernel) < w.kernel,
                 None => true,
             };
             let safe = free && by.is_none_or(suppressible) && readers.get(&state).into_iter().flatten().all(before);

@@ -4,7 +4,7 @@ use crate::ir::*;
 use perilune_core::Shape;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::elementwise::MapFn;
-use perilune_core::ops::{Count, Work, source};
+use perilune_core::ops::{Count, Work, collective, source};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
@@ -97,12 +97,18 @@ fn work(r: &Region) -> usize {
     r.body.iter().map(of).sum()
 }
 
+/// Whether a call is a collective of several tensors.
+fn is_bucket(l: &Library) -> bool {
+    collective::is_collective(l.op) && l.inputs.len() > 1
+}
+
 /// The name of a kernel: the op of a library call, or the functions that a region fuses, the most informative first.
 pub fn name(k: &Kernel) -> String {
     match k {
         Kernel::Library(l) if l.op == &source::KERNEL => {
             source::body_of(l.op, &l.attrs).map_or_else(|| l.op.name.to_string(), |b| b.name.clone())
         }
+        Kernel::Library(l) if is_bucket(l) => format!("{} of {}", l.op.name, l.inputs.len()),
         Kernel::Library(l) => match &l.epilogue {
             Some(r) => format!("{} > {}", l.op.name, functions(r)),
             None => l.op.name.to_string(),
@@ -137,10 +143,13 @@ fn functions(r: &Region) -> String {
     format!("{}{tail}", words.join("+"))
 }
 
-/// The iteration space of a region, the shapes of a library call, or the total number of elements of a `Multi`.
+/// The iteration space of a region, the shapes of a library call, or the total number of elements of a `Multi` or a bucket.
 pub fn space(k: &Kernel) -> String {
     match k {
         Kernel::Region(r) => format!("{}x{}x{}", r.batch, r.rows, r.cols),
+        Kernel::Library(l) if is_bucket(l) => {
+            format!("{} in all", l.inputs.iter().map(|o| o.shape().numel()).sum::<usize>())
+        }
         Kernel::Library(l) => l.inputs.iter().map(|o| o.shape().to_string()).collect::<Vec<_>>().join(" "),
         Kernel::Multi(list) => format!("{} in all", list.iter().map(Region::numel).sum::<usize>()),
     }
@@ -173,17 +182,21 @@ pub fn show(p: &Program, places: &[SourceLoc], source_map: &SourceMap) -> String
         scaled(total.flops, "FLOP"),
         scaled(p.arena_bytes, "B"),
     );
-    for k in &p.kernels {
+    for k in 0..p.kernels.len() {
         line(&mut out, p, k, places, source_map);
     }
     out
 }
 
-fn line(out: &mut String, p: &Program, k: &Kernel, places: &[SourceLoc], source_map: &SourceMap) {
+/// Formats kernel `at`; of a collective also beside how many kernels it runs.
+fn line(out: &mut String, p: &Program, at: usize, places: &[SourceLoc], source_map: &SourceMap) {
+    let k = &p.kernels[at];
     let c = cost(p, k);
+    let beside = p.in_flight.iter().find(|f| f.start == at && f.wait > at + 1);
+    let beside = beside.map(|f| format!(" · beside {} kernels", f.wait - at - 1)).unwrap_or_default();
     let _ = writeln!(
         out,
-        "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}",
+        "  {:<44} {:<24} {:>9} {:>9} {:>11}  {}{beside}",
         name(k),
         space(k),
         scaled(c.read, "B"),
@@ -217,7 +230,7 @@ pub fn show_sources(
     let mut seen: Vec<(usize, String)> = Vec::new();
     for (n, k) in p.kernels.iter().enumerate() {
         let _ = write!(out, "\n#{:<3}", n + 1);
-        line(&mut out, p, k, places, source_map);
+        line(&mut out, p, n, places, source_map);
         for loc in lines(k, places, source_map) {
             let text = source_map.get(loc).and_then(|(file, line)| written(file, line)).unwrap_or_default();
             let _ = writeln!(out, "    {:<28} | {}", source_map.show(loc), text.trim());

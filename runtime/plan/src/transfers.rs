@@ -1,18 +1,20 @@
 //! Lists what the devices of a mesh send each other in a planned step.
 
 use crate::cache::PlannedStep;
-use crate::ir::{Kernel, Library, Operand};
-use crate::show;
+use crate::ir::{Kernel, Library};
+use crate::{lanes, show};
 use perilune_core::Mesh;
 use perilune_core::mesh::Axis;
 use perilune_core::ops::collective;
 use perilune_core::source_loc::SourceLoc;
 
-/// One collective of a step.
+/// One tensor that a collective of a step moves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Transfer {
     pub op: &'static str,
     pub axis: Axis,
+    /// The number of the call, which may move several tensors.
+    pub call: usize,
     /// Bytes of the tensor that all devices along the axis have together, or that each has a term of.
     pub bytes: usize,
     /// The recipe line of what is sent.
@@ -35,24 +37,32 @@ impl Transfer {
     }
 }
 
-/// Returns the collectives of a step in the order in which they run.
+/// Returns what the collectives of a step move, in the order in which they start.
 pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
     let program = &step.program;
-    let bytes = |l: &Library| {
-        let result: usize = l.outputs.iter().map(|v| program.values[v.0 as usize].nbytes()).sum();
-        let operand = |(k, x): (usize, &Operand)| x.shape().numel() * l.dtypes[k].size();
-        l.inputs.iter().enumerate().map(operand).sum::<usize>().max(result)
+    let calls = program.kernels.iter().filter_map(sends).enumerate();
+    let of_call = |(call, l): (usize, &Library)| -> Vec<Transfer> {
+        let tensor = |k: usize| {
+            let result = &program.values[l.outputs[k].0 as usize];
+            let origin = if l.op == &collective::SEND { l.origin } else { result.origin };
+            Transfer {
+                op: l.op.name,
+                axis: lanes::axis(l),
+                call,
+                bytes: result.nbytes().max(l.inputs[k].shape().numel() * l.dtypes[k].size()),
+                loc: show::place(origin, &step.source_map),
+                backward: origin.position().and_then(|p| step.backward.get(p)).copied().unwrap_or(false),
+            }
+        };
+        (0..l.inputs.len()).map(tensor).collect()
     };
-    let transfer = |kernel: &Kernel| match kernel {
-        // A transfer counts where it is sent.
-        Kernel::Library(l) if collective::is_collective(l.op) && l.op != &collective::RECV => Some(Transfer {
-            op: l.op.name,
-            axis: collective::axis(&l.attrs),
-            bytes: bytes(l),
-            loc: show::place(l.origin, &step.source_map),
-            backward: l.origin.position().and_then(|p| step.backward.get(p)).copied().unwrap_or(false),
-        }),
-        _ => None,
-    };
-    program.kernels.iter().filter_map(transfer).collect()
+    calls.flat_map(of_call).collect()
+}
+
+/// The call of a kernel that sends something. A transfer from stage to stage counts where it is sent.
+fn sends(kernel: &Kernel) -> Option<&Library> {
+    match kernel {
+        Kernel::Library(l) if l.op == &collective::SEND => Some(l),
+        _ => lanes::collective(kernel),
+    }
 }

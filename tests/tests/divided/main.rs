@@ -4,6 +4,7 @@
 
 mod context;
 mod data;
+mod lanes;
 mod ops;
 mod placed;
 mod random;

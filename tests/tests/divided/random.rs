@@ -9,7 +9,7 @@ use perilune_core::ops::Class;
 use perilune_core::{DType, Graph, HostTensor, Mesh, Placement, Shape};
 use perilune_engine::Engine;
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Null, Request};
+use perilune_plan::{Null, Options, Request};
 use perilune_tests::random::{self, Recipe};
 use perilune_tests::rng::Pcg;
 use perilune_tests::virtual_devices::{self, Spread};
@@ -86,7 +86,10 @@ pub fn compare(
         Ok(found) => found,
         Err(e) => return Some(format!("one device: {e}")),
     };
-    let found = match virtual_devices::run(g, request, values, spread) {
+    // Each on its own, in buckets of a few tensors, and in as few as can be.
+    let bucket = [0, 256, 4096, Options::default().bucket][g.len() % 4];
+    let options = Options { bucket, ..Options::default() };
+    let found = match virtual_devices::run_planned(g, request, values, spread, options) {
         Ok((got, _)) => difference(&got, &want, tolerance(g)).filter(|_| {
             // A sum that is 1 but for its last bit, say, and is compared with 1.
             let near = |k| virtual_devices::run(g, request, &moved(values, k), &one);

@@ -177,12 +177,12 @@ pub fn difference(got: &Values, want: &Values, tolerance: f64) -> Option<String>
     None
 }
 
-/// Counts the collectives of a program.
+/// Counts the tensors that the collectives of a program move.
 pub fn collectives(p: &Program) -> BTreeMap<&'static str, usize> {
     collectives_along(p, &Axis::ALL)
 }
 
-/// Counts the collectives along some axes.
+/// Counts the tensors that collectives along some axes move.
 pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, usize> {
     let mut out = BTreeMap::new();
     for kernel in &p.kernels {
@@ -190,7 +190,7 @@ pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, u
             && ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift"].contains(&l.op.name)
             && axes.contains(&collective::axis(&l.attrs))
         {
-            *out.entry(l.op.name).or_default() += 1;
+            *out.entry(l.op.name).or_default() += l.inputs.len();
         }
     }
     out

@@ -71,12 +71,36 @@ pub static SHIFT: Op = Op {
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
     [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
-        || is_transfer(op)
 }
 
 /// Whether an op moves a tensor from one device to one other.
 pub fn is_transfer(op: &Op) -> bool {
     op == &SEND || op == &RECV
+}
+
+/// The number of attributes of a collective. A call that moves several tensors has those of each, one after the other.
+pub fn num_attrs(op: &Op) -> usize {
+    match op {
+        _ if op == &ALL_REDUCE => 2,
+        _ if op == &ALL_GATHER || op == &ALL_TO_ALL => 3,
+        _ if op == &SHIFT => 1,
+        _ => 4,
+    }
+}
+
+/// The attributes of the `k`-th tensor of a call.
+pub fn attrs_of<'a>(op: &Op, attrs: &'a [i64], k: usize) -> &'a [i64] {
+    let n = num_attrs(op);
+    &attrs[k * n..(k + 1) * n]
+}
+
+/// The attribute of a call that stands for its combination, if it combines terms.
+pub fn code_of(op: &Op, attrs: &[i64]) -> Option<i64> {
+    match op {
+        _ if op == &ALL_REDUCE => Some(attrs[1]),
+        _ if op == &REDUCE_SCATTER => Some(attrs[3]),
+        _ => None,
+    }
 }
 
 /// The attribute that stands for a combination in the order of the coordinates.

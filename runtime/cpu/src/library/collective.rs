@@ -1,63 +1,43 @@
-//! Implements collectives between virtual devices: each sends its piece and combines what all have sent, in the order of their
+//! Implements collectives between virtual devices: each sends its pieces and combines what all have sent, in the order of their
 //! coordinates. Every device therefore computes the same bits. 16-bit floats are summed in f32 and rounded once.
+//!
+//! Sending and receiving are separate, so that messages are under way while other kernels run.
 
 use super::{Call, Element, by_size, by_type, index::dense, split_at_axis};
 use crate::math::Number;
 use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
+use perilune_core::host_memory;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{TREE, axis, combine};
-use perilune_plan::Peers;
+use perilune_core::ops::collective::{ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, SHIFT, TREE, axis, code_of, combine};
+use perilune_plan::{Peers, Ticket};
 use std::sync::Arc;
 
-pub fn all_reduce(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, c.attr(1), None))
-}
-
-pub fn reduce_scatter(c: &Call) -> Result<()> {
-    by_type!(c.out_dtype(), reduce(c, c.attr(3), Some(c.attr(1) as usize)))
-}
-
-pub fn all_gather(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), gather(c))
-}
-
-pub fn all_to_all(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), transpose(c))
-}
-
-pub fn shift(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), pass_on(c))
-}
-
-pub fn send(c: &Call) -> Result<()> {
-    by_size!(c.input(0).dtype, send_elements(c))
-}
-
-pub fn receive(c: &Call) -> Result<()> {
-    by_size!(c.out_dtype(), receive_elements(c))
+/// Runs a collective to its end.
+pub fn run(c: &Call) -> Result<()> {
+    receive(c, send(c)?)
 }
 
 fn peers<'a>(c: &'a Call) -> Result<&'a dyn Peers> {
-    let bug = || Error::system("cpu", format!("this is a bug: {} on a single device", c.name()));
-    c.context.peers.ok_or_else(bug)
+    c.context.peers.ok_or_else(|| Error::system("cpu", format!("this is a bug: {} on a single device", c.name())))
 }
 
-/// The bytes of plain numbers.
-fn bytes_of<T: Pod>(own: &[T]) -> &[u8] {
-    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
-    unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(own)) }
-}
-
-fn send_elements<T: Pod>(c: &Call) -> Result<()> {
-    let own = dense::<T>(&c.input(0))?;
-    peers(c)?.send(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64, bytes_of(&own))?;
+/// Sends a tensor to one other device.
+pub fn send_transfer(c: &Call) -> Result<()> {
+    let (axis, to, number) = (axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64);
+    let mut send = |piece: &[u8]| peers(c)?.send_to(axis, to, number, piece);
+    by_size!(c.input(0).dtype, with_piece(c, 0, &mut send))?;
     c.output::<i32>().fill(0);
     Ok(())
 }
 
+/// Waits for a tensor of one other device.
+pub fn receive_transfer(c: &Call) -> Result<()> {
+    by_size!(c.out_dtype(), receive_elements(c))
+}
+
 fn receive_elements<T: Pod>(c: &Call) -> Result<()> {
-    let sent = peers(c)?.receive(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64)?;
+    let sent = peers(c)?.receive_from(axis(&c.routine.attrs), c.attr(1) as usize, c.attr(2) as u64)?;
     let out = c.output::<T>();
     if sent.len() != size_of_val(&*out) {
         return Err(Error::system(
@@ -69,15 +49,60 @@ fn receive_elements<T: Pod>(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// What each device along the axis of the call has sent.
-fn exchange<T: Pod>(c: &Call) -> Result<Vec<Arc<[u8]>>> {
-    let own = dense::<T>(&c.input(0))?;
-    let bytes = bytes_of(&own);
-    let all = peers(c)?.exchange(axis(&c.routine.attrs), bytes)?;
-    match all.iter().all(|piece| piece.len() == bytes.len()) {
-        true => Ok(all),
-        false => Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name()))),
+/// Sends the pieces of this device, one behind the other.
+pub fn send(c: &Call) -> Result<Ticket> {
+    let (peers, axis, n) = (peers(c)?, axis(&c.routine.attrs), c.num_inputs());
+    let mut ticket = None;
+    if n == 1 {
+        let mut send = |piece: &[u8]| {
+            ticket = Some(peers.send(axis, piece)?);
+            Ok(())
+        };
+        by_size!(c.out_dtype(), with_piece(c, 0, &mut send))?;
     }
+    if let Some(ticket) = ticket {
+        return Ok(ticket);
+    }
+    let bytes = |k: usize| c.in_shape(k).numel() * c.out_dtype().size();
+    let mut message = host_memory::reserve("cpu", (0..n).map(bytes).sum())?;
+    for k in 0..n {
+        let mut append = |piece: &[u8]| {
+            message.extend_from_slice(piece);
+            Ok(())
+        };
+        by_size!(c.out_dtype(), with_piece(c, k, &mut append))?;
+    }
+    peers.send(axis, &message)
+}
+
+/// Calls `f` with the bytes of operand `k`, in row-major order.
+fn with_piece<T: Pod>(c: &Call, k: usize, f: &mut dyn FnMut(&[u8]) -> Result<()>) -> Result<()> {
+    let own = dense::<T>(&c.input(k))?;
+    // SAFETY: plain numbers have no padding, and every byte of them is initialized.
+    f(unsafe { std::slice::from_raw_parts(own.as_ptr().cast::<u8>(), size_of_val(&*own)) })
+}
+
+/// Computes the results from what each device along the axis has sent.
+pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
+    let all = peers(c)?.receive(ticket)?;
+    let size = c.out_dtype().size();
+    let bytes = |k: usize| c.in_shape(k).numel() * size;
+    let total: usize = (0..c.num_inputs()).map(bytes).sum();
+    if all.iter().any(|piece| piece.len() != total) {
+        return Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name())));
+    }
+    let mut first = 0;
+    for k in 0..c.num_inputs() {
+        let pieces: Vec<&[u8]> = all.iter().map(|piece: &Arc<[u8]>| &piece[first..first + bytes(k)]).collect();
+        first += bytes(k);
+        match c.routine.op {
+            op if op == &ALL_GATHER => by_size!(c.out_dtype(), gather(c, k, &pieces)),
+            op if op == &ALL_TO_ALL => by_size!(c.out_dtype(), transpose(c, k, &pieces)),
+            op if op == &SHIFT => by_size!(c.out_dtype(), pass_on(c, k, &pieces)),
+            _ => by_type!(c.out_dtype(), reduce(c, k, &pieces)),
+        }
+    }
+    Ok(())
 }
 
 /// Element `i` of a piece.
@@ -87,38 +112,38 @@ fn element<T: Pod>(piece: &[u8], i: usize) -> T {
     unsafe { at.as_ptr().cast::<T>().read_unaligned() }
 }
 
-/// Combines terms; with a `dim`, only the elements of this device's block of it.
-fn reduce<T: Element>(c: &Call, how: i64, dim: Option<usize>) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let out = c.output::<T>();
+/// Combines terms; of a reduce-scatter, only the elements of this device's block.
+fn reduce<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let attrs = c.attrs_of(k);
+    let (out, shape) = c.output_of::<T>(k);
+    let how = code_of(c.routine.op, attrs).unwrap_or_default();
     let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(how) {
         Combine::Sum => T::Acc::add,
         Combine::Max => T::Acc::maximum,
         Combine::Min => T::Acc::minimum,
     };
-    // The block of row `r` of the dims before `dim` begins there in the whole tensor.
-    let (len, row, first) = match dim {
-        None => (out.len(), out.len(), 0),
-        Some(dim) => {
-            let (_, n, inner) = split_at_axis(&c.out_shape(), dim);
-            (n * inner, c.input(0).shape().dims()[dim] * inner, c.coordinate() * n * inner)
-        }
+    // The block of row `r` of the dims before the divided one begins there in the whole tensor.
+    let (len, row, first) = if c.routine.op == &REDUCE_SCATTER {
+        let dim = attrs[1] as usize;
+        let (_, n, inner) = split_at_axis(&shape, dim);
+        (n * inner, c.in_shape(k).dims()[dim] * inner, c.coordinate() * n * inner)
+    } else {
+        (out.len(), out.len(), 0)
     };
     for (i, out) in out.iter_mut().enumerate() {
         let at = i / len * row + first + i % len;
         if how == TREE {
-            *out = tree::<T>(&all, at);
+            *out = tree::<T>(pieces, at);
             continue;
         }
-        let mut pieces = all.iter().map(|piece| element::<T>(piece, at).to_acc());
-        let start = pieces.next().unwrap_or(T::Acc::ZERO);
-        *out = T::from_acc(pieces.fold(start, join));
+        let mut terms = pieces.iter().map(|piece| element::<T>(piece, at).to_acc());
+        let start = terms.next().unwrap_or(T::Acc::ZERO);
+        *out = T::from_acc(terms.fold(start, join));
     }
-    Ok(())
 }
 
 /// Adds element `at` of all pieces in a binary tree over the pieces. Each sum is rounded to the dtype.
-fn tree<T: Element>(pieces: &[Arc<[u8]>], at: usize) -> T {
+fn tree<T: Element>(pieces: &[&[u8]], at: usize) -> T {
     match pieces {
         [one] => element(one, at),
         _ => {
@@ -128,37 +153,31 @@ fn tree<T: Element>(pieces: &[Arc<[u8]>], at: usize) -> T {
     }
 }
 
-fn gather<T: Pod>(c: &Call) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let (dim, out) = (c.attr(1) as usize, c.output::<T>());
-    let (_, n, inner) = split_at_axis(&c.input(0).shape(), dim);
+fn gather<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let (dim, (out, _)) = (c.attrs_of(k)[1] as usize, c.output_of::<T>(k));
+    let (_, n, inner) = split_at_axis(&c.in_shape(k), dim);
     for (i, out) in out.iter_mut().enumerate() {
-        let (row, rest) = (i / (n * inner * all.len()), i % (n * inner * all.len()));
+        let (row, rest) = (i / (n * inner * pieces.len()), i % (n * inner * pieces.len()));
         let (piece, within) = (rest / (n * inner), rest % (n * inner));
-        *out = element::<T>(&all[piece], row * n * inner + within);
+        *out = element::<T>(pieces[piece], row * n * inner + within);
     }
-    Ok(())
 }
 
 /// Takes the slice with this device's number from each piece.
-fn transpose<T: Pod>(c: &Call) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let out = c.output::<T>();
-    let (len, own) = (out.len() / all.len().max(1), c.coordinate());
-    for (k, slice) in out.chunks_exact_mut(len.max(1)).enumerate() {
+fn transpose<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let (out, _) = c.output_of::<T>(k);
+    let (len, own) = (out.len() / pieces.len().max(1), c.coordinate());
+    for (piece, slice) in pieces.iter().zip(out.chunks_exact_mut(len.max(1))) {
         for (i, out) in slice.iter_mut().enumerate() {
-            *out = element::<T>(&all[k], own * len + i);
+            *out = element::<T>(piece, own * len + i);
         }
     }
-    Ok(())
 }
 
 /// Takes the piece of the device before this one.
-fn pass_on<T: Pod>(c: &Call) -> Result<()> {
-    let all = exchange::<T>(c)?;
-    let before = &all[(c.coordinate() + all.len() - 1) % all.len()];
-    for (i, out) in c.output::<T>().iter_mut().enumerate() {
+fn pass_on<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let before = pieces[(c.coordinate() + pieces.len() - 1) % pieces.len()];
+    for (i, out) in c.output_of::<T>(k).0.iter_mut().enumerate() {
         *out = element::<T>(before, i);
     }
-    Ok(())
 }

@@ -20,11 +20,12 @@ use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::ops::{self, Count, Op, Work, grouped, matmul, source};
 use perilune_core::{DType, Layout, MAX_RANK, Shape, host_tensor};
-use perilune_plan::Failure;
 use perilune_plan::ir::{Library, Operand, Origin, Program, ValueId};
+use perilune_plan::{Failure, Ticket};
 
 /// A library call, ready to run.
 pub struct Routine {
+    op: &'static Op,
     name: &'static str,
     run: fn(&Call) -> Result<()>,
     attrs: Vec<i64>,
@@ -80,13 +81,13 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::slicing::STRIDED_PAD, movement::strided_pad, 1.0),
     (&ops::slicing::COL2IM, movement::col2im, 1.0),
     (&ops::join::CAT, movement::cat, 1.0),
-    (&ops::collective::ALL_REDUCE, collective::all_reduce, 4.0),
-    (&ops::collective::ALL_GATHER, collective::all_gather, 4.0),
-    (&ops::collective::REDUCE_SCATTER, collective::reduce_scatter, 4.0),
-    (&ops::collective::ALL_TO_ALL, collective::all_to_all, 4.0),
-    (&ops::collective::SHIFT, collective::shift, 4.0),
-    (&ops::collective::SEND, collective::send, 4.0),
-    (&ops::collective::RECV, collective::receive, 4.0),
+    (&ops::collective::ALL_REDUCE, collective::run, 4.0),
+    (&ops::collective::ALL_GATHER, collective::run, 4.0),
+    (&ops::collective::REDUCE_SCATTER, collective::run, 4.0),
+    (&ops::collective::ALL_TO_ALL, collective::run, 4.0),
+    (&ops::collective::SHIFT, collective::run, 4.0),
+    (&ops::collective::SEND, collective::send_transfer, 4.0),
+    (&ops::collective::RECV, collective::receive_transfer, 4.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),
     (&ops::scan::CUMPROD, scan::cumprod, 1.0),
 ];
@@ -148,6 +149,7 @@ impl Routine {
         let work = (moved as f64 * 0.5 + flops as f64 * 0.01) * cost;
         let out_layout = Box::new(l.layouts[0]);
         Ok(Routine {
+            op: l.op,
             name: l.op.name,
             run,
             attrs: l.attrs.to_vec(),
@@ -224,6 +226,22 @@ impl Routine {
             w.dtype(*dtype);
         }
         w.layout(&self.out_layout);
+    }
+
+    /// Whether it exchanges data with other devices.
+    pub fn is_collective(&self) -> bool {
+        ops::collective::is_collective(self.op)
+    }
+
+    /// Sends what a collective has of its operands, which may be overwritten from then on.
+    pub fn send(&self, context: &Context) -> std::result::Result<Ticket, Failure> {
+        collective::send(&Call { routine: self, context }).map_err(|error| Failure { origin: self.origin, error })
+    }
+
+    /// Computes the results of a collective from what all devices have sent.
+    pub fn receive(&self, context: &Context, ticket: Ticket) -> std::result::Result<(), Failure> {
+        let call = Call { routine: self, context };
+        collective::receive(&call, ticket).map_err(|error| Failure { origin: self.origin, error })
     }
 
     pub fn run(&self, context: &Context) -> std::result::Result<(), Failure> {
@@ -313,6 +331,16 @@ impl<'a> Call<'a> {
         self.routine.outputs[0].1
     }
 
+    /// The attributes of the `k`-th tensor of a collective.
+    pub fn attrs_of(&self, k: usize) -> &'a [i64] {
+        ops::collective::attrs_of(self.routine.op, &self.routine.attrs, k)
+    }
+
+    /// The shape of the `k`-th input; its elements may be overwritten by now.
+    pub fn in_shape(&self, k: usize) -> Shape {
+        self.routine.inputs[k].layout.shape
+    }
+
     /// The layout of the output in its value: contiguous, unless `Backend::can_store_layout` allowed another.
     pub fn out_layout(&self) -> Layout {
         *self.routine.out_layout
@@ -324,11 +352,18 @@ impl<'a> Call<'a> {
 
     /// The output as elements of `T`, which must have the size of its dtype. Call it once: the slice is exclusive.
     pub fn output<T: Pod>(&self) -> &'a mut [T] {
-        let (value, shape, dtype) = self.routine.outputs[0];
+        self.output_of(0).0
+    }
+
+    /// The `k`-th output as elements of `T`, and its shape; as [`Call::output`]. No slice of an input that it overwrites may be in use.
+    pub fn output_of<T: Pod>(&self, k: usize) -> (&'a mut [T], Shape) {
+        let (value, shape, dtype) = self.routine.outputs[k];
         assert_eq!(size_of::<T>(), dtype.size(), "this is a bug: {} writes {dtype} by another size", self.name());
         // SAFETY: the value has that many elements there, aligned for its dtype (`plan::check` and the allocators); `T`
-        // is a plain number; no input shares the memory.
-        unsafe { std::slice::from_raw_parts_mut(self.context.values[value as usize].0.cast::<T>(), shape.numel()) }
+        // is a plain number; no input shares the memory but that of an all-reduce, which is not read any more.
+        let out =
+            unsafe { std::slice::from_raw_parts_mut(self.context.values[value as usize].0.cast::<T>(), shape.numel()) };
+        (out, shape)
     }
 }
 

@@ -158,6 +158,7 @@ impl Build {
         Arc::new(Program {
             values: self.values.clone(),
             kernels,
+            in_flight: Vec::new(),
             inputs: self.inputs.iter().map(|t| (t.shape, t.dtype)).collect(),
             outputs: self.outputs.iter().map(|(s, d)| BufferDesc::new(*s, *d)).collect(),
             slots: self.slots.iter().map(|s| s.0).collect(),

@@ -2,14 +2,15 @@
 //!
 //! All `unsafe` calls of the driver are in this directory. Every block relies on three facts: `Device::open` loaded the driver's
 //! library; the context is current on the thread that calls ([`Context::bind`]: each entry point of the backend and each `drop`
-//! calls it); handles are freed once. The driver's functions may be called from several threads at once. What is queued on the
-//! one stream must come in an order, so the backend's lock is held by the thread that queues.
+//! calls it); handles are freed once. The driver's functions may be called from several threads at once. What is queued on a
+//! stream must come in an order, so the backend's lock is held by the thread that queues.
 
 mod alloc;
 mod context;
 mod copy_streams;
 mod device;
 mod graph;
+mod lane;
 mod module;
 mod peers;
 mod snapshot;
@@ -20,8 +21,9 @@ pub use context::{Context, Handle};
 pub use copy_streams::CopyStreams;
 pub use device::Device;
 pub use graph::Replay;
+pub use lane::Lane;
 pub use module::{Entry, Module, TensorMap};
-pub use peers::{Endpoint, PeerAccess};
+pub use peers::{Endpoint, PeerAccess, Recorded};
 pub use snapshot::{Snapshots, snapshot};
 pub use stream::Event;
 

@@ -1,6 +1,6 @@
 //! Loads machine code, launches its kernels and encodes tensor maps for TMA.
 
-use super::{Address, Device, Handle, check, sys};
+use super::{Address, Device, Handle, Lane, check, sys};
 use crate::launch::TmaDesc;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
@@ -57,6 +57,22 @@ impl Entry {
         shared: u32,
         args: &mut [*mut c_void],
     ) -> Result<()> {
+        self.launch_in(device.stream, grid, block, shared, args)
+    }
+
+    /// Queues a launch on a lane of the device.
+    pub fn launch_on(&self, lane: &Lane, grid: [u32; 3], block: [u32; 3], args: &mut [*mut c_void]) -> Result<()> {
+        self.launch_in(lane.stream, grid, block, 0, args)
+    }
+
+    fn launch_in(
+        &self,
+        stream: Handle<sys::CUstream_st>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared: u32,
+        args: &mut [*mut c_void],
+    ) -> Result<()> {
         // SAFETY: `args` point to as many values as the kernel has parameters, with their sizes (the code that built
         // the launch also wrote the kernel's text); the driver copies them before it returns.
         let status = unsafe {
@@ -69,7 +85,7 @@ impl Entry {
                 block[1],
                 block[2],
                 shared,
-                device.stream.0,
+                stream.0,
                 args.as_mut_ptr(),
                 null_mut(),
             )

@@ -3,8 +3,9 @@
 //! Memory that is mapped into an address range is accessible to its own GPU only. [`PeerAccess`] records the ranges of a device and the GPUs
 //! that may access them; memory that is mapped later is opened to the same GPUs.
 
-use super::{Address, Device, Event, check, sys};
+use super::{Address, Device, Event, Lane, check, sys};
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -15,8 +16,24 @@ static LINKS: Mutex<BTreeMap<u64, Arc<Link>>> = Mutex::new(BTreeMap::new());
 /// What other devices may use of a device.
 struct Link {
     device: Arc<Device>,
-    /// Recorded in turns: one may be recorded while others still begin to wait for the other.
-    events: [Event; 2],
+    /// By axis.
+    events: Vec<Events>,
+}
+
+/// The events of a device for those along an axis. Each is recorded in turns: one may be recorded while others still begin to wait for
+/// the other.
+struct Events {
+    stream: [Event; 2],
+    lane: [Event; 2],
+}
+
+/// An event that a device has recorded for others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Recorded {
+    /// The device.
+    pub number: u64,
+    pub axis: Axis,
+    pub turn: usize,
 }
 
 /// The end of a device's connections to others. While it exists, others find the device by its number.
@@ -33,22 +50,34 @@ impl Endpoint {
     pub fn new(device: &Arc<Device>) -> Result<Endpoint> {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let number = COUNT.fetch_add(1, Ordering::Relaxed) + 1;
-        let link =
-            Arc::new(Link { device: device.clone(), events: [Event::untimed(device)?, Event::untimed(device)?] });
+        let pair = || Ok([Event::untimed(device)?, Event::untimed(device)?]);
+        let events = |_| Ok(Events { stream: pair()?, lane: pair()? });
+        let events = Axis::ALL.iter().map(events).collect::<Result<_>>()?;
+        let link = Arc::new(Link { device: device.clone(), events });
         lock(&LINKS).insert(number, link.clone());
         Ok(Endpoint { number, link })
     }
 
-    /// Records an event in the device's stream, for others to wait for.
-    pub fn record(&self, event: usize) -> Result<()> {
-        self.link.events[event].again()
+    /// Records events for the devices along an axis: one in the device's stream, and one in a lane.
+    pub fn record(&self, axis: Axis, turn: usize, lane: Option<&Lane>) -> Result<()> {
+        let events = &self.link.events[axis as usize];
+        events.stream[turn].again()?;
+        lane.map_or(Ok(()), |lane| lane.record(&events.lane[turn]))
     }
 
-    /// Makes this device's stream wait for the last record of an event of another device. A device that has been closed has no work
-    /// left.
-    pub fn wait_for(&self, number: u64, event: usize) -> Result<()> {
-        let other = lock(&LINKS).get(&number).cloned();
-        other.map_or(Ok(()), |other| self.link.device.wait_for(&other.events[event]))
+    /// Makes this device's stream, or a lane of it, wait for the last record of the event in the stream of a device. A device that has
+    /// been closed has no work left.
+    pub fn wait_for_stream(&self, of: Recorded, lane: Option<&Lane>) -> Result<()> {
+        let other = lock(&LINKS).get(&of.number).cloned();
+        let Some(other) = other else { return Ok(()) };
+        let event = &other.events[of.axis as usize].stream[of.turn];
+        lane.map_or_else(|| self.link.device.wait_for(event), |lane| lane.wait_for(event))
+    }
+
+    /// Makes a lane of this device wait for the last record of the event in the lane of a device.
+    pub fn wait_for_lane(&self, of: Recorded, lane: &Lane) -> Result<()> {
+        let other = lock(&LINKS).get(&of.number).cloned();
+        other.map_or(Ok(()), |other| lane.wait_for(&other.events[of.axis as usize].lane[of.turn]))
     }
 
     /// Gives this device access to the memory of another one.

@@ -67,10 +67,18 @@ impl Event {
         Ok(Event { device: device.clone(), event: Handle(event) })
     }
 
+    /// Creates an event that is not recorded yet.
+    pub fn timed(device: &Arc<Device>) -> Result<Event> {
+        Event::with_flags(device, 0)
+    }
+
     /// Creates an event that is not recorded yet and stores no time, which costs less.
     pub fn untimed(device: &Arc<Device>) -> Result<Event> {
+        Event::with_flags(device, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32)
+    }
+
+    fn with_flags(device: &Arc<Device>, flags: u32) -> Result<Event> {
         let mut event = null_mut();
-        let flags = sys::CUevent_flags::CU_EVENT_DISABLE_TIMING as u32;
         // SAFETY: out-pointer to a local.
         check(unsafe { sys::cuEventCreate(&mut event, flags) }, "making an event")?;
         Ok(Event { device: device.clone(), event: Handle(event) })

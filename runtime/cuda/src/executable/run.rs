@@ -2,7 +2,7 @@
 //! program without a mesh are one graph; collectives, and the agreement of a mesh, divide them into several.
 
 use super::errors::{DeviceErrors, FAULT_WORDS};
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Timing};
 use super::replay::{Captured, Operand};
 use super::{Compiled, CudaExecutable, Graphs, Step};
 use crate::backend::{DeviceContext, address, made, made_by, state_written};
@@ -28,20 +28,26 @@ const LEAST_CAPTURED: usize = 3;
 pub(super) enum Part {
     /// Steps without a collective.
     Steps(Range<usize>),
+    /// Starts a collective on its lane.
     Collective(usize),
+    /// Waits for a collective.
+    Wait(usize),
     Agreement,
 }
 
-/// Divides steps at collectives and before the step `agreement`, which may be their number.
-fn divided(is_collective: &[bool], agreement: Option<usize>) -> Vec<Part> {
+/// Divides steps at collectives, where these are waited for (`waits`: a step, and before which one) and before the step `agreement`,
+/// which may be their number.
+fn divided(is_collective: &[bool], waits: &[(usize, usize)], agreement: Option<usize>) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut start = 0;
     for i in 0..=is_collective.len() {
         let ends = i == is_collective.len() || is_collective[i];
-        if (ends || agreement == Some(i)) && start < i {
+        let due = || waits.iter().filter(|w| w.1 == i).map(|w| Part::Wait(w.0));
+        if (ends || agreement == Some(i) || due().next().is_some()) && start < i {
             parts.push(Part::Steps(start..i));
             start = i;
         }
+        parts.extend(due());
         if agreement == Some(i) {
             parts.push(Part::Agreement);
         }
@@ -118,10 +124,7 @@ impl Compiled {
             _ => 0,
         };
         match step {
-            Step::Collective { collective, entries } => match run.mesh {
-                Some(mesh) => mesh.run(collective, entries, [place(&collective.input), place(&collective.output)]),
-                None => Err(Error::system("cuda", format!("this is a bug: {} on a single device", collective.name))),
-            },
+            Step::Collective(_) => Err(Error::system("cuda", "this is a bug: a collective among other steps")),
             Step::Conv { plan, call } => {
                 let Some(dnn) = context.opened_dnn() else { return Ok(()) };
                 let scratch = context.scratch.base;
@@ -189,13 +192,37 @@ impl Compiled {
         }
     }
 
+    /// Starts the collective of a step on its lane.
+    fn start(&self, run: &Run, i: usize, places: &[Address]) -> Result<()> {
+        let (Step::Collective(all), Some(mesh)) = (&self.steps[i].1, run.mesh) else {
+            return Err(Error::system("cuda", "this is a bug: a collective on a single device"));
+        };
+        let place = |a: &Arg| match a {
+            Arg::Value(v, offset) => places[v.0 as usize].wrapping_add_signed(*offset),
+            Arg::Scratch(n) => run.context.scratch.base + *n as u64,
+            _ => 0,
+        };
+        let calls = all.iter().map(|(c, entries)| (c, &entries[..], [place(&c.input), place(&c.output)]));
+        mesh.start(i, &calls.collect::<Vec<_>>())
+    }
+
+    /// Makes later steps wait for the collective of a step.
+    fn wait(&self, run: &Run, i: usize) -> Result<Option<Timing>> {
+        match (&self.steps[i].1, run.mesh) {
+            (Step::Collective(all), Some(mesh)) => match all.first() {
+                Some((c, _)) => mesh.wait(i, c.axis),
+                None => Ok(None),
+            },
+            _ => Ok(None),
+        }
+    }
+
     /// Divides the steps for runs on a mesh or on one device. Graphs that were captured end elsewhere and are dropped.
     pub(super) fn divide(&mut self, is_meshed: bool) {
-        let is_collective: Vec<bool> =
-            self.steps.iter().map(|(_, step)| matches!(step, Step::Collective { .. })).collect();
+        let is_collective: Vec<bool> = self.steps.iter().map(|(_, step)| matches!(step, Step::Collective(_))).collect();
         let agreement = (is_meshed && self.agrees()).then_some(self.agreement);
         self.graphs = Graphs::default();
-        (self.parts, self.is_meshed) = (divided(&is_collective, agreement), is_meshed);
+        (self.parts, self.is_meshed) = (divided(&is_collective, &self.waits, agreement), is_meshed);
     }
 
     /// Whether the devices of a mesh agree in a run that none has failed.
@@ -225,7 +252,8 @@ impl Compiled {
     fn queue_all(&self, run: &Run, places: &[Address]) -> std::result::Result<(), (usize, Error)> {
         self.parts.iter().try_for_each(|part| match part {
             Part::Steps(steps) => self.queue_some(run, steps.clone(), places),
-            Part::Collective(i) => self.queue_some(run, *i..i + 1, places),
+            Part::Collective(i) => self.start(run, *i, places).map_err(|e| (self.kernel(*i), e)),
+            Part::Wait(i) => self.wait(run, *i).map(drop).map_err(|e| (self.kernel(*i), e)),
             Part::Agreement => self.agree(run).map_err(|e| (self.kernel(self.agreement), e)),
         })
     }
@@ -241,7 +269,7 @@ impl Compiled {
         program: &Program,
         Operands { inputs, slots, outputs }: Operands,
         mesh: Option<&Mesh>,
-        times: Option<&mut [f64]>,
+        [times, hidden]: [Option<&mut [f64]>; 2],
     ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
         if self.is_meshed != mesh.is_some() {
@@ -257,7 +285,7 @@ impl Compiled {
         let own = places(program, context.arena.base, &at);
         if let Some(times) = times {
             self.tables(context, &own).map_err(first)?;
-            return self.timed(run, &own, times);
+            return self.timed(run, &own, times, hidden);
         }
         if context.replay && self.steps.len() > 1 {
             self.graphs.observe(context, &self.operands, &at).map_err(first)?;
@@ -295,37 +323,69 @@ impl Compiled {
                     captured[next].launch()?;
                     next += 1;
                 }
-                Part::Collective(i) => queue(*i..i + 1)?,
+                Part::Collective(i) => self.start(run, *i, bound)?,
+                Part::Wait(i) => drop(self.wait(run, *i)?),
                 Part::Agreement => self.agree(run)?,
             }
         }
         Ok(())
     }
 
-    fn timed(&self, run: &Run, places: &[Address], times: &mut [f64]) -> std::result::Result<(), (usize, Error)> {
+    /// Runs with events around each step. A collective has the time for which other steps wait for it; the rest of its time, during
+    /// which they run, is added to `hidden`.
+    fn timed(
+        &self,
+        run: &Run,
+        places: &[Address],
+        times: &mut [f64],
+        mut hidden: Option<&mut [f64]>,
+    ) -> std::result::Result<(), (usize, Error)> {
         let device = &run.context.device;
-        let mut events = Vec::with_capacity(self.steps.len() + 1);
-        events.push(Event::record(device).map_err(|e| (0, e))?);
-        let mut ks = Vec::with_capacity(self.steps.len());
+        // The kernel of each interval between two events; none for what is not measured.
+        let mut events = vec![Event::record(device).map_err(|e| (0, e))?];
+        let mut ks: Vec<Option<usize>> = Vec::new();
+        let mut lanes: Vec<(usize, Timing, usize)> = Vec::new();
         for part in &self.parts {
-            let steps = match part {
-                Part::Steps(steps) => steps.clone(),
-                Part::Collective(i) => *i..i + 1,
+            let mut measured = |k: Option<usize>| -> std::result::Result<(), (usize, Error)> {
+                events.push(Event::record(device).map_err(|e| (k.unwrap_or(0), e))?);
+                ks.push(k);
+                Ok(())
+            };
+            match part {
+                Part::Steps(steps) => {
+                    for (k, step) in &self.steps[steps.clone()] {
+                        self.queue(run, step, places).map_err(|e| (*k, e))?;
+                        measured(Some(*k))?;
+                    }
+                }
+                Part::Collective(i) => {
+                    self.start(run, *i, places).map_err(|e| (self.kernel(*i), e))?;
+                    measured(None)?;
+                }
+                Part::Wait(i) => {
+                    let k = self.kernel(*i);
+                    let timing = self.wait(run, *i).map_err(|e| (k, e))?;
+                    measured(Some(k))?;
+                    lanes.extend(timing.map(|timing| (k, timing, ks.len() - 1)));
+                }
                 Part::Agreement => {
                     self.agree(run).map_err(|e| (self.kernel(self.agreement), e))?;
-                    continue;
+                    measured(None)?;
                 }
-            };
-            for (k, step) in &self.steps[steps] {
-                let at = |e| (*k, e);
-                self.queue(run, step, places).map_err(at)?;
-                events.push(Event::record(device).map_err(at)?);
-                ks.push(*k);
             }
         }
         device.synchronize().map_err(|e| (0, e))?;
-        for (i, k) in ks.into_iter().enumerate() {
-            times[k] += events[i + 1].since(&events[i]).map_err(|e| (k, e))?;
+        let seconds = |at: usize| events[at + 1].since(&events[at]);
+        for (at, k) in ks.iter().enumerate() {
+            if let Some(k) = k {
+                times[*k] += seconds(at).map_err(|e| (*k, e))?;
+            }
+        }
+        for (k, timing, at) in lanes {
+            let own = timing.seconds().and_then(|own| Ok((own - seconds(at)?).max(0.0))).map_err(|e| (k, e))?;
+            if let Some(hidden) = hidden.as_deref_mut() {
+                hidden[k] += own;
+            }
         }
         Ok(())
     }
@@ -339,7 +399,7 @@ impl Executable for CudaExecutable {
         outputs: &[Buffer],
         context: RunContext<'_>,
     ) -> std::result::Result<(), Failure> {
-        let RunContext { interrupt, times, peers } = context;
+        let RunContext { interrupt, times, hidden, peers } = context;
         let origin = |k: usize| self.program.kernels.get(k).map_or(Origin::NONE, |k| k.origin());
         if slots.len() < self.program.slots.len() {
             let error = Error::system("cuda", "this is a bug: a run-time number is missing");
@@ -351,7 +411,11 @@ impl Executable for CudaExecutable {
         interrupt.check().map_err(first)?;
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         let connection = peers.map(|_| context.connection()).transpose().map_err(first)?;
-        let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh { connection, peers });
+        let is_timed = times.is_some();
+        let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh { connection, peers, is_timed });
+        if let Some(mesh) = &mesh {
+            mesh.begin();
+        }
         // The devices of a mesh raise the error of an earlier run where they agree.
         if mesh.is_none() || !compiled.agrees() {
             context.check_faults(&self.program)?;
@@ -366,8 +430,9 @@ impl Executable for CudaExecutable {
         compiled.writes.iter().filter_map(|k| inputs.get(*k)).for_each(|state| state_written(state, number));
         outputs.iter().for_each(|buffer| made(buffer, number));
         let operands = Operands { inputs, slots, outputs };
-        if let Err((k, error)) = compiled.run_steps(context, &self.program, operands, mesh.as_ref(), times) {
-            if mesh.is_some() {
+        if let Err((k, error)) = compiled.run_steps(context, &self.program, operands, mesh.as_ref(), [times, hidden]) {
+            if let Some(mesh) = &mesh {
+                mesh.settle().map_err(first)?;
                 // Other devices may read this one's memory, and have reported a bad index to it.
                 context.device.synchronize().map_err(first)?;
                 context.check_faults(&self.program)?;
@@ -394,21 +459,25 @@ impl Executable for CudaExecutable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Part::{Agreement, Collective, Steps};
+    use Part::{Agreement, Collective, Steps, Wait};
 
     #[test]
-    fn steps_are_divided_at_collectives_and_at_the_agreement() {
+    fn steps_are_divided_at_collectives_waits_and_the_agreement() {
         let without = [false; 4];
-        assert_eq!(divided(&without, None), [Steps(0..4)], "a program without a mesh is one graph");
-        assert_eq!(divided(&without, Some(2)), [Steps(0..2), Agreement, Steps(2..4)]);
-        assert_eq!(divided(&without, Some(4)), [Steps(0..4), Agreement]);
+        assert_eq!(divided(&without, &[], None), [Steps(0..4)], "a program without a mesh is one graph");
+        assert_eq!(divided(&without, &[], Some(2)), [Steps(0..2), Agreement, Steps(2..4)]);
+        assert_eq!(divided(&without, &[], Some(4)), [Steps(0..4), Agreement]);
         let with = [true, false, true, true, false];
         let (first, second, third) = (Collective(0), Collective(2), Collective(3));
-        let all = [first, Steps(1..2), second, third, Steps(4..5)];
-        assert_eq!(divided(&with, None), all);
-        assert_eq!(divided(&with, Some(3)), [&all[..3], &[Agreement], &all[3..]].concat());
-        assert_eq!(divided(&with, Some(0)), [&[Agreement], &all[..]].concat());
-        assert_eq!(divided(&[], Some(0)), [Agreement]);
-        assert_eq!(divided(&[], None), []);
+        let waits = [(0, 1), (2, 4), (3, 5)];
+        let all = [first, Wait(0), Steps(1..2), second, third, Wait(2), Steps(4..5), Wait(3)];
+        assert_eq!(divided(&with, &waits, None), all);
+        assert_eq!(divided(&with, &waits, Some(3)), [&all[..4], &[Agreement], &all[4..]].concat());
+        assert_eq!(divided(&with, &waits, Some(0)), [&[Agreement], &all[..]].concat());
+        let late = [(0, 5), (2, 5), (3, 5)];
+        let last = [Collective(0), Steps(1..2), Collective(2), Collective(3), Steps(4..5), Wait(0), Wait(2), Wait(3)];
+        assert_eq!(divided(&with, &late, None), last);
+        assert_eq!(divided(&[], &[], Some(0)), [Agreement]);
+        assert_eq!(divided(&[], &[], None), []);
     }
 }

@@ -12,9 +12,9 @@ use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, axis, is_collective};
-use perilune_core::{DType, Layout};
-use perilune_plan::ir::{Library, Program};
+use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, attrs_of, axis, is_collective};
+use perilune_core::{DType, Layout, Shape};
+use perilune_plan::ir::{Library, Operand, Program, Storage};
 use std::sync::Arc;
 
 /// Most devices along an axis: `collective::MOST`.
@@ -23,6 +23,8 @@ pub const MOST: usize = 64;
 pub const BLOCK: usize = 256;
 /// Bytes of a piece above which an all-reduce of more than two devices takes two phases. A phase more costs some 10 µs.
 const ONE_PHASE: usize = 256 << 10;
+/// Bytes to which the memory of a value is aligned (plan's `memory`).
+const ALIGN: usize = 256;
 /// Blocks of a launch for each multiprocessor.
 const BLOCKS: usize = 8;
 
@@ -41,6 +43,8 @@ pub struct Collective {
     pub output: Arg,
     /// Bytes of a piece.
     pub nbytes: usize,
+    /// Whether the result overwrites the piece. Then an all-reduce takes two phases: a device writes only what no other one reads.
+    pub in_place: bool,
     /// Distinct functions of its phases.
     pub functions: Vec<Arc<Function>>,
     kind: Kind,
@@ -91,8 +95,86 @@ pub struct Phase {
     pub grid: [u32; 3],
 }
 
-/// Lowers a collective: copies that make its piece contiguous, and the collective.
-pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collective)> {
+/// Lowers a call that moves one or several tensors: copies that make its pieces contiguous, and the collectives, which run side by
+/// side. Operands that lie one behind the other and are overwritten with the results are one piece, and one collective.
+pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Vec<Collective>)> {
+    if let Some(nbytes) = flat_bytes(program, l) {
+        return Ok((Work { launches: Vec::new(), scratch_bytes: 0 }, vec![flat(program, l, nbytes, props)?]));
+    }
+    let (mut work, mut all) = (Work { launches: Vec::new(), scratch_bytes: 0 }, Vec::new());
+    for k in 0..l.inputs.len() {
+        let (own, mut collective) = part(program, &member(l, k), props)?;
+        let shift = |arg: &mut Arg| {
+            if let Arg::Scratch(at) = arg {
+                *at += work.scratch_bytes;
+            }
+        };
+        shift(&mut collective.input);
+        let mut launches = own.launches;
+        launches.iter_mut().flat_map(|launch| &mut launch.args).for_each(shift);
+        work.launches.extend(launches);
+        work.scratch_bytes = (work.scratch_bytes + own.scratch_bytes).next_multiple_of(256);
+        all.push(collective);
+    }
+    Ok((work, all))
+}
+
+/// The part of a call that moves its `k`-th tensor.
+fn member(l: &Library, k: usize) -> Library {
+    Library {
+        attrs: attrs_of(l.op, &l.attrs, k).iter().copied().collect(),
+        inputs: vec![l.inputs[k]],
+        dtypes: vec![l.dtypes[k]],
+        outputs: vec![l.outputs[k]],
+        layouts: vec![l.layouts[k]],
+        ..l.clone()
+    }
+}
+
+/// The bytes from the first operand of an all-reduce to the end of the last, if its results are where its operands are, and these lie
+/// one behind the other. What is between them is added too, and never read.
+fn flat_bytes(program: &Program, l: &Library) -> Option<usize> {
+    if l.op != &ALL_REDUCE {
+        return None;
+    }
+    let (mut first, mut end) = (None, 0);
+    for (x, y) in l.inputs.iter().zip(&l.outputs) {
+        let Operand::View(x, layout) = x else { return None };
+        let (x, y) = (&program.values[x.0 as usize], &program.values[y.0 as usize]);
+        let Storage::Arena(at) = x.storage else { return None };
+        let follows = first.is_none() || at == usize::next_multiple_of(end, ALIGN);
+        let whole = layout.is_contiguous() && layout.offset == 0 && layout.numel() == x.shape.numel();
+        if x.storage != y.storage || !follows || !whole || x.nbytes() == 0 {
+            return None;
+        }
+        first.get_or_insert(at);
+        end = at + x.nbytes();
+    }
+    Some(end - first?)
+}
+
+/// The all-reduce of a flat buffer in place.
+fn flat(program: &Program, l: &Library, nbytes: usize, props: &Props) -> Result<Collective> {
+    let dtype = l.dtypes[0];
+    let n = nbytes / dtype.size();
+    // One tensor of as many elements, in the place of the first.
+    let mut program = Program { kernels: Vec::new(), in_flight: Vec::new(), ..program.clone() };
+    let mut one = member(l, 0);
+    let shape = Shape::of(&[n]);
+    one.inputs = match l.inputs[0] {
+        Operand::View(x, _) => {
+            program.values[x.0 as usize].shape = shape;
+            vec![Operand::View(x, Layout::contiguous(shape))]
+        }
+        constant => vec![constant],
+    };
+    program.values[one.outputs[0].0 as usize].shape = shape;
+    one.layouts = vec![Layout::contiguous(shape)];
+    Ok(part(&program, &one, props)?.1)
+}
+
+/// Lowers the collective of one tensor.
+fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collective)> {
     let mut c = Call::new(program, l)?;
     let (x, dtype, to) = (c.input(0)?, c.out_dtype(), c.out_aligned());
     let size = dtype.size();
@@ -117,6 +199,13 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
         }
     };
     let nbytes = dims.numel() * size;
+    let in_place = match (&l.inputs[0], l.op == &ALL_REDUCE) {
+        (Operand::View(x, _), true) => {
+            matches!(program.values[x.0 as usize].storage, Storage::Arena(_))
+                && program.values[x.0 as usize].storage == program.values[l.outputs[0].0 as usize].storage
+        }
+        _ => false,
+    };
     let (input, from) = match (&x.pointer, x.layout.is_contiguous()) {
         (Arg::Value(..), true) => (x.pointer.clone(), x.aligned),
         _ => (pack(&mut c, &x, dtype)?, 16),
@@ -144,7 +233,7 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
         function("gather", params, &body, "out, ranks, own, total, step")
     };
     let functions = match kind {
-        Kind::AllReduce { .. } if nbytes <= ONE_PHASE => vec![reduce(c.attr(1), false)],
+        Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(c.attr(1), false)],
         Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
         Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
         Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } | Kind::Shift { .. } => vec![spans(false)],
@@ -157,7 +246,8 @@ pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Col
     };
     let most_blocks = BLOCKS * props.sms as usize;
     let (name, axis, output) = (l.op.name, axis(&l.attrs), c.output(0));
-    let collective = Collective { name, axis, input, output, nbytes, functions, kind, size, vector, word, most_blocks };
+    let collective =
+        Collective { name, axis, input, output, nbytes, in_place, functions, kind, size, vector, word, most_blocks };
     Ok((c.finish(), collective))
 }
 
@@ -197,6 +287,11 @@ pub fn agree() -> Arc<Function> {
 }
 
 impl Collective {
+    /// Whether its piece is copied to scratch, which other kernels use too: then no other kernel may run beside it.
+    pub fn is_staged(&self) -> bool {
+        matches!(self.input, Arg::Scratch(_))
+    }
+
     /// Whether there is nothing to exchange.
     pub fn is_empty(&self) -> bool {
         self.nbytes == 0
@@ -253,7 +348,7 @@ impl Collective {
         };
         let v = self.vector / self.size;
         Ok(match self.kind {
-            Kind::AllReduce { n } if ranks <= 2 || self.functions.len() == 1 => {
+            Kind::AllReduce { n } if !self.in_place && (ranks <= 2 || self.functions.len() == 1) => {
                 vec![phase(0, Task::Reduce { n, len: n, row: n }, false, [0; 3], blocks(n.div_ceil(v), 1))]
             }
             Kind::AllReduce { n } => {

@@ -7,7 +7,9 @@ use perilune_core::mesh::{Axis, Coordinates};
 use perilune_core::{DType, HostTensor, Interrupt, Mesh, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
-use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Tracer};
+use perilune_plan::{
+    Backend, Buffer, BufferDesc, Executable, Failure, Options, Peers, Request, RunContext, Ticket, Tracer,
+};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
@@ -44,11 +46,15 @@ impl Exchanges {
         self.arrived.notify_all();
     }
 
-    fn exchange(&self, round: Round, at: usize, size: usize, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+    fn send(&self, round: Round, at: usize, size: usize, bytes: &[u8]) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let entry = state.rounds.entry(round.clone()).or_insert_with(|| (vec![None; size], 0));
+        let entry = state.rounds.entry(round).or_insert_with(|| (vec![None; size], 0));
         entry.0[at] = Some(bytes.into());
         self.arrived.notify_all();
+    }
+
+    fn receive(&self, round: Round, size: usize) -> Result<Vec<Arc<[u8]>>> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
             if let Some((sent, readers)) = state.rounds.get_mut(&round)
                 && let Some(all) = sent.iter().cloned().collect::<Option<Vec<_>>>()
@@ -89,6 +95,12 @@ impl Device {
         Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
     }
 
+    fn round(&self, ticket: Ticket) -> Round {
+        let mut group = self.at;
+        group[ticket.axis as usize] = 0;
+        (Some(ticket.axis), group.to_vec(), ticket.number)
+    }
+
     /// Delays some exchanges, by times that differ between devices.
     fn wait(&self) {
         let x = self.seed.load(Ordering::Relaxed).wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
@@ -104,18 +116,23 @@ impl Peers for Device {
         self.at[axis as usize]
     }
 
-    fn exchange(&self, axis: Axis, bytes: &[u8]) -> Result<Vec<Arc<[u8]>>> {
+    fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket> {
         self.wait();
-        let mut group = self.at;
-        group[axis as usize] = 0;
-        let count = self.count[axis as usize].fetch_add(1, Ordering::Relaxed);
+        let ticket = Ticket { axis, number: self.count[axis as usize].fetch_add(1, Ordering::Relaxed) };
         let size = self.shared.mesh.size(axis);
-        self.shared.exchange((Some(axis), group.to_vec(), count), self.at[axis as usize], size, bytes)
+        self.shared.send(self.round(ticket), self.at[axis as usize], size, bytes);
+        Ok(ticket)
+    }
+
+    fn receive(&self, ticket: Ticket) -> Result<Vec<Arc<[u8]>>> {
+        self.shared.receive(self.round(ticket), self.shared.mesh.size(ticket.axis))
     }
 
     fn barrier(&self) -> Result<()> {
         let count = self.count[Axis::ALL.len()].fetch_add(1, Ordering::Relaxed);
-        self.shared.exchange((None, Vec::new(), count), self.rank, self.shared.mesh.devices(), &[]).map(drop)
+        let (round, size) = ((None, Vec::new(), count), self.shared.mesh.devices());
+        self.shared.send(round.clone(), self.rank, size, &[]);
+        self.shared.receive(round, size).map(drop)
     }
 }
 
@@ -170,6 +187,22 @@ impl Rank<'_> {
 
     /// Runs a program and returns its roots.
     pub fn run(&self, loaded: &Loaded) -> std::result::Result<Vec<Buffer>, Failure> {
+        self.run_timed(loaded, None)
+    }
+
+    /// Runs a program; returns the seconds of its kernels, and those of collectives beside others.
+    pub fn times(&self, loaded: &Loaded) -> [Vec<f64>; 2] {
+        let zeros = vec![0.0; loaded.planned.program.kernels.len()];
+        let mut out = [zeros.clone(), zeros];
+        self.run_timed(loaded, Some(&mut out)).unwrap_or_else(|f| panic!("{}", f.error));
+        out
+    }
+
+    fn run_timed(
+        &self,
+        loaded: &Loaded,
+        times: Option<&mut [Vec<f64>; 2]>,
+    ) -> std::result::Result<Vec<Buffer>, Failure> {
         let p = &loaded.planned.program;
         let payload = |b: &InputBuffer| match b {
             InputBuffer::Leaf(k) | InputBuffer::State(k) => self.buffers[k].clone(),
@@ -177,7 +210,11 @@ impl Rank<'_> {
         let inputs: Vec<Buffer> = loaded.planned.inputs.iter().map(payload).collect();
         let outputs: Vec<Buffer> = p.outputs.iter().map(|desc| self.backend.alloc(desc).unwrap()).collect();
         let interrupt = Interrupt::default();
-        let context = RunContext { peers: Some(self.device), ..RunContext::new(&interrupt) };
+        let (times, hidden) = match times {
+            Some([times, hidden]) => (Some(&mut times[..]), Some(&mut hidden[..])),
+            None => (None, None),
+        };
+        let context = RunContext { interrupt: &interrupt, times, hidden, peers: Some(self.device) };
         let numbers = p.numbers(&loaded.planned.slots, &self.device.at);
         loaded.exec.run(&inputs, &numbers, &outputs, context)?;
         let root = |r: &Root| match r {

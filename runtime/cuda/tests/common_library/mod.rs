@@ -189,6 +189,7 @@ impl Case {
         let program = Arc::new(Program {
             values: self.values,
             kernels: vec![Kernel::Library(library.clone())],
+            in_flight: Vec::new(),
             inputs,
             outputs: vec![BufferDesc::new(shape, dtype)],
             slots: Vec::new(),

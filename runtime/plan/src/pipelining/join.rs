@@ -54,6 +54,8 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
         results: Vec::new(),
         arena_bytes: 0,
         live_bytes: 0,
+        // Stages have collectives in flight in programs of their own.
+        in_flight: Vec::new(),
         stages: Vec::new(),
     };
     let mut results: Vec<Option<Root>> = vec![None; roots];

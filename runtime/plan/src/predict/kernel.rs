@@ -40,7 +40,9 @@ impl KernelClass {
 
     pub fn of(kernel: &Kernel) -> KernelClass {
         match kernel {
-            Kernel::Library(l) if collective::is_collective(l.op) => KernelClass::Collective,
+            Kernel::Library(l) if collective::is_collective(l.op) || collective::is_transfer(l.op) => {
+                KernelClass::Collective
+            }
             Kernel::Library(l) if l.op.flops.is_none() => KernelClass::Other,
             Kernel::Library(l) if l.op.name.contains("attention") => KernelClass::Attention,
             Kernel::Library(l) if l.op.name.starts_with("conv") => KernelClass::Convolution,

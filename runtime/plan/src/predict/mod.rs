@@ -67,8 +67,13 @@ pub fn predict(step: &PlannedStep, machine: &Machine) -> Prediction {
     for kernel in &program.kernels {
         let class = KernelClass::of(kernel);
         let (seconds, axis) = match (class, all.as_slice().first().copied()) {
-            (KernelClass::Collective, Some(transfer)) => {
+            (KernelClass::Collective, Some(mut transfer)) => {
                 all.next();
+                // All tensors of the call cross the link as one.
+                while let Some(more) = all.as_slice().first().copied().filter(|more| more.call == transfer.call) {
+                    transfer.bytes += more.bytes;
+                    all.next();
+                }
                 let seconds = machine.collective(transfer.op, transfer.axis, transfer.bytes);
                 let link = machine.link(transfer.axis);
                 out.sent.push(Sent { transfer, link, seconds, waited: 0.0 });

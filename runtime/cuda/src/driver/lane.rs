@@ -1,0 +1,56 @@
+//! Streams for collectives, beside the stream of the device's other work.
+
+use super::{Device, Event, Handle, check, sys};
+use perilune_core::error::Result;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A stream in which collectives run in order.
+pub struct Lane {
+    device: Arc<Device>,
+    pub(super) stream: Handle<sys::CUstream_st>,
+}
+
+impl Lane {
+    /// Its blocks go before those of the device's other work that wait: collectives are short, and other devices wait for them.
+    pub fn new(device: &Arc<Device>) -> Result<Lane> {
+        let (mut least, mut greatest, mut stream) = (0, 0, null_mut());
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: out-pointers are to locals.
+        unsafe {
+            check(sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest), "asking for priorities of streams")?;
+            check(sys::cuStreamCreateWithPriority(&mut stream, flags, greatest), "making a stream")?;
+        }
+        Ok(Lane { device: device.clone(), stream: Handle(stream) })
+    }
+
+    /// Makes later work of the lane wait until all work queued before the event, which may be of another device, has finished.
+    pub fn wait_for(&self, event: &Event) -> Result<()> {
+        // SAFETY: the event is alive, and the driver keeps what it recorded.
+        check(unsafe { sys::cuStreamWaitEvent(self.stream.0, event.event.0, 0) }, "waiting for an event")
+    }
+
+    /// Records an event of the device in the lane.
+    pub fn record(&self, event: &Event) -> Result<()> {
+        // SAFETY: both are of this device and alive.
+        check(unsafe { sys::cuEventRecord(event.event.0, self.stream.0) }, "recording an event")
+    }
+
+    /// Waits for all work of the lane.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: see the head of `driver`.
+        check(unsafe { sys::cuStreamSynchronize(self.stream.0) }, "waiting for the GPU")
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        if self.device.bind().is_ok() {
+            // SAFETY: made by `new`; the driver finishes what is queued.
+            unsafe {
+                sys::cuStreamSynchronize(self.stream.0);
+                sys::cuStreamDestroy_v2(self.stream.0);
+            }
+        }
+    }
+}
