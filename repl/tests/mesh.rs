@@ -258,7 +258,9 @@ fn sequences_are_divided_along_cp() {
     ] {
         let ran = p.run(&["run", "sequences.lua", "--device", "cpu", "--mesh", mesh, "--set", set]);
         assert!(ran.status == Some(3) && ran.err.contains(says), "{mesh}: {:?} {}", ran.status, ran.err);
-        assert!(ran.err.contains("sequences.lua:") && ran.err.contains("hint"), "{mesh}: {}", ran.err);
+        assert!(ran.err.contains("hint"), "{mesh}: {}", ran.err);
+        // The way of the keys is of the command line, not of a line of the recipe.
+        assert!(ran.err.contains("sequences.lua:") || mesh.contains("keys"), "{mesh}: {}", ran.err);
     }
 }
 
@@ -268,7 +270,7 @@ fn check_reports_stages_and_what_they_send() {
     let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "pp=2"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
     let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
-    assert!(line("stage  forward").contains("received a micro-batch"), "{}", ran.out);
+    assert!(line("forward  share").contains("received a micro-batch"), "{}", ran.out);
     assert!(line("schedule 1f1b, 2 micro-batches").contains("devices wait"), "{}", ran.out);
     assert!(line("pp: stage 0").contains("model.") || line("pp: stage 1").contains("model."), "{}", ran.out);
     assert!(line("send  pp").contains("all.lua:"), "{}", ran.out);

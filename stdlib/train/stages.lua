@@ -66,8 +66,8 @@ function stages.cut(run, n, weights)
   run.model:train()
   local states = {}
   for i, entry in ipairs(weights) do states[i] = entry.state end
+  local _placed <close> = scope.at_place(run)
   local places = native.cut_stages(function()
-    local _placed <close> = scope.at_place(run)
     local values = record.guarded_step(run, function() return record.next_batches(run) end)
     local _, list = scope.unzip(values)
     return table.unpack(list)

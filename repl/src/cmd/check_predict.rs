@@ -155,8 +155,8 @@ mod tests {
             sent(&m, &all, |_| "x".into()),
             [
                 "op              axis  link     line            number     bytes    time  hidden",
-                "reduce_scatter  dp    network        backward  1       250.0 MB  6.0 ms   100 %",
-                "all_reduce      tp    NVLink                   2       134.0 MB  1.0 ms    50 %",
+                "reduce_scatter  dp    network        backward       1  250.0 MB  6.0 ms   100 %",
+                "all_reduce      tp    NVLink                        2  134.0 MB  1.0 ms    50 %",
                 "dp: 1 collectives of 250.0 MB through network, 6.0 ms",
                 "tp: 2 collectives of 134.0 MB through NVLink, 1.0 ms",
             ]

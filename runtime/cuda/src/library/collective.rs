@@ -12,7 +12,9 @@ use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, attrs_of, axis, is_collective};
+use perilune_core::ops::collective::{
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, TREE, attrs_of, axis, code_of, is_collective,
+};
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, Storage};
 use std::sync::Arc;
@@ -27,6 +29,8 @@ const ONE_PHASE: usize = 256 << 10;
 const ALIGN: usize = 256;
 /// Blocks of a launch for each multiprocessor.
 const BLOCKS: usize = 8;
+/// The most elements that a thread adds in a tree at once.
+const MOST_IN_TREE: usize = 8;
 
 /// Whether an op is a collective.
 pub fn is(op: &Op) -> bool {
@@ -218,6 +222,9 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::AllGather { block, .. } | Kind::AllToAll { block, .. } => (size, aligned(block)),
         Kind::Shift { n } => (size, aligned(n)),
     };
+    // A sum in a tree keeps a partial sum of each level in registers, which are too few for 16 elements.
+    let is_tree = code_of(l.op, &l.attrs) == Some(TREE);
+    let vector = if is_tree { vector.min(MOST_IN_TREE * size) } else { vector };
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
     // By the attribute of the combination.
     let reduce = |how: i64, in_rows: bool| {
