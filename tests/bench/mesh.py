@@ -1,0 +1,110 @@
+"""Measures training steps on one GPU and on a mesh of two, in turns, beside PyTorch DDP in the same run.
+
+    python3 tests/bench/mesh.py PERILUNE [CASE...]      PERILUNE is the program; needs two GPUs, and torchrun for the rival
+
+A figure is the median over rounds of the median time between `step` events. Scaling is samples a second on the mesh over twice those
+on one GPU: 1 is ideal. NVLink multicast stays off.
+"""
+import json, os, statistics, subprocess, sys, tempfile, time
+
+GPT2, LLAMA = "recipes/gpt2.lua", "recipes/llama.lua"
+# recipe, steps, options of one GPU, options of two, samples on two over samples on one
+CASES = {
+    "gpt2_dp2": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2"], 2),
+    "gpt2_dp2_zero1": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2,zero=1"], 2),
+    "gpt2_1558m_zero3": (GPT2, 24, ["batch=8", "--set", "size=1558M"], ["batch=16", "--set", "size=1558M", "--mesh", "dp=2,zero=3"], 2),
+    "llama_1b_tp2": (LLAMA, 18, ["batch=4"], ["batch=4", "--mesh", "tp=2"], 1),
+}
+RIVALS = {"gpt2_dp2": 32}
+SECONDS = 120
+
+
+def step_ms(program, recipe, steps, device, options):
+    """The median time of a step after the first third of a run, in ms."""
+    with tempfile.TemporaryDirectory() as folder:
+        command = [program, "run", recipe, "--precision", "bf16", "--json", "--steps", str(steps), "--device", device]
+        command += ["--run-dir", folder + "/run", "--set"] + options
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        times, end = [], time.monotonic() + SECONDS
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "error":
+                raise SystemExit(f"{recipe} {options}: {event['message']}")
+            if event["event"] == "step":
+                times.append(time.monotonic())
+            # The checkpoint at the end is no part of a step.
+            if len(times) == steps or time.monotonic() > end:
+                process.kill()
+        process.wait()
+    times = times[steps // 3:]
+    if len(times) < 3:
+        raise SystemExit(f"{recipe} {options}: too few steps within {SECONDS} s")
+    return statistics.median(b - a for a, b in zip(times, times[1:])) * 1e3
+
+
+def rival(batch):
+    """A training step of GPT-2 124M under DDP and compile, as one process of torchrun."""
+    import torch
+    import torch.distributed as dist
+    import torch.nn.functional as F
+    import rival_cuda
+
+    dist.init_process_group("nccl")
+    rank, n = dist.get_rank(), dist.get_world_size()
+    torch.cuda.set_device(rank)
+    model = rival_cuda.GPT2(12, 12, 768, torch.float32).cuda()
+    net = torch.compile(torch.nn.parallel.DistributedDataParallel(model, device_ids=[rank]) if n > 1 else model)
+    opt = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.1, fused=True)
+    x = torch.randint(0, 50257, (batch, 1024), device="cuda")
+    y = torch.randint(0, 50257, (batch * 1024,), device="cuda")
+
+    def step():
+        opt.zero_grad(set_to_none=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = F.cross_entropy(net(x).flatten(0, 1), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        opt.step()
+
+    times = []
+    for k in range(6):
+        torch.cuda.synchronize()
+        start = time.monotonic()
+        for _ in range(8):
+            step()
+        torch.cuda.synchronize()
+        times += [(time.monotonic() - start) / 8 * 1e3] if k else []
+    if rank == 0:
+        print(json.dumps(statistics.median(times)))
+    dist.destroy_process_group()
+
+
+def rival_ms(batch, n):
+    command = ["torchrun", f"--nproc-per-node={n}", __file__, "--rival", str(batch)]
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, env=os.environ | {"NCCL_NVLS_ENABLE": "0"})
+    return float(out.stdout.split()[-1]) if out.returncode == 0 else None
+
+
+def main(program, names):
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise SystemExit(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
+    print(f"{'case':18} {'one GPU':>10} {'two GPUs':>10} {'scaling':>8} {'DDP one':>10} {'DDP two':>10} {'scaling':>8} {'speed-up':>8}")
+    for name in names or CASES:
+        recipe, steps, one, two, samples = CASES[name]
+        rounds = [(step_ms(program, recipe, steps, "cuda:0", one), step_ms(program, recipe, steps, "cuda:0,1", two)) for _ in range(2)]
+        a, b = (statistics.median(side) for side in zip(*rounds))
+        row = f"{name:18} {a:7.2f} ms {b:7.2f} ms {a / b * samples / 2:8.3f}"
+        if name in RIVALS:
+            c, d = rival_ms(RIVALS[name], 1), rival_ms(RIVALS[name], 2)
+            row += f" {c:7.2f} ms {d:7.2f} ms {c / d:8.3f} {d / b:8.2f}" if c and d else "   torchrun failed"
+        print(row, flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 3 and sys.argv[1] == "--rival":
+        rival(int(sys.argv[2]))
+    elif len(sys.argv) > 1:
+        main(sys.argv[1], sys.argv[2:])
+    else:
+        raise SystemExit(__doc__)
