@@ -243,7 +243,7 @@ fn functions_compile_without_spills() {
         }
         // Sums in a tree, by the text; a thread adds at most 8 elements in one.
         let tree = |text: &String| text.replace("collective::Sum<", "collective::Tree<").replace(">, 16, ", ">, 8, ");
-        texts.extend(texts.iter().map(|text| tree(text)).collect::<Vec<_>>());
+        texts.extend(texts.iter().map(tree).collect::<Vec<_>>());
         // Of pieces of 2 GiB and more, by the text.
         let wide = |text: &String| {
             let ends = ["u32, true>", "u32, false>", ", u32>"];
