@@ -111,7 +111,7 @@ impl Job {
         let status = if cause.raised { cause.status } else { RESTART };
         let text = self.links.message(&cause);
         if !cause.raised {
-            // Nobody else can say why the job ends.
+            // No other process knows why the job ends.
             record_failure(&process_env, &text);
         }
         console_out::complain("error", &text);

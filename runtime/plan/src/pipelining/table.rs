@@ -87,7 +87,7 @@ impl Table {
     }
 
     /// Checks that the table is one of `stages` stages, one a device in order, and `micros` micro-batches: each takes every action
-    /// once, no device waits for ever, and no stage has more than `stash` micro-batches between their first and last action.
+    /// once, no device deadlocks, and no stage has more than `stash` micro-batches between their first and last action.
     pub fn check(&self, stages: usize, micros: usize, stash: usize) -> Result<Timeline> {
         if self.lines.len() != stages {
             return Err(fail(
