@@ -291,7 +291,7 @@ fn wrong_meshes_are_refused_with_the_rule() {
         ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
         ("dp=2,zero=7", "zero=7: there is no such stage"),
         ("dp=2,bucket=many", "bucket=many: it is not an amount of memory"),
-        ("dp=2,buckt=4M", "there is no axis \"buckt\""),
+        ("dp=2,buckt=4M", "there is no axis \"buckt\" (did you mean bucket?)"),
     ] {
         let ran = p.run(&["run", "all.lua", "--mesh", mesh]);
         assert_eq!(ran.status, Some(2), "{mesh}");

@@ -34,6 +34,10 @@ impl MeshOptions {
                 Some(("zero", value)) => once("zero", &mut zero, stage(value)?)?,
                 Some(("bucket", value)) => once("bucket", &mut bucket, bucket_bytes(value)?)?,
                 Some(("keys", value)) => once("keys", &mut keys, key_exchange(value)?)?,
+                Some((name, _)) if misspelt_option(name).is_some() => {
+                    let hint = format!("did you mean {}?", misspelt_option(name).unwrap_or_default());
+                    return Err(Error::argument("mesh", format!("there is no axis {name:?}")).hint(hint));
+                }
                 _ => axes.push(part),
             }
         }
@@ -59,6 +63,13 @@ impl MeshOptions {
         }
         Ok(options)
     }
+}
+
+/// The option that a name resembles, if it is no axis and resembles none.
+fn misspelt_option(name: &str) -> Option<&'static str> {
+    let is_like_an_axis = did_you_mean(name, Axis::ALL.map(Axis::name)).is_some();
+    let is_axis = Axis::ALL.into_iter().any(|axis| axis.name() == name);
+    if is_axis || is_like_an_axis { None } else { did_you_mean(name, ["zero", "bucket", "keys"]) }
 }
 
 /// Stores an option, which may be given once.

@@ -33,7 +33,11 @@ pub fn check(mesh: &Mesh, shards: usize) -> Result<()> {
         let near = shards.next_power_of_two();
         return wrong(
             format!("{shards} is no power of two; the sums of shards are added in pairs"),
-            format!("use {near}, or {}", (near / 2).max(1)),
+            if shards == 0 {
+                "use 8, or leave strict shards out".into()
+            } else {
+                format!("use {near}, or {}", near / 2)
+            },
         );
     }
     if let Some(axis) = Axis::ALL.into_iter().find(|axis| !SAMPLES.contains(axis) && mesh.size(*axis) > 1) {
@@ -109,7 +113,7 @@ mod tests {
     fn meshes_that_no_tree_fits_are_refused_with_the_cure() {
         for (mesh, shards, message) in [
             ("", 6, "6 is no power of two; the sums of shards are added in pairs (use 8, or 4)"),
-            ("", 0, "0 is no power of two; the sums of shards are added in pairs (use 1, or 1)"),
+            ("", 0, "0 is no power of two; the sums of shards are added in pairs (use 8, or leave strict shards out)"),
             (
                 "dp=16",
                 8,
