@@ -4,8 +4,8 @@
 //
 // Shapes: n elements of the result. With ROWS, the result is rows of `len` vectors, which start `row` vectors apart in a piece;
 // otherwise j = i.
-// Mapping: 256 threads a block, grid-stride; a thread combines vectors of V elements, up to 16 bytes, and has the loads of 8 pieces in
-// flight. Elements behind the last whole vector take a thread each. No shared memory. Limited by the memory of this GPU and, for pieces
+// Mapping: 256 threads a block, grid-stride; a thread combines vectors of V elements, up to 16 bytes, and has the loads of FLIGHT pieces
+// in flight. Elements behind the last whole vector take a thread each. No shared memory. Limited by the memory of this GPU and, for pieces
 // of other GPUs, by the links between them.
 #pragma once
 #include "collective/pieces.cuh"
@@ -24,6 +24,7 @@ __device__ __forceinline__ f32 value(f16 x) { return to_f32(x); }
 template <typename T>
 struct Sum {
     typedef typename library::Numeric<T>::Acc State;
+    static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ State first(T x) { return library::Numeric<T>::widen(x); }
     static __device__ __forceinline__ State next(State s, T x) { return s + library::Numeric<T>::widen(x); }
     static __device__ __forceinline__ T last(State s) { return library::Numeric<T>::narrow(s); }
@@ -33,6 +34,7 @@ struct Sum {
 template <typename T>
 struct Max {
     typedef T State;
+    static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ T first(T x) { return x; }
     static __device__ __forceinline__ T next(T s, T x) {
         return value(s) > value(x) || value(s) != value(s) ? s : x;
@@ -43,6 +45,7 @@ struct Max {
 template <typename T>
 struct Min {
     typedef T State;
+    static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ T first(T x) { return x; }
     static __device__ __forceinline__ T next(T s, T x) {
         return value(s) < value(x) || value(s) != value(s) ? s : x;
@@ -56,6 +59,8 @@ template <typename T>
 struct Tree {
     typedef typename library::Numeric<T>::Acc Acc;
     static constexpr i32 LEVELS = 7;
+    // 8 pieces of 64-bit elements beside the levels spill.
+    static constexpr i32 FLIGHT = sizeof(T) == 8 ? 4 : 8;
     struct State {
         Acc level[LEVELS];
         u32 count;
@@ -105,7 +110,7 @@ union Vector {
 template <typename T, typename Op, i32 V>
 __device__ __forceinline__ typename Word<V * sizeof(T)>::Type combined(const Pieces& pieces, i32 ranks, u64 at) {
     typedef typename Word<V * sizeof(T)>::Type W;
-    constexpr i32 FLIGHT = 8;
+    constexpr i32 FLIGHT = Op::FLIGHT;
     typename Op::State sum[V];
     for (i32 base = 0; base < ranks; base += FLIGHT) {
         Vector<T, V> x[FLIGHT];
