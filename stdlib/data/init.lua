@@ -8,6 +8,7 @@ return {
   text = require("perilune.data.text").text,
   sequence = require("perilune.data.text").sequence,
   tokens = require("perilune.data.text").tokens,
+  token_files = require("perilune.data.text").token_files,
   language = require("perilune.data.text").language,
   images = require("perilune.data.images").images,
   tensors = require("perilune.data.set").tensors,

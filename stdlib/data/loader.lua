@@ -1,7 +1,8 @@
 -- data/loader.lua: loads batches by number, and prefetches the next ones.
 --
--- `loader:batch_at(k)` is a pure function of k and the seed; a loader stores no position. So a run is resumed, repeated or
--- distributed by its step count alone.
+-- `loader:batch_at(k, from)` is a pure function of its arguments and the seed; a loader stores no position. The samples of all epochs
+-- are numbered in one stream, and batches are counted from sample `from` of it. So a run is resumed, repeated or distributed by
+-- its step count, and an edit of the batch size goes on where the run is (train/position.lua).
 --
 -- A shuffled loader is an endless stream: the epochs one after another, each in its own order, cut into batches of equal size.
 -- A batch may span two epochs, so every step has the same shapes and every sample is used. With `drop_last` an epoch ends with
@@ -67,19 +68,34 @@ function Loader:samples()
   return self.drop_last and self:batches() * self.size or self.n
 end
 
----Computes the first sample and the number of samples of batch `k`.
----@param self perilune.Loader
+---Computes the place in the stream of batch `k`, counted from sample `from`: its first sample and its number of samples.
 ---@param k integer
+---@param from integer? 0 by default
+---@param size integer? the batch size, by default the loader's
 ---@return integer first
 ---@return integer count
-local function span(self, k)
-  if self.shuffled then
-    local first = k * self.size
-    if self.drop_last then first = k // self:batches() * self.n + k % self:batches() * self.size end
-    return first, self.size
+function Loader:span(k, from, size)
+  local n = self.n
+  from, size = from or 0, size or self.size
+  if self.shuffled and not self.drop_last then return from + k * size, size end
+  -- An epoch ends with its last full batch, or with a smaller one.
+  local function batches(samples) return self.drop_last and samples // size or (samples + size - 1) // size end
+  local epoch, index = from // n, from % n
+  local left = batches(n - index)
+  if k >= left then
+    k, epoch, index = k - left, epoch + 1, 0
+    epoch, k = epoch + k // batches(n), k % batches(n)
   end
-  local first = k % self:batches() * self.size
-  return first, math.min(self.size, self.n - first)
+  local first = index + k * size
+  return epoch * n + first, math.min(size, n - first)
+end
+
+---Computes the samples that `make` and `prefetch` take for a place in the stream: a sequential loader has one epoch.
+---@param self perilune.Loader
+---@param first integer
+---@return integer
+local function in_epoch(self, first)
+  return self.shuffled and first or first % self.n
 end
 
 ---Raises unless each of the `devices` along cp gets a position of the sequences of a loader.
@@ -122,10 +138,12 @@ end
 
 ---Makes batch `k`, counted from 0, and starts to prefetch the next ones.
 ---@param k integer
+---@param from integer? the sample of the stream with which batch 0 begins, 0 by default
 ---@return table batch named tensors, recorded in the current step
 ---@return integer count number of samples
-function Loader:batch_at(k)
-  local first, count = span(self, k)
+function Loader:batch_at(k, from)
+  local start, count = self:span(k, from)
+  local first = in_epoch(self, start)
   -- Attribute the ops to the line that made the loader: the default loop has no line of the recipe on the stack.
   local before, outer = native.at(self.place), native.batch(count)
   local made, batch = pcall(function() return divided(self, self.make(first, count)) end)
@@ -133,31 +151,26 @@ function Loader:batch_at(k)
   native.at(before)
   if not made then error(batch, 0) end
   if self.prefetch then
-    -- A sequential loader may be done after its last batch: do not prefetch beyond it.
-    local last = self.shuffled and k + AHEAD or math.min(k + AHEAD, k - k % self:batches() + self:batches() - 1)
-    for next = k + 1, last do self.prefetch(span(self, next)) end
+    for ahead = k + 1, k + AHEAD do
+      local next, samples = self:span(ahead, from)
+      -- A sequential loader may be done after its last batch: do not prefetch beyond it.
+      if not self.shuffled and next // self.n > start // self.n then break end
+      self.prefetch(in_epoch(self, next), samples)
+    end
   end
   return batch, count
 end
 
 ---Lists the samples of batch `k` by their numbers in the source.
 ---@param k integer
+---@param from integer? the sample of the stream with which batch 0 begins, 0 by default
+---@param size integer? the batch size, by default the loader's
 ---@return string? what unit of the numbers; nil if the samples have none
 ---@return integer[]? ids
-function Loader:ids_at(k)
+function Loader:ids_at(k, from, size)
   if not self.ids then return nil end
-  local first, count = span(self, k)
-  return self.what, self.ids(first, count)
-end
-
----Computes where batch `k` starts, as checkpoints store it.
----@param k integer
----@return {epoch: integer, index: integer}
-function Loader:position(k)
-  if self.shuffled and not self.drop_last then
-    return { epoch = k * self.size // self.n, index = k * self.size % self.n }
-  end
-  return { epoch = k // self:batches(), index = k % self:batches() * self.size }
+  local first, count = self:span(k, from, size)
+  return self.what, self.ids(in_epoch(self, first), count)
 end
 
 return { new = new, check_sequences = check_sequences }

@@ -63,9 +63,25 @@ function native.tokens(path)
   return bound.tokens(path)
 end
 
+---@class perilune.NativeTokens token ids in files or in host memory
+---@field size fun(self): integer
+---@field ids fun(self, first: integer, count: integer): perilune.Tensor (count) i32
+---@field reader fun(self, low: integer, high: integer, span: integer): perilune.NativeWindows
+
+---@class perilune.NativeWindows
+---@field batch fun(self, starts: integer[], first: integer): perilune.Tensor (#starts, span) i32; `first` is the number of the first in the stream
+---@field prefetch fun(self, starts: integer[], first: integer) starts to make a batch
+
+---Opens files of token ids as one corpus, in this order; a path may be a pattern.
+---@param paths string[]
+---@return perilune.NativeTokens
+function native.token_files(paths)
+  return bound.token_files(paths)
+end
+
 ---Returns the vocabulary of the characters of a text, sorted.
 ---@param text string
----@return any vocab with :size(), :encode(text) -> i64 tensor, :decode(ids: integer[]) -> string
+---@return any vocab with :size(), :encode(text) -> i64 tensor, :corpus(text) -> NativeTokens, :decode(ids: integer[]) -> string
 function native.chars(text)
   return bound.chars(text)
 end
@@ -95,9 +111,9 @@ end
 ---@param count integer
 ---@param n integer length of the text
 ---@param length integer length of a window
----@return perilune.Tensor (count) i64
-function native.text_windows(seed, first, count, n, length)
-  return bound.text_windows(seed, first, count, n, length)
+---@return integer[]
+function native.window_starts(seed, first, count, n, length)
+  return bound.window_starts(seed, first, count, n, length)
 end
 
 ---@class perilune.NativeImages the list of files of a folder of images

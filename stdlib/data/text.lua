@@ -3,22 +3,38 @@
 -- A batch has x (B, T) and y (B, T) i64, y shifted by one token. Training windows start at random positions; evaluation windows
 -- are adjacent and cover the text once. Splits are contiguous ("train" in front), because overlapping windows would leak
 -- validation tokens into training. data.text numbers the characters of a file in sorted order; other tokenizers write files of
--- ids for data.tokens.
+-- ids for data.token_files, which are read where a batch needs them.
 
 local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
+local corpora = require "perilune.data.corpus"
 local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
 
 ---@class perilune.Text
 ---@field vocab any? of data.text, with :size(), :encode(text), :decode(ids)
----@field tokens perilune.Tensor (N) i64
+---@field corpus perilune.Corpus
 ---@field low integer first token of this split
 ---@field high integer end of this split, exclusive
 ---@field parts perilune.Parts splits taken from it
+---@field tokens perilune.Tensor all ids (N) i64, made at every read
 local Text = {}
-local meta = { __index = Text }
+
+local meta = {}
+function meta.__index(text, key)
+  if key == "tokens" then return text.corpus.ids(0, text.corpus.size):to("i64") end
+  return Text[key]
+end
+meta.__methods, meta.__made = Text, { "tokens" } -- names for completion
+
+---Makes a text of a whole corpus.
+---@param corpus perilune.Corpus
+---@param vocab any?
+---@return perilune.Text
+local function new(corpus, vocab)
+  return setmetatable({ vocab = vocab, corpus = corpus, low = 0, high = corpus.size, parts = splits.new(corpus.size) }, meta) --[[@as perilune.Text]]
+end
 
 ---Reads a UTF-8 text file as character ids.
 ---@param path string relative to the recipe's folder, or absolute
@@ -31,9 +47,7 @@ local function text(path, opts)
   check.word("data.text", "level", o.level, { "char" })
   local content = native.text(path, o.max_bytes)
   local vocab = native.chars(content)
-  local tokens = vocab:encode(content)
-  pl.eval(tokens)
-  return setmetatable({ vocab = vocab, tokens = tokens, low = 0, high = tokens:size(0), parts = splits.new(tokens:size(0)) }, meta)
+  return new(corpora.host(vocab:corpus(content)), vocab)
 end
 
 ---Makes a text of token ids, for `split` and `windows`.
@@ -45,10 +59,26 @@ local function sequence(ids)
     pl.error("data.sequence", "the ids are " .. got, "give a tensor of shape {N}, i32 or i64")
   end
   pl.eval(ids)
-  return setmetatable({ tokens = ids, low = 0, high = ids:size(0), parts = splits.new(ids:size(0)) }, meta)
+  return new(corpora.device(ids))
 end
 
----Reads token ids from a file: .bin of u16 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
+---Opens files of token ids as one text, of any size: they are read where a batch needs them, and memory stays flat.
+---A file is .bin of u16 as nanoGPT writes it, .bin of u16 or u32 with llm.c's header, or .npy of one dim (u1, u2, u4, i4, i8).
+---  data.token_files("fineweb/train_*.bin"):windows { length = 1024, batch = 32, seed = 1 }
+---A file that changes while it is in use is an error that names it.
+---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
+---@return perilune.Text
+local function token_files(paths)
+  local list = paths
+  if type(paths) == "string" then list = { paths } end
+  if type(list) ~= "table" or #list == 0 then
+    pl.error("data.token_files", "the paths are " .. check.show(paths), "name a file, a pattern like \"train_*.bin\", or a list of them")
+  end
+  return new(corpora.files(list))
+end
+
+---Reads token ids from a file: .bin of u16 or u32 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
+---The whole file becomes a tensor; data.token_files reads only what batches need.
 ---@param path string relative to the recipe's folder, or absolute
 ---@return perilune.Tensor (N), i32 from .bin
 local function tokens(path)
@@ -63,8 +93,8 @@ local function tokens(path)
   return (more --[[@as perilune.Tensor]]):flatten()
 end
 
----Makes the loaders of a language model: windows of a token file, its first 95 % for training.
----With tokens = "" the ids are random, for measurements of speed.
+---Makes the loaders of a language model: windows of token files, the first 95 % for training.
+---`tokens` is a path or pattern for data.token_files, or a .safetensors file. With "" the ids are random, for measurements of speed.
 ---@param opts {tokens: string, vocab: integer, context: integer, batch: integer, seed: integer}
 ---@return {train: perilune.Loader, valid: perilune.Loader}
 local function language(opts)
@@ -73,13 +103,14 @@ local function language(opts)
   check.required(op, o, { "tokens", "vocab", "context", "batch", "seed" })
   check.whole(op, "context", o.context)
   check.whole(op, "batch", o.batch)
-  local ids
+  local all
   if o.tokens == "" then
-    ids = pl.randint(0, o.vocab, { 64 * o.context * o.batch + 1 }, { dtype = "i32" })
+    all = sequence(pl.randint(0, o.vocab, { 64 * o.context * o.batch + 1 }, { dtype = "i32" }))
+  elseif o.tokens:match "%.safetensors$" then
+    all = sequence(tokens(o.tokens))
   else
-    ids = tokens(o.tokens)
+    all = token_files(o.tokens)
   end
-  local all = sequence(ids)
   return {
     train = all:split("train", 0.95):windows { length = o.context, batch = o.batch, seed = o.seed },
     valid = all:split("valid", 0.05):windows { length = o.context, batch = o.batch },
@@ -98,7 +129,20 @@ end
 ---@return perilune.Text
 function Text:split(name, fraction)
   local low, high = splits.take("text:split", self.parts, name, fraction)
-  return setmetatable({ vocab = self.vocab, tokens = self.tokens, low = self.low + low, high = self.low + high, parts = splits.new(high - low) }, meta)
+  return setmetatable({ vocab = self.vocab, corpus = self.corpus, low = self.low + low, high = self.low + high, parts = splits.new(high - low) }, meta) --[[@as perilune.Text]]
+end
+
+---Reads token ids: `count` of them from token `first` of this text on.
+---@param first integer
+---@param count integer
+---@return perilune.Tensor (count), i32 or i64
+function Text:ids(first, count)
+  check.whole("text:ids", "first", first, 0)
+  check.whole("text:ids", "count", count)
+  if first + count > self:size() then
+    pl.error("text:ids", ("tokens %d to %d are not in a text of %d"):format(first, first + count, self:size()), "ids(first, count) counts from 0")
+  end
+  return self.corpus.ids(self.low + first, count)
 end
 
 ---Returns a loader of windows of `length` tokens: at random positions with a `seed`, else adjacent, one epoch in order.
@@ -113,26 +157,28 @@ function Text:windows(opts)
   if n < T + 1 then
     pl.error(op, ("a window of %d tokens and the token after it do not fit into %d tokens"):format(T, n), "use a shorter context or a longer text")
   end
-  local ids, low = self.tokens, self.low
+  local reader, low = self.corpus.reader(self.low, self.high, T + 1), self.low
   local windows = (n - 1) // T
-  local function starts_of(first, count)
-    if o.seed then return native.text_windows(o.seed, first, count, n, T + 1) end
+  ---Computes where windows `first` .. `first + count - 1` start in this text.
+  ---@return integer[]
+  local function starts(first, count)
+    if o.seed then return native.window_starts(o.seed, first, count, n, T + 1) end
     local list = {}
     for i = 1, count do list[i] = (first + i - 1) * T end
-    return pl.tensor(list, { dtype = "i64" })
+    return list
   end
-  local function starts_list(first, count)
-    return (starts_of(first, count) + low):tolist()
+  local function places(first, count)
+    local list = starts(first, count)
+    for i = 1, #list do list[i] = list[i] + low end
+    return list
   end
   local function make(first, count)
-    local starts = starts_of(first, count)
-    local at_BT = (starts + low):unsqueeze(1) + pl.arange(T + 1)
-    local both_BT = ids:index_select(0, at_BT:flatten()):view(count, T + 1)
-    if both_BT.dtype ~= "i64" then both_BT = both_BT:to("i64") end
+    local both_BT = reader.batch(starts(first, count), first)
     return { x = both_BT:narrow(1, 0, T), y = both_BT:narrow(1, 1, T) }
   end
-  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, ids = starts_list,
+  local prefetch = reader.prefetch and function(first, count) reader.prefetch(starts(first, count), first) end
+  return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, prefetch = prefetch, ids = places,
                             what = "windows from token", tokens = T, context = T })
 end
 
-return { text = text, sequence = sequence, tokens = tokens, language = language }
+return { text = text, sequence = sequence, tokens = tokens, token_files = token_files, language = language }

@@ -4,6 +4,7 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local optimizers = require "perilune.train.optimizers"
+local position = require "perilune.train.position"
 local step = require "perilune.train.step"
 
 local record = {}
@@ -13,7 +14,7 @@ local record = {}
 ---@return any[][] batches micro-batches as { batch, number of samples }
 function record.next_batches(run)
   local batches, start = {}, pl.clock()
-  for i = 1, run.accumulate do batches[i] = { run.data.train:batch_at(run.count * run.accumulate + i - 1) } end
+  for i = 1, run.accumulate do batches[i] = { position.batch(run, i - 1) } end
   native.waited(pl.clock() - start)
   return batches
 end

@@ -7,6 +7,7 @@ local _, native = ...
 local check = require "perilune.check"
 local format = require "perilune.train.format"
 local optimizers = require "perilune.train.optimizers"
+local position = require "perilune.train.position"
 local record = require "perilune.train.record"
 local scope = require "perilune.train.scope"
 
@@ -22,6 +23,7 @@ local scope = require "perilune.train.scope"
 ---@field steps integer length of the run
 ---@field count integer steps done
 ---@field accumulate integer micro-batches of a step
+---@field segments perilune.train.Segment[] parts of the run with one batch size each
 ---@field precision string
 ---@field scaler perilune.LossScaler? with precision "fp16"
 ---@field eval_every integer?
@@ -38,7 +40,7 @@ local Run = {}
 
 local meta = {}
 function meta.__index(run, key)
-  if key == "batch" then return (run.data.train:batch_at(run.count * run.accumulate)) end
+  if key == "batch" then return (position.batch(run, 0)) end
   if key == "optimizer" then return rawget(run, "opt") end
   return Run[key]
 end
@@ -145,15 +147,7 @@ end
 ---@return string? what what the numbers count, such as "rows"; nil if the loader does not number its samples
 ---@return integer[]? ids
 function Run:samples_of(k)
-  local train, all, what = self.data.train, {}, nil
-  if type(train.ids_at) ~= "function" then return nil end
-  for i = 0, self.accumulate - 1 do
-    local name, ids = train:ids_at((k - 1) * self.accumulate + i)
-    if not name or not ids then return nil end
-    what = name
-    table.move(ids, 1, #ids, #all + 1, all)
-  end
-  return what, all
+  return position.samples(self, k - 1)
 end
 
 ---Returns the learning rates of the next update, one for each parameter group of each optimizer.
@@ -174,7 +168,9 @@ end
 ---@param fields table
 ---@return perilune.Run
 local function new(fields)
-  return setmetatable(fields, meta)
+  local run = setmetatable(fields, meta) --[[@as perilune.Run]]
+  position.start(run)
+  return run
 end
 
 return { new = new, take_step = take_step }

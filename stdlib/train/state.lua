@@ -2,6 +2,7 @@
 
 local check = require "perilune.check"
 local optimizers = require "perilune.train.optimizers"
+local position = require "perilune.train.position"
 local tree = require "perilune.tree"
 
 ---@class (partial) perilune.Run
@@ -25,12 +26,12 @@ end
 ---Returns the position of the run as plain numbers, which a checkpoint stores besides the States.
 ---@return table cursor for `seek`
 function Run:cursor()
-  local at = self.data.train:position(self.count * self.accumulate)
   local es = self.early_stop
   local cursor = {
-    step = self.count, epoch = at.epoch, index = at.index, seed = self.seed, stopped = self.stopped,
+    step = self.count, seed = self.seed, stopped = self.stopped,
     ema_updates = self.ema and self.ema.count, best = es and es.best, bad = es and es.bad,
   }
+  position.save(self, cursor)
   optimizers.save(self, cursor)
   return cursor
 end
@@ -49,6 +50,7 @@ function Run:updates_of_states() return optimizers.updates_of_states(self) end
 function Run:seek(cursor, slots)
   self.count = check.whole("run:seek", "step", cursor.step, 0)
   self.stopped = cursor.stopped or false
+  position.load(self, cursor)
   optimizers.load(self, cursor, slots)
   if self.ema then self.ema.count = cursor.ema_updates or self.count end
   if self.early_stop then self.early_stop.best, self.early_stop.bad = cursor.best, cursor.bad or 0 end

@@ -157,6 +157,49 @@ describe("text", function()
   end)
 end)
 
+describe("token files", function()
+  pl.save("lua/files/out-1.npy", pl.arange(40):to("i32"))
+  pl.save("lua/files/out-2.npy", (pl.arange(25) + 40):to("i64"))
+  pl.save("lua/files/out-3.npy", (pl.arange(7) + 65):to("u8"))
+  local all = data.token_files "files/out-?.npy"
+
+  it("are one text, in the order of their names", function()
+    expect(all:size()):to_be(72)
+    expect(all.tokens):to_equal(pl.arange(72):tolist())
+    expect(all:ids(38, 4)):to_equal { 38, 39, 40, 41 }
+    expect(data.token_files({ "files/out-3.npy", "files/out-1.npy" }):ids(5, 4)):to_equal { 70, 71, 0, 1 }
+    expect(data.token_files("files/out-1.npy"):size()):to_be(40)
+  end)
+
+  it("give the windows that a tensor of the same ids gives", function()
+    local same = data.sequence(pl.arange(72))
+    for _, name in ipairs { "train", "valid" } do
+      local a, b = all:split(name, 0.5), same:split(name, 0.5)
+      for _, o in ipairs { { length = 5, batch = 3, seed = 4 }, { length = 5, batch = 3 } } do
+        local x, y = a:windows(o), b:windows(o)
+        expect(x:batches()):to_be(y:batches())
+        for _, k in ipairs { 0, 1, 2, 1, 7 } do
+          local one, two = x:batch_at(k), y:batch_at(k)
+          expect(one.x):to_equal(two.x:tolist())
+          expect(one.y):to_equal(two.y:tolist())
+          expect({ x:ids_at(k) }):to_equal { y:ids_at(k) }
+        end
+      end
+    end
+  end)
+
+  it("name the path, the pattern and the range that are wrong", function()
+    expect(function() data.token_files "files/none-*.bin" end):to_raise 'no file of'
+    expect(function() data.token_files "files/out-4.npy" end):to_raise "did you mean"
+    expect(function() data.token_files "f*/part-1.npy" end):to_raise "in the name of a folder"
+    expect(function() data.token_files {} end):to_raise "name a file, a pattern"
+    expect(function() data.token_files { 3 } end):to_raise "a path is 3"
+    expect(function() data.token_files "files/cars.csv" end):to_raise "token files end in .bin or .npy"
+    expect(function() all:ids(70, 3) end):to_raise "are not in a text of 72"
+    expect(function() all:windows { length = 72, batch = 1 } end):to_raise "do not fit into 72 tokens"
+  end)
+end)
+
 -- Files are written to files/ in this folder and overwritten in every run.
 describe("saving and loading", function()
   local made = {

@@ -43,6 +43,65 @@ local function weights(run)
   return out
 end
 
+describe("edits of the batch", function()
+  local function edited(drop_last)
+    return recipe_of {
+      data = function(p)
+        local set = data.tensors { x = pl.randn { 50, 2 }, y = pl.zeros({ 50 }, { dtype = "i64" }) }
+        return { train = set:shuffle(1):batch(p.batch, { drop_last = drop_last }) }
+      end,
+    }
+  end
+
+  ---Takes steps with each batch size and accumulation in turn, as a run that is edited does; returns the samples of all steps.
+  local function samples(drop_last, parts)
+    local cursor, run, all, steps = nil, nil, {}, 0
+    for _, part in ipairs(parts) do
+      run = train.new(edited(drop_last), params { batch = part[1], accumulate = part[2] })
+      if cursor then run:seek(cursor) end
+      if part[3] > 0 then run:step(part[3]) end
+      steps, cursor = steps + part[3], run:cursor()
+      -- A resume without an edit goes on with the same segments.
+      local again = train.new(edited(drop_last), params { batch = part[1], accumulate = part[2] })
+      again:seek(cursor)
+      expect(again:cursor()):to_equal(cursor)
+    end
+    for step = 1, steps do
+      local _, ids = run:samples_of(step)
+      for _, id in ipairs(ids) do all[#all + 1] = id end
+    end
+    return all, cursor
+  end
+
+  local function stream(count)
+    return select(2, data.tensors({ x = pl.zeros { 50 } }):shuffle(1):batch(1):ids_at(0, 0, count))
+  end
+
+  it("neither repeat nor skip a sample", function()
+    local all, cursor = samples(false, { { 8, 1, 5 }, { 12, 1, 3 }, { 4, 3, 2 }, { 4, 3, 2 }, { 16, 1, 2 } })
+    expect(#all):to_be(40 + 36 + 48 + 32)
+    expect(all):to_equal(stream(#all))
+    expect({ cursor.sample, cursor.epoch, cursor.index }):to_equal { 156, 3, 6 }
+    expect(cursor.segments):to_be "0 0 8 1; 5 40 12 1; 8 76 4 3; 12 124 16 1"
+  end)
+
+  it("omit only the samples that do not fill a batch, with drop_last", function()
+    local all = samples(true, { { 16, 1, 2 }, { 15, 1, 2 }, { 10, 2, 3 } })
+    local want = stream(200)
+    -- 32 of the first epoch, and one batch of 15; the second epoch to its 45th sample; the fourth from its first on.
+    local places = { { 1, 47 }, { 51, 65 }, { 66, 95 }, { 101, 130 } }
+    local expected = {}
+    for _, range in ipairs(places) do table.move(want, range[1], range[2], #expected + 1, expected) end
+    expect(#all):to_be(32 + 30 + 60)
+    expect(all):to_equal(expected)
+  end)
+
+  it("before the first step of another edit leave no segment", function()
+    local _, cursor = samples(false, { { 8, 1, 2 }, { 12, 1, 0 }, { 10, 1, 1 } })
+    expect(cursor.segments):to_be "0 0 8 1; 2 16 10 1"
+  end)
+end)
+
 describe("a run", function()
   it("learns, counts, and evaluates", function()
     local run = train.new(recipe_of())

@@ -18,6 +18,7 @@ pub mod image;
 pub mod images;
 pub mod npy;
 pub mod npz;
+mod open_files;
 pub mod safetensors;
 pub mod sample_order;
 pub mod shards;

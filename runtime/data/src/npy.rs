@@ -58,8 +58,43 @@ impl At<'_> {
     }
 }
 
+/// What the header of a file says of its array.
+pub(crate) struct Described {
+    /// The dtype without its byte order, as NumPy writes it: "u2".
+    pub code: String,
+    pub big_endian: bool,
+    pub shape: Shape,
+    /// The position of the first element, in bytes.
+    pub offset: u64,
+}
+
+/// Reads the header of a file, and compares it with the size of the file.
+pub(crate) fn describe(file: &mut Opened) -> Result<Described> {
+    let (path, len) = (file.path().to_path_buf(), file.len());
+    let at = At { path: &path, member: "" };
+    let (header, needed) = read_header(file, len, &at)?;
+    let code = header.descr.trim_start_matches(['<', '>', '|', '=']).to_string();
+    Ok(Described { code, big_endian: header.big_endian, shape: header.shape, offset: len - needed })
+}
+
 /// Reads one array from a stream of `len` bytes, all of which must belong to it.
 pub(crate) fn read(from: &mut impl Read, len: u64, at: &At) -> Result<HostTensor> {
+    let (header, needed) = read_header(from, len, at)?;
+    // Grow with the bytes that arrive, so that a compressed stream shorter than claimed costs no memory.
+    let mut bytes = Vec::with_capacity(needed.min(1 << 20) as usize);
+    from.take(needed).read_to_end(&mut bytes).map_err(|e| at.io(e))?;
+    if bytes.len() as u64 != needed {
+        return Err(at.bad("data", format!("ends after {} of {needed} bytes", bytes.len())));
+    }
+    // A zip reader compares its checksum at the end of the stream.
+    if from.read(&mut [0]).map_err(|e| at.io(e))? != 0 {
+        return Err(at.bad("data", "is longer than the file's own size says"));
+    }
+    header.tensor(bytes, at)
+}
+
+/// Reads the header of an array in a stream of `len` bytes; returns the bytes of the elements too, which must be the rest.
+fn read_header(from: &mut impl Read, len: u64, at: &At) -> Result<(Header, u64)> {
     let short = || at.bad("header", format!("is cut off: the file has {len} bytes")).hint("is it an .npy file?");
     let mut fixed = [0; 8];
     if len < 10 {
@@ -93,17 +128,7 @@ pub(crate) fn read(from: &mut impl Read, len: u64, at: &At) -> Result<HostTensor
         let rule = format!("shape {} of '{}' takes {needed} bytes, but {data_len} follow", header.shape, header.descr);
         return Err(at.bad("data", rule).hint("one array a file, and nothing after it"));
     }
-    // Grow with the bytes that arrive, so that a compressed stream shorter than claimed costs no memory.
-    let mut bytes = Vec::with_capacity(needed.min(1 << 20) as usize);
-    from.take(needed).read_to_end(&mut bytes).map_err(|e| at.io(e))?;
-    if bytes.len() as u64 != needed {
-        return Err(at.bad("data", format!("ends after {} of {needed} bytes", bytes.len())));
-    }
-    // A zip reader compares its checksum at the end of the stream.
-    if from.read(&mut [0]).map_err(|e| at.io(e))? != 0 {
-        return Err(at.bad("data", "is longer than the file's own size says"));
-    }
-    header.tensor(bytes, at)
+    Ok((header, needed))
 }
 
 /// Writes one array to a stream.

@@ -16,7 +16,7 @@ use perilune_core::{DType, HostTensor, Shape};
 use perilune_data::csv::{Columns, Header, Options, Rows};
 use perilune_data::sample_order::{Permutation, Stream, Windows};
 use perilune_data::text::Vocabulary;
-use perilune_data::{text, tokens};
+use perilune_data::{text, tokens::read_file};
 use perilune_engine::profile::Bound;
 use std::rc::Rc;
 
@@ -100,6 +100,14 @@ impl UserData for VocabularyData {
             let text = text_arg(&host, lua, "encode", "the text", &text)?;
             let t = this.0.encode(&text, DType::I64).map_err(|e| fail(&host, lua, "encode", e))?;
             input(&host, lua, t)
+        });
+        // The ids of a text as a corpus in host memory, a byte each if the vocabulary allows it.
+        methods.add_method("corpus", |lua, this, text: Value| {
+            let host = host(lua)?;
+            let text = text_arg(&host, lua, "encode", "the text", &text)?;
+            let dtype = if this.0.len() <= 256 { DType::U8 } else { DType::I32 };
+            let ids = this.0.encode(&text, dtype).map_err(|e| fail(&host, lua, "encode", e))?;
+            crate::tokens::list(lua, ids)
         });
         methods.add_method("decode", |lua, this, ids: Value| {
             let host = host(lua)?;
@@ -235,7 +243,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         lua.create_function(|lua, path: Value| {
             let host = host(lua)?;
             let path = text_arg(&host, lua, "tokens", "the path", &path)?;
-            let t = tokens::read(readable(&host, lua, "tokens", &path, First::Beside)?)
+            let t = read_file(readable(&host, lua, "tokens", &path, First::Beside)?)
                 .map_err(|e| fail(&host, lua, "tokens", e))?;
             input(&host, lua, t)
         })?,
@@ -270,6 +278,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
+    native.set("token_files", lua.create_function(crate::tokens::files)?)?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(
         "shuffled",
@@ -281,13 +290,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     )?;
     native.set("images", lua.create_function(crate::images::images)?)?;
     native.set(
-        "text_windows",
+        "window_starts",
         lua.create_function(|lua, (seed, first, count, n, length): (i64, u64, u64, i64, i64)| {
             let host = host(lua)?;
             let w =
                 Windows::new(n.max(0) as usize, length.max(0) as usize).map_err(|e| fail(&host, lua, "windows", e))?;
-            let list = boundary::numbers(lua, "text_windows", first, count, |i| w.random(seed as u64, i) as i64)?;
-            input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
+            boundary::numbers(lua, "window_starts", first, count, |i| w.random(seed as u64, i) as i64)
         })?,
     )?;
     native.set("source_place", lua.create_function(kernels::place)?)?;
@@ -344,7 +352,7 @@ mod tests {
         let native: Table = runtime.lua().named_registry_value(crate::loader::NATIVE).expect("the library's functions");
         runtime.lua().globals().raw_set("native", native).expect("a global");
         for call in
-            ["permutation(1, 0, 1 << 40)", "shuffled(1, 0, 1 << 62, 10)", "text_windows(1, 0, 1 << 62, 100, 10)"]
+            ["permutation(1, 0, 1 << 40)", "shuffled(1, 0, 1 << 62, 10)", "window_starts(1, 0, 1 << 62, 100, 10)"]
         {
             let e = runtime.load_text(&format!("local t = native.{call}"), "@attack.lua").map(drop).expect_err(call);
             assert!(e.to_string().contains("--lua-memory"), "{call}: {e}");

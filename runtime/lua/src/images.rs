@@ -1,11 +1,10 @@
 //! Binds folders of images for Lua: a thin wrapper of `perilune_data::images`. `stdlib/data/images.lua` builds datasets on it.
 
-use crate::errors;
 use crate::functions::host;
-use crate::recipe_files::{fail, folder, input, text_arg};
+use crate::reader::{Reader, check_rows};
+use crate::recipe_files::{fail, folder, text_arg};
 use mlua::{Lua, Table, UserData, UserDataMethods, Value};
 use perilune_data::images::{Crop, Folder, Images};
-use perilune_data::source::{Prefetcher, Samples};
 use std::sync::Arc;
 
 const OP: &str = "data.images";
@@ -18,7 +17,7 @@ impl UserData for FolderData {
         methods.add_method("size", |_, this, ()| Ok(this.0.len()));
         methods.add_method("classes", |_, this, ()| Ok(this.0.classes().to_vec()));
         methods.add_method("path", |lua, this, i: usize| {
-            check_rows(lua, &this.0, &[i])?;
+            check_rows(lua, &[i], this.0.len(), OP, "image")?;
             Ok(this.0.path(i).to_string_lossy().into_owned())
         });
         // The batches of one loader: `seed` for random crops, `resize` for center crops.
@@ -34,37 +33,7 @@ impl UserData for FolderData {
             };
             let made = Images::new(this.0.clone(), o.get("pixels")?, crop);
             let threads = o.get("threads")?;
-            let made = made.and_then(|images| Prefetcher::new(images, threads));
-            let made = made.map(|reader| reader.interrupted_by(host.interrupt.clone()));
-            made.map(|reader| ReaderData(reader, this.0.clone())).map_err(|e| fail(&host, lua, OP, e))
-        });
-    }
-}
-
-/// Raises for an image number beyond the folder.
-fn check_rows(lua: &Lua, folder: &Folder, rows: &[usize]) -> mlua::Result<()> {
-    let Some(beyond) = rows.iter().find(|i| **i >= folder.len()) else { return Ok(()) };
-    let message =
-        format!("image {beyond} of {}: images count from 0 to {}", folder.len(), folder.len().saturating_sub(1));
-    Err(errors::argument(&host(lua)?, lua, OP, message, None))
-}
-
-struct ReaderData(Prefetcher<Images>, Arc<Folder>);
-
-impl UserData for ReaderData {
-    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
-        let methods = &mut crate::boundary::Methods(methods);
-        methods.add_method_mut("batch", |lua, this, (rows, first): (Vec<usize>, u64)| {
-            let host = host(lua)?;
-            check_rows(lua, &this.1, &rows)?;
-            let batch = this.0.take(&Samples { first, rows }).map_err(|e| fail(&host, lua, OP, e))?;
-            let columns = batch.columns.into_iter().map(|column| input(&host, lua, column));
-            columns.collect::<mlua::Result<mlua::Variadic<_>>>()
-        });
-        methods.add_method_mut("prefetch", |lua, this, (rows, first): (Vec<usize>, u64)| {
-            check_rows(lua, &this.1, &rows)?;
-            this.0.announce(&Samples { first, rows });
-            Ok(())
+            Reader::new(lua, made.map_err(|e| fail(&host, lua, OP, e))?, threads, OP, "image")
         });
     }
 }

@@ -29,6 +29,7 @@ mod offline_source;
 mod optim;
 mod options;
 mod print;
+mod reader;
 mod recipe_files;
 mod reference;
 mod run;
@@ -38,6 +39,7 @@ mod state_migration;
 mod table;
 mod tensor;
 mod tensor_files;
+mod tokens;
 
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};

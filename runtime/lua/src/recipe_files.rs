@@ -63,6 +63,40 @@ pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::
     found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
 }
 
+/// Lists the files that a path names: itself, or those that match a pattern in its last part, sorted by name.
+pub(crate) fn matching(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Vec<PathBuf>> {
+    let is_pattern = |part: &str| part.contains(['*', '?', '[']);
+    let (parent, name) = path.rsplit_once('/').map_or(("", path), |(parent, name)| (parent, name));
+    if !is_pattern(path) {
+        return Ok(vec![found(host, lua, op, "file", path, First::Beside, |policy, path| {
+            policy.open(path).map(|file| file.path().to_path_buf())
+        })?]);
+    }
+    let bad = |message: String, hint: &str| errors::argument(host, lua, op, message, Some(hint.into()));
+    if is_pattern(parent) {
+        let message = format!("\"{path}\" is a pattern in the name of a folder");
+        return Err(bad(message, "use * and ? in the last part only: data/train-*.bin"));
+    }
+    let pattern = glob::Pattern::new(name);
+    let pattern = pattern.map_err(|e| bad(format!("\"{path}\" is no pattern: {}", e.msg), "as in data/train-*.bin"))?;
+    let parent = match parent {
+        "" if path.starts_with('/') => "/",
+        "" => ".",
+        parent => parent,
+    };
+    let folder = folder(host, lua, op, parent)?;
+    let entries = host.policy.list(&folder).map_err(|e| fail(host, lua, op, e.into()))?;
+    let files = entries.into_iter().filter(|e| e.kind == perilune_policy::Kind::File);
+    let mut names: Vec<String> = files.filter_map(|e| e.name.into_string().ok()).collect();
+    names.retain(|name| pattern.matches(name));
+    names.sort();
+    if names.is_empty() {
+        let message = format!("no file of \"{}\" matches \"{name}\"", folder.display());
+        return Err(bad(message, "paths start beside the recipe, then at the current directory"));
+    }
+    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+}
+
 fn found<T>(
     host: &Rc<Host>,
     lua: &Lua,
