@@ -152,3 +152,57 @@ fn dropped_states_are_parked_until_the_next_checkpoint() {
     run.signal("-INT");
     assert_eq!(run.child.wait().unwrap().code(), Some(130));
 }
+
+/// An edit of the batch size or of `accumulate` goes on with the next sample, and its replay has the same bits.
+#[test]
+fn an_edit_of_the_batch_neither_repeats_nor_skips_a_sample() {
+    let p = place();
+    let version = |batch: u64, accumulate: u64, steps: u64| {
+        format!(
+            r#"
+local pl = require "perilune"
+local recipe = pl.recipe {{ name = "bad", params = {{ steps = {steps}, batch = {batch}, accumulate = {accumulate} }} }}
+function recipe.data(p) return {{ train = pl.data.tensors({{ x = pl.arange(4000000):to("f32") }}):batch(p.batch) }} end
+function recipe.model() return pl.nn.Linear(1, 1) end
+function recipe.optimizer(_, model) return pl.optim.SGD(model, {{ lr = 1e-9 }}) end
+function recipe.loss(model, batch)
+  return (model(batch.x:unsqueeze(1) / 4e6) ^ 2):mean(), {{ middle = batch.x:mean() }}
+end
+return recipe
+"#
+        )
+    };
+    p.file("bad.lua", version(8, 1, LONG));
+    let mut run = Running::start(&p, &ARGS);
+    let sizes = [(8, 1), (12, 1), (5, 3), (4, 5), (8, 1)];
+    for (batch, accumulate) in &sizes[1..] {
+        for _ in 0..3 {
+            run.next("step");
+        }
+        save(&p, "bad.lua", &version(*batch, *accumulate, LONG));
+        assert_eq!(run.next("reload")["ok"], true);
+    }
+    let (steps, weights) = finish(&p, &mut run, |steps| version(8, 1, steps));
+
+    let (mut next, mut at, mut edits) = (0.0, 0, 0);
+    for line in p.read("r/metrics.jsonl").lines() {
+        let event: Value = serde_json::from_str(line).unwrap();
+        if event["event"] == "reload" {
+            edits += 1;
+        }
+        if event["event"] != "step" {
+            continue;
+        }
+        // The samples of a step follow each other, so their mean is that of the first and the last.
+        let middle = event["metrics"]["middle"].as_f64().unwrap();
+        let fits = |at: &usize| middle == next + ((sizes[*at].0 * sizes[*at].1) as f64 - 1.0) / 2.0;
+        let found = (at..sizes.len()).find(fits);
+        at = found.unwrap_or_else(|| panic!("step {}: the mean is {middle}, and sample {next} is next", event["step"]));
+        next += (sizes[at].0 * sizes[at].1) as f64;
+    }
+    assert_eq!((at, edits), (sizes.len() - 1, sizes.len()));
+    let again = p.run(&["replay", "r", "--run-dir", "again"]);
+    assert_eq!((again.status, again.complaints()), (Some(0), vec![]), "{}", again.out);
+    assert_eq!(p.run_json("again")["weights"], weights);
+    assert_eq!(p.run_json("again")["steps"], steps);
+}
