@@ -313,10 +313,12 @@ fn wrong_meshes_are_refused_with_the_rule() {
             "mesh: a batch of 8 samples leaves some of the 16 devices along dp and shard without one",
         ),
         ("recipe.mesh = { cp = 2 }", "mesh: cp=2 divides sequences, and a loader states none"),
-        ("recipe.mesh, recipe.accumulate = 'pp=2', 1", "pp=2: a step has 1 micro-batch, fewer than stages"),
+        ("recipe.mesh, recipe.accumulate = 'pp=2', 1", "pp=2: a step has 1 micro-batch, fewer than devices along pp"),
         ("recipe.mesh, recipe.accumulate = 'pp=4', 4", "of the 4 layers with weights that as many stages need"),
         ("recipe.mesh, recipe.pipeline = 'pp=2', { schedule = 'zbh1' }", "there is no schedule \"zbh1\""),
         ("recipe.mesh, recipe.pipeline = 'pp=2', { shedule = 'zb-h1' }", "schedule"),
+        ("recipe.mesh, recipe.pipeline = 'pp=2', { chunks = 2 }", "chunks = 2, and no schedule"),
+        ("recipe.mesh, recipe.pipeline = 'pp=2', { schedule = 'interleaved', chunks = 1 }", "chunks"),
     ] {
         let p = all(more);
         let ran = p.run(&["run", "all.lua"]);

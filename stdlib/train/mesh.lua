@@ -201,7 +201,8 @@ end
 
 ---Places all States of a run.
 ---@param stage_of table<any, integer> the pipeline stage of weights, by State and by path
-local function place_states(run, axes, weights, along_tp, stage_of)
+---@param devices integer[] of the stages, in their order
+local function place_states(run, axes, weights, along_tp, stage_of, devices)
   local of_state, owner = {}, owners(run)
   for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
   -- Devices along `shard` share States; without that axis those along `dp` do.
@@ -222,7 +223,8 @@ local function place_states(run, axes, weights, along_tp, stage_of)
       dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
     end
     if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
-    native.place_state(state, dims, stage_of[weight] or stage_of[of_average])
+    local home = stage_of[weight] or stage_of[of_average]
+    native.place_state(state, dims, home, home and devices[home + 1])
   end
 end
 
@@ -236,12 +238,12 @@ function mesh.place(run)
   local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
   check_use(run, axes, along_tp)
   if axes.pp > 1 then
-    stages.set_schedule(run, axes.pp)
+    local devices = stages.set_schedule(run, axes.pp)
     -- The recording that is cut computes initial values, of which no device may have all.
-    place_states(run, axes, weights, along_tp, stages.spread(weights, axes.pp))
-    place_states(run, axes, weights, along_tp, stages.cut(run, axes.pp, weights))
+    place_states(run, axes, weights, along_tp, stages.spread(weights, #devices), devices)
+    place_states(run, axes, weights, along_tp, stages.cut(run, #devices, weights), devices)
   else
-    place_states(run, axes, weights, along_tp, {})
+    place_states(run, axes, weights, along_tp, {}, {})
   end
 end
 

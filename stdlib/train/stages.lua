@@ -1,7 +1,8 @@
 -- train/stages.lua: cuts a model into the pipeline stages of a mesh, and sets the schedule by which they take turns.
 --
 -- A step is recorded once, without running, and cut by its work (Huang et al., GPipe, arXiv:1811.06965): each State of the model belongs to the
--- stage that reads it first. The micro-batches are those of `accumulate`. The planner follows the places of States in every step.
+-- stage that reads it first. A schedule names the device of each stage, of which a device may have several. The micro-batches are those
+-- of `accumulate`. The planner follows the places of States in every step.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -15,7 +16,8 @@ local stages = {}
 
 ---Reads recipe.pipeline, and sets the schedule of the run's stages.
 ---@param run perilune.Run
----@param n integer the number of stages
+---@param n integer the number of devices along pp
+---@return integer[] devices of the stages, in their order
 function stages.set_schedule(run, n)
   local given = run.params.pipeline ---@type any
   if given == nil then given = run.recipe.pipeline end
@@ -23,12 +25,18 @@ function stages.set_schedule(run, n)
   if given ~= nil and type(given) ~= "table" then
     pl.error("recipe.pipeline", "it is " .. check.show(given), "write { schedule = \"1f1b\" }")
   end
-  local o = check.options("recipe.pipeline", given or {}, {}, { schedule = "string" })
+  local o = check.options("recipe.pipeline", given or {}, {}, { schedule = "string", chunks = "number" })
+  local schedule = o.schedule
+  if o.chunks ~= nil then
+    local chunks = check.whole("recipe.pipeline", "chunks", o.chunks, 2)
+    if not schedule then pl.error("recipe.pipeline", ("chunks = %d, and no schedule"):format(chunks), "name the one that has chunks: { schedule = \"interleaved\", chunks = 2 }") end
+    schedule = ("%s,chunks=%d"):format(schedule, chunks)
+  end
   if run.accumulate < n then
-    pl.error("mesh", ("pp=%d: a step has %d micro-batch%s, fewer than stages, most of which would wait"):format(n, run.accumulate, run.accumulate == 1 and "" or "es"),
+    pl.error("mesh", ("pp=%d: a step has %d micro-batch%s, fewer than devices along pp, most of which would wait"):format(n, run.accumulate, run.accumulate == 1 and "" or "es"),
       ("accumulate at least %d micro-batches: --set accumulate=%d; a multiple of that waits less"):format(n, n))
   end
-  native.schedule(o.schedule, n, run.accumulate)
+  return native.schedule(schedule, n, run.accumulate)
 end
 
 ---Spreads weights evenly over stages, by their sizes.

@@ -73,17 +73,22 @@ pub fn stages(
     micros: usize,
     all: &[(String, StateInfo)],
 ) -> Vec<String> {
-    if mesh.size(Axis::Pp) == 1 || costs.len() != mesh.size(Axis::Pp) {
+    let devices = schedule.devices(mesh.size(Axis::Pp));
+    if mesh.size(Axis::Pp) == 1 || costs.len() != devices.len() {
         return Vec::new();
     }
     let total: u64 = costs.iter().map(|c| c.flops).sum();
-    let mut rows = vec![["stage", "forward", "share", "States", "received a micro-batch"].map(String::from).to_vec()];
+    let heads = ["stage", "device", "forward", "share", "States", "received a micro-batch"];
+    let mut rows = vec![heads.map(String::from).to_vec()];
     for (k, cost) in costs.iter().enumerate() {
         let desc = |info: &StateInfo| BufferDesc { shape: info.shape, dtype: info.dtype, placement: info.placement };
-        let states: usize = all.iter().map(|(_, info)| desc(info).bytes_of_stage(mesh, k)).sum();
+        let of_stage = |info: &StateInfo| info.placement.stage().is_none_or(|stage| stage == k);
+        let of_device = |info: &StateInfo| desc(info).bytes_along_pp(mesh, devices[k]);
+        let states: usize = all.iter().filter(|(_, info)| of_stage(info)).map(|(_, info)| of_device(info)).sum();
         let share = format!("{:.0} %", 100.0 * cost.flops as f64 / total.max(1) as f64);
         rows.push(vec![
             k.to_string(),
+            devices[k].to_string(),
             scaled(cost.flops as usize, "FLOP"),
             share,
             bytes(states),
@@ -96,10 +101,10 @@ pub fn stages(
         let forward = costs.get(cell.stage).map_or(0, |c| c.flops);
         if cell.action == Action::Backward { 2 * forward } else { forward }
     };
-    let waits = schedule.table(costs.len(), micros).and_then(|table| table.simulate(&cost));
+    let waits = schedule.table(mesh.size(Axis::Pp), micros).and_then(|table| table.simulate(&cost));
     if let Ok(time) = waits {
         let idle: u64 = time.idle.iter().sum();
-        let waits = 100.0 * idle as f64 / (time.end * costs.len() as u64).max(1) as f64;
+        let waits = 100.0 * idle as f64 / (time.end * mesh.size(Axis::Pp) as u64).max(1) as f64;
         lines.push(format!(
             "schedule {}, {micros} micro-batches: devices wait {waits:.0} % of a step, transfers not counted",
             schedule.name()

@@ -34,8 +34,8 @@ pub enum Along {
     Sections(u8, [u8; 3]),
     /// Each holds a term; the tensor is their combination.
     Partial(Combine),
-    /// Only the device with that coordinate holds it: a pipeline stage.
-    Stage(u8),
+    /// Only the device with that coordinate holds it: the one that has this pipeline stage.
+    Stage { device: u8, stage: u8 },
 }
 
 impl Along {
@@ -45,7 +45,7 @@ impl Along {
             Along::Split(dim) => Some((dim.into(), 1, ONE_SECTION)),
             Along::Segments(dim, segments) => Some((dim.into(), segments.into(), ONE_SECTION)),
             Along::Sections(dim, sizes) => Some((dim.into(), 1, sizes)),
-            Along::Replicated | Along::Partial(_) | Along::Stage(_) => None,
+            Along::Replicated | Along::Partial(_) | Along::Stage { .. } => None,
         }
     }
 }
@@ -108,13 +108,13 @@ impl Placement {
             Along::Segments(dim, segments) => (2 + u64::from(*segments)) * MAX_RANK as u64 + u64::from(*dim),
             // Another word has the sizes.
             Along::Sections(dim, _) => (3 + MOST_SEGMENTS + usize::from(*dim)) as u64 * MAX_RANK as u64,
-            // Another word has the coordinate.
-            Along::Stage(_) => (1 << 10) - 1,
+            // Another word has the coordinate and the stage.
+            Along::Stage { .. } => (1 << 10) - 1,
         };
         let first = self.axes.iter().fold(0, |word, along| word << 10 | code(along));
         let sizes = self.axes.iter().filter_map(|along| match along {
             Along::Sections(_, [a, b, c]) => Some(u64::from(*a) | u64::from(*b) << 8 | u64::from(*c) << 16),
-            Along::Stage(at) => Some(u64::from(*at)),
+            Along::Stage { device, stage } => Some(u64::from(*device) | u64::from(*stage) << 8),
             _ => None,
         });
         std::iter::once(first).chain(sizes)
@@ -132,14 +132,22 @@ impl Placement {
     /// The pipeline stage that alone holds the tensor, if one does.
     pub fn stage(&self) -> Option<usize> {
         match self.along(Axis::Pp) {
-            Along::Stage(at) => Some(at.into()),
+            Along::Stage { stage, .. } => Some(stage.into()),
+            _ => None,
+        }
+    }
+
+    /// The coordinate along `pp` of the devices that alone hold the tensor, if some do.
+    pub fn stage_device(&self) -> Option<usize> {
+        match self.along(Axis::Pp) {
+            Along::Stage { device, .. } => Some(device.into()),
             _ => None,
         }
     }
 
     /// Whether the device at `at` holds something of the tensor.
     pub fn is_held(&self, at: &Coordinates) -> bool {
-        let held = |axis: Axis| !matches!(self.along(axis), Along::Stage(k) if usize::from(k) != at[axis as usize]);
+        let held = |axis: Axis| !matches!(self.along(axis), Along::Stage { device, .. } if usize::from(device) != at[axis as usize]);
         Axis::ALL.into_iter().all(held)
     }
 
@@ -225,7 +233,8 @@ impl Display for Placement {
                 Along::Segments(dim, segments) => write!(f, "split {dim} in {segments} segments")?,
                 Along::Sections(dim, [a, b, c]) => write!(f, "split {dim} in sections {a}:{b}:{c}")?,
                 Along::Partial(combine) => write!(f, "partial {}", format!("{combine:?}").to_lowercase())?,
-                Along::Stage(at) => write!(f, "stage {at}")?,
+                Along::Stage { device, stage } if device == stage => write!(f, "stage {stage}")?,
+                Along::Stage { device, stage } => write!(f, "stage {stage} on device {device}")?,
             }
             comma = ", ";
         }
@@ -398,13 +407,17 @@ mod tests {
         assert_eq!(e.message, "tp splits dim 2, which shape {7, 3} does not have");
         assert_eq!(placement.with(Axis::Tp, Along::Partial(Combine::Max)).to_string(), "dp: split 0, tp: partial max");
         assert_eq!(Placement::REPLICATED.to_string(), "replicated");
-        let staged = placement.with(Axis::Pp, Along::Stage(1));
+        let staged = placement.with(Axis::Pp, Along::Stage { device: 1, stage: 1 });
         assert_eq!((staged.to_string().as_str(), staged.stage()), ("pp: stage 1, dp: split 0", Some(1)));
         assert_eq!([0, 1].map(|pp| staged.is_held(&[pp, 3, 0, 0, 0, 0])), [false, true]);
-        assert_ne!(
-            staged.words().collect::<Vec<_>>(),
-            staged.with(Axis::Pp, Along::Stage(2)).words().collect::<Vec<_>>()
-        );
+        for (device, stage) in [(2, 1), (1, 2)] {
+            let other = placement.with(Axis::Pp, Along::Stage { device, stage });
+            assert_ne!(staged.words().collect::<Vec<_>>(), other.words().collect::<Vec<_>>());
+        }
+        let later = placement.with(Axis::Pp, Along::Stage { device: 0, stage: 3 });
+        assert_eq!(later.to_string(), "pp: stage 3 on device 0, dp: split 0");
+        assert_eq!((later.stage(), later.stage_device()), (Some(3), Some(0)));
+        assert_eq!([0, 1].map(|pp| later.is_held(&[pp, 3, 0, 0, 0, 0])), [true, false]);
         assert!(placement.is_replicated(&Mesh::ONE) && !placement.is_replicated(&mesh));
     }
 }

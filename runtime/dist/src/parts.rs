@@ -101,7 +101,7 @@ mod tests {
             for dtype in [DType::U8, DType::F32] {
                 let bytes: Vec<u8> = (0..shape.numel() * dtype.size()).map(|i| i as u8).collect();
                 for (outer, inner) in along.iter().flat_map(|a| along.map(|b| (*a, b))) {
-                    let pp = if cases % 2 == 0 { Along::Stage(1) } else { Along::Replicated };
+                    let pp = if cases % 2 == 0 { Along::Stage { device: 1, stage: 1 } } else { Along::Replicated };
                     let placement =
                         Placement::REPLICATED.with(Axis::Pp, pp).with(Axis::Dp, outer).with(Axis::Tp, inner);
                     let desc = BufferDesc { placement, ..BufferDesc::new(shape, dtype) };

@@ -90,9 +90,9 @@ pub(crate) struct StateTable {
 impl StateTable {
     /// Bytes of all States on one device of `mesh`.
     pub fn nbytes(&self, mesh: &Mesh) -> usize {
-        // Of the pipeline stage that has the most.
-        let stage = |k| self.all.values().map(|s| s.desc.bytes_of_stage(mesh, k)).sum::<usize>();
-        (0..mesh.size(Axis::Pp)).map(stage).max().unwrap_or(0)
+        // Of the device along pp that has the most.
+        let device = |k| self.all.values().map(|s| s.desc.bytes_along_pp(mesh, k)).sum::<usize>();
+        (0..mesh.size(Axis::Pp)).map(device).max().unwrap_or(0)
     }
 
     /// Returns role, line, dtype, shape and bytes on one device of `mesh` of each State that has memory.

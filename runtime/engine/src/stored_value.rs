@@ -45,10 +45,10 @@ impl StoredValue {
         StoredValue { uid, shape, dtype, role, loc, placement, residence: RefCell::new(at) }
     }
 
-    /// What a device of `mesh` has of it. A value of a mesh with more pipeline stages is whole on every device.
+    /// What a device of `mesh` has of it. A value of a mesh with more devices along `pp` is whole on every device.
     pub fn placement_on(&self, mesh: &Mesh) -> Placement {
-        match self.placement.stage() {
-            Some(stage) if stage >= mesh.size(Axis::Pp) => self.placement.with(Axis::Pp, Along::Replicated),
+        match self.placement.stage_device() {
+            Some(device) if device >= mesh.size(Axis::Pp) => self.placement.with(Axis::Pp, Along::Replicated),
             _ => self.placement,
         }
     }

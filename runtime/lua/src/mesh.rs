@@ -7,7 +7,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
-use perilune_plan::pipelining::split::MOST_STAGES;
+use perilune_plan::pipelining::split::MOST_DEVICES;
 use perilune_plan::{Backend, KeyExchange, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -121,10 +121,10 @@ fn positions(lua: &Lua, length: usize) -> mlua::Result<Tensor> {
     Ok(host.tensor(id))
 }
 
-/// `native.place_state(state, dims, stage)`: divides a State, and stores it on one pipeline stage only, if it is given. `dims` names for
-/// some axes the dim that devices along it have a block of, or
+/// `native.place_state(state, dims, stage, device)`: divides a State, and stores it on the device of one pipeline stage only, if they are
+/// given. `dims` names for some axes the dim that devices along it have a block of, or
 /// { dim, segments } or { dim, sections = { 4, 1, 1 } }: of each of the equal segments, or of the sections of these relative sizes.
-fn place_state(lua: &Lua, (state, dims, stage): (Value, Table, Option<u8>)) -> mlua::Result<()> {
+fn place_state(lua: &Lua, (state, dims, stage, device): (Value, Table, Option<u8>, Option<u8>)) -> mlua::Result<()> {
     let host = host(lua)?;
     let what = state.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
     let Some(Ref::State(id)) = what.as_ref().map(|w| w.0) else {
@@ -132,8 +132,8 @@ fn place_state(lua: &Lua, (state, dims, stage): (Value, Table, Option<u8>)) -> m
         return Err(errors::argument(&host, lua, "place_state", message, None));
     };
     let mut placement = Placement::REPLICATED;
-    if let Some(stage) = stage {
-        placement = placement.with(Axis::Pp, Along::Stage(stage));
+    if let Some((stage, device)) = stage.zip(device) {
+        placement = placement.with(Axis::Pp, Along::Stage { device, stage });
     }
     for pair in dims.pairs::<String, Value>() {
         let (name, cut) = pair?;
@@ -178,20 +178,21 @@ fn cut_stages(lua: &Lua, (f, stages, states): (Function, usize, Vec<Value>)) -> 
     Ok((places, costs))
 }
 
-/// `native.schedule(text)`: sets how pipeline stages take turns, by name or as a table; nil: by default. Checks it for so many stages
-/// and micro-batches.
-fn schedule(lua: &Lua, (text, stages, micros): (Option<String>, usize, usize)) -> mlua::Result<()> {
+/// `native.schedule(text, devices, micros)`: sets how pipeline stages take turns, by name or as a table; nil: by default. Checks it for so
+/// many devices and micro-batches. Returns the device of each stage.
+fn schedule(lua: &Lua, (text, devices, micros): (Option<String>, usize, usize)) -> mlua::Result<Vec<usize>> {
     let host = host(lua)?;
-    if stages > MOST_STAGES {
-        let message = format!("pp={stages}: a mesh has at most {MOST_STAGES} pipeline stages");
+    if devices > MOST_DEVICES {
+        let message = format!("pp={devices}: a mesh has at most {MOST_DEVICES} devices along pp");
         return Err(errors::argument(&host, lua, "mesh", message, Some("use a smaller pp".into())));
     }
     let parsed = text.map_or(Ok(Schedule::default()), |text| Schedule::parse(&text));
-    let checked = parsed.and_then(|schedule| schedule.table(stages, micros).map(|_| schedule));
+    let checked = parsed.and_then(|schedule| schedule.table(devices, micros).map(|_| schedule));
     let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.pipeline", e.message, e.hint);
     let schedule = checked.map_err(fail)?;
+    let places = schedule.devices(devices);
     host.engine.borrow_mut().set_schedule(schedule, micros);
-    Ok(())
+    Ok(places)
 }
 
 /// `native.fails(error)`: says that an error ends the enclosing block of this process, before the block is cleaned up. Returns whether the

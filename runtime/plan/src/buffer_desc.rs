@@ -30,10 +30,10 @@ impl BufferDesc {
         Ok(BufferDesc::new(part.shape, self.dtype))
     }
 
-    /// Bytes that a device of one pipeline stage of `mesh` stores.
-    pub fn bytes_of_stage(&self, mesh: &Mesh, stage: usize) -> usize {
-        match self.placement.stage() {
-            Some(own) if own != stage && mesh.size(Axis::Pp) > 1 => 0,
+    /// Bytes that a device of `mesh` with that coordinate along `pp` stores.
+    pub fn bytes_along_pp(&self, mesh: &Mesh, device: usize) -> usize {
+        match self.placement.stage_device() {
+            Some(own) if own != device && mesh.size(Axis::Pp) > 1 => 0,
             _ => self.local(mesh).map_or(self.nbytes(), |part| part.nbytes()),
         }
     }

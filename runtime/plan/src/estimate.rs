@@ -15,8 +15,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// A device of `bytes` of memory that runs the kernels of `target`, which is asked only how it plans.
 ///
-/// With a mesh it stands for each of its devices: what it counts is the memory of one. Those of a pipeline stage have equal parts of
-/// everything; of several stages the one with the most counts.
+/// With a mesh it stands for each of its devices: what it counts is the memory of one. Those with the same pipeline stages have equal
+/// parts of everything; along `pp` the one with the most counts.
 pub struct Estimate {
     target: Arc<dyn Backend>,
     bytes: usize,
@@ -27,7 +27,7 @@ pub struct Estimate {
 /// Bytes in buffers, and their maximum with the arena of the program that ran.
 #[derive(Debug)]
 struct Counts {
-    /// By pipeline stage.
+    /// By coordinate along `pp`.
     allocated: Box<[AtomicUsize]>,
     peak: AtomicUsize,
 }
@@ -38,17 +38,17 @@ impl Counts {
         Arc::new(Counts { allocated, peak: AtomicUsize::new(0) })
     }
 
-    /// Bytes of the stage with the most. `more`: what each has beside its buffers.
+    /// Bytes of the device along `pp` with the most. `more`: what each has beside its buffers.
     fn most(&self, more: impl Fn(usize) -> usize) -> usize {
-        let stage = |(k, own): (usize, &AtomicUsize)| own.load(Ordering::Relaxed).saturating_add(more(k));
-        self.allocated.iter().enumerate().map(stage).max().unwrap_or(0)
+        let device = |(k, own): (usize, &AtomicUsize)| own.load(Ordering::Relaxed).saturating_add(more(k));
+        self.allocated.iter().enumerate().map(device).max().unwrap_or(0)
     }
 }
 
 #[derive(Debug)]
 struct Counted {
     desc: BufferDesc,
-    /// On a device of each stage.
+    /// By coordinate along `pp`.
     nbytes: Box<[usize]>,
     counts: Arc<Counts>,
 }
@@ -84,14 +84,14 @@ impl Estimate {
 }
 
 struct Counting {
-    /// Of each stage, or of all.
+    /// By coordinate along `pp`, or of all devices.
     arenas: Vec<usize>,
     counts: Arc<Counts>,
 }
 
 impl Executable for Counting {
     fn run(&self, _: &[Buffer], _: &[u64], _: &[Buffer], _: RunContext<'_>) -> std::result::Result<(), Failure> {
-        let arena = |stage: usize| self.arenas.get(stage).or(self.arenas.last()).copied().unwrap_or(0);
+        let arena = |device: usize| self.arenas.get(device).or(self.arenas.last()).copied().unwrap_or(0);
         let now = self.counts.most(arena);
         self.counts.peak.fetch_max(now, Ordering::Relaxed);
         Ok(())
@@ -136,8 +136,8 @@ impl Backend for Estimate {
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
         desc.local(&self.mesh)?;
-        let stages = 0..self.mesh.size(Axis::Pp);
-        let nbytes: Box<[usize]> = stages.map(|stage| desc.bytes_of_stage(&self.mesh, stage)).collect();
+        let devices = 0..self.mesh.size(Axis::Pp);
+        let nbytes: Box<[usize]> = devices.map(|device| desc.bytes_along_pp(&self.mesh, device)).collect();
         for (all, own) in self.counts.allocated.iter().zip(&nbytes) {
             all.fetch_add(*own, Ordering::Relaxed);
         }

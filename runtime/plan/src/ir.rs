@@ -351,18 +351,18 @@ pub struct Program {
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
-    /// The programs of pipeline stages, whose kernels this one lists, one stage after the other. A device runs that of its stage. Empty if
-    /// all devices run this program.
+    /// The programs of the devices along `pp`, whose kernels this one lists, one device after the other. Empty if all devices run this
+    /// program.
     pub stages: Vec<Stage>,
 }
 
-/// The program of a pipeline stage. Its inputs and run-time numbers are those of the whole.
+/// The program of the pipeline stages of a device. Its inputs and run-time numbers are those of the whole.
 #[derive(Clone, Debug)]
 pub struct Stage {
     pub program: Arc<Program>,
-    /// For each input, whether the stage reads or writes it.
+    /// For each input, whether the device reads or writes it.
     pub uses: Vec<bool>,
-    /// For each output of the stage, its number among the outputs of the whole.
+    /// For each output of the device, its number among the outputs of the whole.
     pub outputs: Vec<u32>,
 }
 

@@ -103,6 +103,51 @@ fn every_schedule_gives_the_same_numbers() {
     }
 }
 
+/// Two and three stages a device, in turn and along a V, also with tied weights: the first and the last stage of a V are on one device.
+#[test]
+fn several_stages_on_a_device_equal_one_device() {
+    for schedule in ["interleaved", "zbv", "dualpipev"] {
+        equals_one_device("gpt", &[("pipeline", schedule)], &["pp=2", "pp=2,dp=2,zero=1"]);
+        equals_one_device("mlp", &[("pipeline", schedule), ("accumulate", "6"), ("layers", "6")], &["pp=3"]);
+    }
+    equals_one_device("gpt", &[("pipeline", "interleaved,chunks=3"), ("layers", "6")], &["pp=2", "pp=2,tp=2"]);
+    // Three stages, of which device 1 has the middle one.
+    let own = "0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1\n1F0 1F1 1I0 1W0 1B1";
+    equals_one_device("gpt", &[("pipeline", own), ("accumulate", "2")], &["pp=2"]);
+    for schedule in ["interleaved", "zbv"] {
+        equals_one_device(
+            "mlp",
+            &[("pipeline", schedule), ("bad", "77"), ("ema", "true")],
+            &["pp=2", "pp=2,dp=2,zero=3"],
+        );
+    }
+}
+
+/// The States of the stages of a device are on it, and no others.
+#[test]
+fn a_device_stores_the_states_of_its_stages() {
+    let params = [("net", "mlp"), ("layers", "7"), ("pipeline", "zbv")];
+    let s = open("pp=2", &params);
+    let run = start(&s, MODEL, None).unwrap();
+    run.step().and_then(|step| run.read(&step)).unwrap();
+    let mut devices: Vec<(String, Option<usize>, Option<usize>)> = Vec::new();
+    for (path, info) in run.state_infos().unwrap() {
+        if path.ends_with("weight") {
+            devices.push((path, info.placement.stage(), info.placement.stage_device()));
+        }
+    }
+    let found: Vec<_> = devices.iter().filter(|d| d.0.starts_with("model.layers")).map(|d| (d.1, d.2)).collect();
+    let want = [0, 0, 1, 1, 2, 2, 3].map(|stage| (Some(stage), Some([0, 1, 1, 0][stage])));
+    assert_eq!(found, want, "{devices:?}");
+    let weights: Vec<_> = devices.iter().filter(|d| d.0.starts_with("model.")).collect();
+    for (path, stage, device) in &weights {
+        let name = path.trim_start_matches("model.");
+        let moments = devices.iter().filter(|d| d.0.starts_with("optim.") && d.0.ends_with(name));
+        let moments: Vec<_> = moments.map(|d| (d.1, d.2)).collect();
+        assert_eq!(moments, [(*stage, *device); 2], "{path}");
+    }
+}
+
 /// Losses of a step with a bad sample are no numbers: no stage changes a State, as on one device.
 #[test]
 fn guard_moving_averages_and_dropout_span_all_stages() {
@@ -156,12 +201,23 @@ fn what_cannot_run_is_refused_with_the_rule_and_the_cure() {
         (
             "pp=4",
             &[("accumulate", "3")][..],
-            &["pp=4: a step has 3 micro-batches, fewer than stages", "--set accumulate=4"][..],
+            &["pp=4: a step has 3 micro-batches, fewer than devices along pp", "--set accumulate=4"][..],
         ),
         ("pp=2", &[("accumulate", "1")], &["pp=2: a step has 1 micro-batch, fewer", "--set accumulate=2"]),
-        ("pp=4", &[("layers", "2")], &["pp=4: the model has 3 of the 4 layers with weights", "use a smaller pp"]),
+        ("pp=4", &[("layers", "2")], &["4 stages: the model has 3 of the 4 layers with weights", "use a smaller pp"]),
         ("pp=2", &[("pipeline", "1f1")], &["there is no schedule \"1f1\"", "did you mean 1f1b?"]),
-        ("pp=2", &[("pipeline", "interleaved")], &["gives each device several stages", "fill-drain, 1f1b, zb-h1"]),
+        (
+            "pp=2",
+            &[("accumulate", "3"), ("pipeline", "interleaved")],
+            &["interleaved: 3 micro-batches are no multiple of pp=2", "accumulate 4"],
+        ),
+        ("pp=2", &[("accumulate", "3"), ("pipeline", "dualpipev")], &["3 micro-batches are fewer than the 4 stages"]),
+        (
+            "pp=2",
+            &[("pipeline", "interleaved,chunks=3")],
+            &["6 stages: the model has 5 of the 6 layers", "fewer chunks"],
+        ),
+        ("pp=2", &[("pipeline", "zbv,chunks=3")], &["schedule zbv has a fixed number of stages a device"]),
         (
             "pp=2",
             &[("accumulate", "2"), ("pipeline", "0F0 0B0 0F1 0B1\n1F0 1F1 1B0 1B1")],
@@ -206,29 +262,36 @@ fn recipes_run_in_stages() {
     }
 }
 
-/// A run continues on another mesh from States that were trained in stages.
+/// A run continues on another mesh, or with another schedule, from States that were trained in stages.
 #[test]
 fn states_move_between_meshes() {
-    let params = [("net", "gpt")];
-    let reference = outcome(&open("", &params), MODEL, None, 8);
-    let first = open("pp=2", &params);
-    let run = start(&first, MODEL, None).unwrap();
-    for _ in 0..5 {
-        run.step().unwrap();
+    let params = |schedule: &'static str| [("net", "gpt"), ("pipeline", schedule)];
+    let reference = outcome(&open("", &params("1f1b")), MODEL, None, 8);
+    for ((from, first), (to, second)) in [
+        (("pp=2", "1f1b"), ("pp=4", "1f1b")),
+        (("pp=2", "zbv"), ("pp=2", "interleaved")),
+        (("pp=2", "interleaved"), ("", "1f1b")),
+        (("pp=4", "1f1b"), ("pp=2", "dualpipev")),
+    ] {
+        let first = open(from, &params(first));
+        let run = start(&first, MODEL, None).unwrap();
+        for _ in 0..5 {
+            run.step().unwrap();
+        }
+        let mut states = Vec::new();
+        run.each_state(|path, t| states.push((path, t))).unwrap();
+        let cursor = run.cursor().unwrap();
+        let second = open(to, &params(second));
+        let run = start(&second, MODEL, None).unwrap();
+        let source = Source::Values { states: &states, cursor: &cursor };
+        run.take_over(source, &DroppedStates::default(), Taking::Exact).unwrap();
+        for _ in 0..3 {
+            run.step().unwrap();
+        }
+        let mut states = Vec::new();
+        run.each_state(|path, t| states.push((path, t))).unwrap();
+        let outcome = Outcome { values: reference.values.clone(), states };
+        let (off, what) = difference(&reference, &outcome);
+        assert!(off <= 1e-10, "from {from} to {to}: {off:e} in {what}");
     }
-    let mut states = Vec::new();
-    run.each_state(|path, t| states.push((path, t))).unwrap();
-    let cursor = run.cursor().unwrap();
-    let second = open("pp=4", &params);
-    let run = start(&second, MODEL, None).unwrap();
-    let source = Source::Values { states: &states, cursor: &cursor };
-    run.take_over(source, &DroppedStates::default(), Taking::Exact).unwrap();
-    for _ in 0..3 {
-        run.step().unwrap();
-    }
-    let mut states = Vec::new();
-    run.each_state(|path, t| states.push((path, t))).unwrap();
-    let outcome = Outcome { values: reference.values.clone(), states };
-    let (off, what) = difference(&reference, &outcome);
-    assert!(off <= 1e-10, "{off:e} in {what}");
 }

@@ -40,14 +40,14 @@ impl From<Error> for OverBudget {
 /// Bytes that a step needs while it runs: inputs, outputs and temporaries.
 pub fn needs(p: &Program) -> usize {
     if !p.stages.is_empty() {
-        return p.stages.iter().map(|stage| needs_of_stage(p, stage)).max().unwrap_or(0);
+        return p.stages.iter().map(|stage| needs_along_pp(p, stage)).max().unwrap_or(0);
     }
     let inputs: usize = p.inputs.iter().map(|(shape, dtype)| shape.numel() * dtype.size()).sum();
     inputs + p.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + p.arena_bytes
 }
 
-/// Bytes that a device of one pipeline stage needs.
-fn needs_of_stage(p: &Program, stage: &Stage) -> usize {
+/// Bytes that a device with these pipeline stages needs.
+fn needs_along_pp(p: &Program, stage: &Stage) -> usize {
     let used = p.inputs.iter().zip(&stage.uses).filter(|(_, uses)| **uses);
     let inputs: usize = used.map(|((shape, dtype), _)| shape.numel() * dtype.size()).sum();
     inputs + stage.program.outputs.iter().map(BufferDesc::nbytes).sum::<usize>() + stage.program.arena_bytes

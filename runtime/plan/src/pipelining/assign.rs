@@ -1,6 +1,6 @@
 //! Assigns the nodes of a step to pipeline stages and to actions of a schedule.
 //!
-//! States say where they are ([`Placement::stage`](perilune_core::Placement::stage)); all else follows. A node of the forward pass is
+//! States say on which stage they are ([`Placement::stage`](perilune_core::Placement::stage)); all else follows. A node of the forward pass is
 //! on the last stage of its operands, so activations go to where the weights are. A node of a backward pass is on the stage of the
 //! forward node that it differentiates. Any other node (the update) is on the stage of its largest operand, so that gradients stay
 //! and scalars travel. What depends on no State and no value of a single stage is *free*: each stage that reads it computes it.
@@ -9,7 +9,9 @@ use super::table::Action;
 use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::request::Division;
+use perilune_core::Placement;
 use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::mesh::Axis;
 use perilune_core::ops::{Class, create};
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -37,9 +39,25 @@ impl Part {
 pub(super) struct Assignment {
     /// By node; `None` if it is free.
     pub stage: Vec<Option<usize>>,
+    /// The device of each stage, as its coordinate along `pp`.
+    pub devices: Vec<usize>,
     pub part: Vec<Part>,
     /// The number of backward passes: the micro-batches of a training step, 0 of a step that does not train.
     pub passes: usize,
+}
+
+impl Assignment {
+    /// The device of a node's stage; `None` if it is free.
+    pub fn device(&self, id: NodeId) -> Option<usize> {
+        self.stage[id.index()].map(|stage| self.devices[stage])
+    }
+}
+
+/// The stage of an input. A schedule with other stages may have put it on its device: then the first stage there.
+fn stage_of(placement: &Placement, devices: &[usize]) -> Option<usize> {
+    let (stage, device) = placement.stage().zip(placement.stage_device())?;
+    let fits = devices.get(stage) == Some(&device);
+    if fits { Some(stage) } else { devices.iter().position(|d| *d == device) }
 }
 
 /// The recorded node from which each node comes, carried on over nodes without one.
@@ -56,6 +74,8 @@ fn recorded(step: &Lowered, trace: &Trace) -> Vec<Option<usize>> {
 /// Assigns the nodes of a step that all other axes have divided.
 pub(super) fn assign(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> Assignment {
     let from = recorded(step, trace);
+    let devices = division.schedule.devices(division.mesh.size(Axis::Pp));
+    let of_input = |input: u32| stage_of(&division.inputs[input as usize], &devices);
     let back_of = |at: usize| g.remat.back_of(trace.order[at]);
     // Backward passes of which the step needs something, by the number of the recording.
     let mut passes: Vec<u32> =
@@ -74,7 +94,7 @@ pub(super) fn assign(step: &Lowered, division: &Division, g: &Graph, trace: &Tra
     let part: Vec<Part> = from.iter().map(part).collect();
     let mut own_writes: FxHashMap<NodeId, usize> = FxHashMap::default();
     for (id, input) in step.state_writes.iter().zip(&trace.state_write_inputs) {
-        if let Some(stage) = division.inputs[*input as usize].stage() {
+        if let Some(stage) = of_input(*input) {
             own_writes.insert(*id, stage);
         }
     }
@@ -84,7 +104,7 @@ pub(super) fn assign(step: &Lowered, division: &Division, g: &Graph, trace: &Tra
     for id in step.graph.ids() {
         let node = step.graph.node(id);
         let found = match step.inputs.get(&id) {
-            Some(input) => division.inputs[*input as usize].stage(),
+            Some(input) => of_input(*input),
             None => {
                 let differentiates = || {
                     let of = back_of(from[id.index()]?)?;
@@ -113,28 +133,29 @@ pub(super) fn assign(step: &Lowered, division: &Division, g: &Graph, trace: &Tra
         }
         stage.push(found);
     }
-    Assignment { stage, part, passes: passes.len() }
+    Assignment { stage, devices, part, passes: passes.len() }
 }
 
-/// Which nodes each stage computes, and what it receives.
+/// Which nodes each device along `pp` computes, and what it receives.
 pub(super) struct Needs {
-    /// For each node, the stages that compute it: bit k is stage k.
+    /// For each node, the devices that compute it: bit k is device k.
     pub computed: Vec<u64>,
-    /// For each node, the stages that receive it from the one that computes it.
+    /// For each node, the devices that receive it from the one that computes it.
     pub received: Vec<u64>,
 }
 
 impl Needs {
-    /// Walks back from what each stage has to store.
-    pub fn find(step: &Lowered, a: &Assignment, division: &Division, trace: &Trace, stages: usize) -> Needs {
+    /// Walks back from what each device has to store.
+    pub fn find(step: &Lowered, a: &Assignment, division: &Division, trace: &Trace) -> Needs {
         let g = &step.graph;
-        let all = if stages == 64 { u64::MAX } else { (1 << stages) - 1 };
+        let devices = division.mesh.size(Axis::Pp);
+        let all = if devices == 64 { u64::MAX } else { (1 << devices) - 1 };
         let mut needed = vec![0u64; g.len()];
         for id in &step.roots {
-            needed[id.index()] |= a.stage[id.index()].map_or(all, |s| 1 << s);
+            needed[id.index()] |= a.device(*id).map_or(all, |d| 1 << d);
         }
         for (id, input) in step.state_writes.iter().zip(&trace.state_write_inputs) {
-            needed[id.index()] |= division.inputs[*input as usize].stage().map_or(all, |s| 1 << s);
+            needed[id.index()] |= division.inputs[*input as usize].stage_device().map_or(all, |d| 1 << d);
         }
         let (mut computed, mut received) = (vec![0u64; g.len()], vec![0u64; g.len()]);
         for id in g.ids().rev() {
@@ -144,9 +165,9 @@ impl Needs {
             }
             let node = g.node(id);
             // A view that is not smaller than its value is made where it is read, so that the value is sent once for all views.
-            let (here, others) = match a.stage[id.index()].filter(|_| !is_cheap_view(g, node)) {
+            let (here, others) = match a.device(id).filter(|_| !is_cheap_view(g, node)) {
                 None => (want, 0),
-                Some(s) => (1 << s, want & !(1 << s)),
+                Some(d) => (1 << d, want & !(1 << d)),
             };
             (computed[id.index()], received[id.index()]) = (here, others);
             for x in &node.inputs {
@@ -173,11 +194,12 @@ pub(super) fn sent_gradients(step: &Lowered, a: &Assignment, needs: &Needs) -> F
     for id in step.graph.ids() {
         for x in &step.graph.node(id).inputs {
             let earlier = a.stage[id.index()].zip(a.stage[x.index()]).is_some_and(|(at, from)| at < from);
-            read_back[x.index()] |= earlier && matches!(a.part[id.index()], Part::Backward(_));
+            let is_needed = needs.computed[id.index()] != 0;
+            read_back[x.index()] |= earlier && is_needed && matches!(a.part[id.index()], Part::Backward(_));
         }
     }
     for id in step.graph.ids().rev() {
-        let is_sent = needs.received[id.index()] != 0 && read_back[id.index()];
+        let is_sent = read_back[id.index()];
         if !matches!(a.part[id.index()], Part::Backward(_)) || !(is_sent || out.contains(&id)) {
             continue;
         }

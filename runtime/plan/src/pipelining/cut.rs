@@ -47,9 +47,10 @@ pub fn cut(g: &Graph, trace: &Trace, stages: usize) -> Result<Cut> {
     let segments = segments(g, trace, end);
     let layers = segments.iter().filter(|s| s.is_layer).count();
     if layers < stages {
-        let message =
-            format!("pp={stages}: the model has {layers} of the {stages} layers with weights that as many stages need");
-        return Err(Error::argument("mesh", message).hint("use a smaller pp, or a deeper model"));
+        let message = format!(
+            "{stages} stages: the model has {layers} of the {stages} layers with weights that as many stages need"
+        );
+        return Err(Error::argument("mesh", message).hint("use a smaller pp, fewer chunks, or a deeper model"));
     }
     let starts = best(&segments, stages);
     let mut out = Cut { costs: vec![StageCost::default(); stages], ..Cut::default() };
@@ -228,7 +229,7 @@ mod tests {
     #[test]
     fn more_stages_than_layers_are_refused() {
         let e = stages(&[16, 16, 16], false, 3).unwrap_err();
-        assert_eq!(e.message, "pp=3: the model has 2 of the 3 layers with weights that as many stages need");
+        assert_eq!(e.message, "3 stages: the model has 2 of the 3 layers with weights that as many stages need");
         assert!(e.hint.is_some());
     }
 }

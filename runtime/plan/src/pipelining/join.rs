@@ -1,8 +1,8 @@
-//! Joins the programs of pipeline stages to one that lists their kernels and has the inputs and results of the whole step.
+//! Joins the programs of the devices along `pp` to one that lists their kernels and has the inputs and results of the whole step.
 //!
-//! The joined program is what the engine and reports see. It is not run: each device runs the program of its stage.
+//! The joined program is what the engine and reports see. It is not run: each device runs the program of its stages.
 
-use super::split::StageStep;
+use super::split::DeviceStep;
 use crate::buffer_desc::BufferDesc;
 use crate::ir::*;
 use perilune_core::Shape;
@@ -41,8 +41,8 @@ impl Kernel {
     }
 }
 
-/// Joins the programs of the stages, in order. `roots`: the number of results of the step.
-pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Program {
+/// Joins the programs of the devices, in order. `roots`: the number of results of the step.
+pub fn join(programs: Vec<Program>, steps: &[DeviceStep], roots: usize) -> Program {
     let first = &programs[0];
     let mut out = Program {
         values: Vec::new(),
@@ -54,23 +54,23 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
         results: Vec::new(),
         arena_bytes: 0,
         live_bytes: 0,
-        // Stages have collectives in flight in programs of their own.
+        // Devices have collectives in flight in programs of their own.
         in_flight: Vec::new(),
         stages: Vec::new(),
     };
     let mut results: Vec<Option<Root>> = vec![None; roots];
     for (k, (mut program, step)) in programs.into_iter().zip(steps).enumerate() {
         let values = out.values.len() as u32;
-        // The number among all outputs of each of the stage's.
+        // The number among all outputs of each of the device's.
         let mut outputs: Vec<Option<u32>> = vec![None; program.outputs.len()];
-        for (root, found) in step.roots.iter().zip(&program.results) {
+        for ((root, stage), found) in step.roots.iter().zip(&program.results) {
             let Root::Output(o) = *found else {
                 results[*root] = Some(*found);
                 continue;
             };
             let number = match (results[*root], outputs[o as usize]) {
                 (Some(Root::Output(known)), _) => {
-                    // Every stage computes it.
+                    // Every device computes it.
                     let desc = &mut out.outputs[known as usize];
                     desc.placement = desc.placement.with(Axis::Pp, Along::Replicated);
                     known
@@ -78,7 +78,8 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
                 (_, Some(known)) => known,
                 _ => {
                     let desc = program.outputs[o as usize];
-                    let placement = desc.placement.with(Axis::Pp, Along::Stage(k as u8));
+                    let along = Along::Stage { device: k as u8, stage: *stage as u8 };
+                    let placement = desc.placement.with(Axis::Pp, along);
                     out.outputs.push(BufferDesc { placement, ..desc });
                     out.outputs.len() as u32 - 1
                 }
@@ -96,7 +97,7 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
             kernel.renumber(values);
             out.kernels.push(kernel);
         }
-        // A shape may differ between stages only where one of them does not touch the input.
+        // A shape may differ between devices only where one of them does not touch the input.
         let mut uses = vec![false; program.inputs.len()];
         for v in program.kernels.iter().flat_map(|kernel| kernel.reads().into_iter().chain(kernel.writes())) {
             if let Storage::Input(i) = program.values[v.0 as usize].storage {
@@ -104,7 +105,7 @@ pub fn join(programs: Vec<Program>, steps: &[StageStep], roots: usize) -> Progra
                 out.inputs[i as usize] = program.inputs[i as usize];
             }
         }
-        // A device has no memory of what its stage does not use.
+        // A device has no memory of what its stages do not use.
         for v in &mut program.values {
             if let Storage::Input(i) = v.storage
                 && !uses[i as usize]

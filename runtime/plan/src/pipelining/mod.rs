@@ -2,10 +2,12 @@
 //!
 //! The micro-batches are those that the recording has: each backward pass ends one. [`cut`] decides, once a run, which stage stores which
 //! State. The pass [`split`] follows these placements in every step ([`assign`]) and orders the nodes of each stage by a
-//! [`Schedule`], which is a [`Table`]. Each stage becomes a program of its own, and [`join`] lists them as one.
+//! [`Schedule`], which is a [`Table`] and names the device of each stage; a device may have several. The stages of a device become a program
+//! of their own, and [`join`] lists those of all devices as one.
 
 mod assign;
 pub mod cut;
+mod generators;
 pub mod join;
 pub mod schedule;
 pub mod split;
@@ -13,5 +15,4 @@ pub mod table;
 
 pub use cut::{Cut, StageCost};
 pub use schedule::Schedule;
-pub use split::StageStep;
 pub use table::{Action, Cell, Table, Timeline};

@@ -1,6 +1,7 @@
-//! Names the pipeline schedules and generates their tables.
+//! Names the pipeline schedules, and the device of each stage.
 
-use super::table::{Action, Cell, Table};
+use super::generators as generate;
+use super::table::{MOST_STAGES, Table};
 use perilune_core::error::{Error, Result, did_you_mean};
 use std::sync::Arc;
 
@@ -17,35 +18,69 @@ pub enum Schedule {
     /// As 1F1B, with the gradients of weights computed later, where a device would wait (Qi et al., arXiv:2401.10241). Every stage
     /// keeps the activations of as many micro-batches as there are stages.
     ZeroBubble,
+    /// As 1F1B with so many stages (chunks) a device, dealt to the devices in turn (Narayanan et al., Megatron-LM, arXiv:2104.04473).
+    Interleaved(usize),
+    /// Two stages a device, along a V: device d has stages d and 2P - 1 - d of 2P (Qi et al., arXiv:2405.15362). A device keeps the
+    /// activations of as many micro-batches as with 1F1B, and waits only until the first one arrives if all passes take equal time.
+    ZeroBubbleV,
+    /// The stages of a V; the forward pass of one micro-batch is followed by the backward pass of another (DeepSeek-AI, DualPipe,
+    /// arXiv:2412.19437, halved to DualPipeV).
+    DualPipeV,
     /// A recipe's own table.
     Own(Arc<Table>),
 }
 
-/// Schedules that are known by name and do not run: a device has one stage.
-const SEVERAL_STAGES: [&str; 3] = ["interleaved", "zbv", "dualpipev"];
-const NAMES: [&str; 3] = ["fill-drain", "1f1b", "zb-h1"];
+const NAMES: [&str; 6] = ["fill-drain", "1f1b", "zb-h1", "interleaved", "zbv", "dualpipev"];
+/// Chunks of the interleaved schedule unless given.
+const CHUNKS: usize = 2;
+const MOST_CHUNKS: usize = 64;
+
+fn fail<T>(message: String, hint: String) -> Result<T> {
+    Err(Error::argument("pipeline", message).hint(hint))
+}
 
 impl Schedule {
-    /// The schedule with that name, or the table that a text of several cells writes.
+    /// The schedule with that name, `interleaved,chunks=4`, or the table that a text of several cells writes.
     pub fn parse(text: &str) -> Result<Schedule> {
-        let name = text.trim();
-        if SEVERAL_STAGES.contains(&name) {
-            let message =
-                format!("schedule {name:?} gives each device several stages, which this version does not run");
-            return Err(Error::argument("pipeline", message).hint(format!("use one of {}", NAMES.join(", "))));
+        let text = text.trim();
+        if text.contains(char::is_whitespace) {
+            return Ok(Schedule::Own(Arc::new(Table::parse(text)?)));
         }
-        match name {
-            "fill-drain" => Ok(Schedule::FillDrain),
-            "1f1b" => Ok(Schedule::OneForwardOneBackward),
-            "zb-h1" => Ok(Schedule::ZeroBubble),
-            _ if name.contains(char::is_whitespace) => Ok(Schedule::Own(Arc::new(Table::parse(text)?))),
+        let (name, option) = text.split_once(',').map_or((text, None), |(name, option)| (name, Some(option)));
+        let schedule = match name {
+            "fill-drain" => Schedule::FillDrain,
+            "1f1b" => Schedule::OneForwardOneBackward,
+            "zb-h1" => Schedule::ZeroBubble,
+            "interleaved" => Schedule::Interleaved(CHUNKS),
+            "zbv" => Schedule::ZeroBubbleV,
+            "dualpipev" => Schedule::DualPipeV,
             _ => {
                 let hint = match did_you_mean(name, NAMES) {
                     Some(near) => format!("did you mean {near}?"),
                     None => format!("the schedules are {}, or a table of cells such as 0F0", NAMES.join(", ")),
                 };
-                Err(Error::argument("pipeline", format!("there is no schedule {name:?}")).hint(hint))
+                return fail(format!("there is no schedule {name:?}"), hint);
             }
+        };
+        let Some(option) = option else { return Ok(schedule) };
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        match (key, schedule, value.parse()) {
+            ("chunks", Schedule::Interleaved(_), Ok(chunks)) if (2..=MOST_CHUNKS).contains(&chunks) => {
+                Ok(Schedule::Interleaved(chunks))
+            }
+            ("chunks", Schedule::Interleaved(_), _) => fail(
+                format!("interleaved has {value:?} chunks a device; it needs a number from 2 to {MOST_CHUNKS}"),
+                "write interleaved,chunks=2; with one chunk it would be 1f1b".into(),
+            ),
+            ("chunks", schedule, _) => fail(
+                format!("schedule {} has a fixed number of stages a device, and no chunks", schedule.name()),
+                "leave chunks out, or use the schedule interleaved".into(),
+            ),
+            _ => fail(
+                format!("a schedule has no option {key:?}"),
+                did_you_mean(key, ["chunks"])
+                    .map_or("write interleaved,chunks=2".to_string(), |near| format!("did you mean {near}?")),
+            ),
         }
     }
 
@@ -54,6 +89,9 @@ impl Schedule {
             Schedule::FillDrain => NAMES[0],
             Schedule::OneForwardOneBackward => NAMES[1],
             Schedule::ZeroBubble => NAMES[2],
+            Schedule::Interleaved(_) => NAMES[3],
+            Schedule::ZeroBubbleV => NAMES[4],
+            Schedule::DualPipeV => NAMES[5],
             Schedule::Own(_) => "the recipe's own",
         }
     }
@@ -65,91 +103,86 @@ impl Schedule {
             Schedule::OneForwardOneBackward => vec![1],
             Schedule::ZeroBubble => vec![2],
             Schedule::Own(table) => std::iter::once(3).chain(table.words()).collect(),
+            Schedule::Interleaved(chunks) => vec![4, *chunks as u64],
+            Schedule::ZeroBubbleV => vec![5],
+            Schedule::DualPipeV => vec![6],
         }
     }
 
-    /// The table for so many stages and micro-batches. A recipe's own is checked.
-    pub fn table(&self, stages: usize, micros: usize) -> Result<Table> {
+    /// The device of each stage, for so many devices along `pp`.
+    pub fn devices(&self, devices: usize) -> Vec<usize> {
+        match self {
+            Schedule::FillDrain | Schedule::OneForwardOneBackward | Schedule::ZeroBubble => (0..devices).collect(),
+            Schedule::Interleaved(chunks) => (0..devices * chunks).map(|stage| stage % devices).collect(),
+            Schedule::ZeroBubbleV | Schedule::DualPipeV => (0..devices).chain((0..devices).rev()).collect(),
+            Schedule::Own(table) => table.devices(),
+        }
+    }
+
+    /// The table for so many devices and micro-batches. A recipe's own is checked. An error if the schedule does not fit the numbers.
+    pub fn table(&self, devices: usize, micros: usize) -> Result<Table> {
+        let stages = self.devices(devices).len();
+        if stages > MOST_STAGES {
+            let message = format!("{}: pp={devices} has {stages} stages, more than {MOST_STAGES}", self.name());
+            return fail(message, "use a smaller pp, or fewer chunks".into());
+        }
         Ok(match self {
-            Schedule::FillDrain => fill_drain(stages, micros),
-            Schedule::OneForwardOneBackward => one_forward_one_backward(stages, micros),
-            Schedule::ZeroBubble => zero_bubble(stages, micros),
+            Schedule::FillDrain => generate::fill_drain(devices, micros),
+            Schedule::OneForwardOneBackward => generate::one_forward_one_backward(devices, micros),
+            Schedule::ZeroBubble => generate::zero_bubble(devices, micros),
+            Schedule::Interleaved(chunks) => {
+                if micros % devices != 0 {
+                    let near = micros.next_multiple_of(devices);
+                    return fail(
+                        format!("interleaved: {micros} micro-batches are no multiple of pp={devices}"),
+                        format!("accumulate {near} micro-batches, or use another schedule"),
+                    );
+                }
+                generate::interleaved(devices, *chunks, micros)
+            }
+            Schedule::ZeroBubbleV => generate::zero_bubble_v(devices, micros),
+            Schedule::DualPipeV => {
+                if micros < 2 * devices {
+                    return fail(
+                        format!("dualpipev: {micros} micro-batches are fewer than the {} stages", 2 * devices),
+                        format!("accumulate at least {} micro-batches, or use zbv", 2 * devices),
+                    );
+                }
+                generate::dual_pipe_v(devices, micros)
+            }
             Schedule::Own(table) => {
-                table.check(stages, micros, micros)?;
+                table.check(devices, micros, micros.saturating_mul(table.stages()))?;
                 (**table).clone()
             }
         })
     }
 }
 
-/// The table of stages that only compute forward.
-pub fn forward_only(stages: usize, micros: usize) -> Table {
-    let line = |s| (0..micros).map(|m| Cell::new(s, Action::Forward, m)).collect();
-    Table { lines: (0..stages).map(line).collect() }
-}
-
-fn fill_drain(stages: usize, micros: usize) -> Table {
-    let line = |s| {
-        let forward = (0..micros).map(move |m| Cell::new(s, Action::Forward, m));
-        forward.chain((0..micros).map(move |m| Cell::new(s, Action::Backward, m))).collect()
-    };
-    Table { lines: (0..stages).map(line).collect() }
-}
-
-fn one_forward_one_backward(stages: usize, micros: usize) -> Table {
-    let line = |s: usize| {
-        let ahead = (stages - s - 1).min(micros);
-        let mut line: Vec<Cell> = (0..ahead).map(|m| Cell::new(s, Action::Forward, m)).collect();
-        for m in 0..micros {
-            if ahead + m < micros {
-                line.push(Cell::new(s, Action::Forward, ahead + m));
-            }
-            line.push(Cell::new(s, Action::Backward, m));
-        }
-        line
-    };
-    Table { lines: (0..stages).map(line).collect() }
-}
-
-/// Fills the table step by step with actions of equal duration. A device takes forward passes until as many are ahead as with 1F1B, then
-/// the gradient of inputs, for which the stage before waits; gradients of weights where neither can be taken.
-fn zero_bubble(stages: usize, micros: usize) -> Table {
-    #[derive(Clone, Copy, Default)]
-    struct Done {
-        forward: usize,
-        input: usize,
-        weight: usize,
-    }
-    let mut lines: Vec<Vec<Cell>> = vec![Vec::new(); stages];
-    let mut done = vec![Done::default(); stages];
-    while done.iter().any(|d| d.weight < micros) {
-        // All devices choose by what was done before this step.
-        let before = done.clone();
-        for s in 0..stages {
-            let own = before[s];
-            let arrived = if s == 0 { micros } else { before[s - 1].forward };
-            let returned = before.get(s + 1).map_or(own.forward, |next| next.input);
-            let ahead = own.forward - own.input < stages - s && own.forward - own.weight < stages;
-            if ahead && own.forward < arrived.min(micros) {
-                lines[s].push(Cell::new(s, Action::Forward, own.forward));
-                done[s].forward += 1;
-            } else if own.input < own.forward.min(returned) {
-                lines[s].push(Cell::new(s, Action::Input, own.input));
-                done[s].input += 1;
-            } else if own.weight < own.input {
-                lines[s].push(Cell::new(s, Action::Weight, own.weight));
-                done[s].weight += 1;
-            }
-        }
-    }
-    Table { lines }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pipelining::table::{Action, Cell};
 
-    const NAMED: [Schedule; 3] = [Schedule::FillDrain, Schedule::OneForwardOneBackward, Schedule::ZeroBubble];
+    const NAMED: [Schedule; 7] = [
+        Schedule::FillDrain,
+        Schedule::OneForwardOneBackward,
+        Schedule::ZeroBubble,
+        Schedule::Interleaved(2),
+        Schedule::Interleaved(3),
+        Schedule::ZeroBubbleV,
+        Schedule::DualPipeV,
+    ];
+
+    /// The most pairs of a stage and a micro-batch whose activations a device keeps.
+    fn stash(schedule: &Schedule, devices: usize, micros: usize) -> usize {
+        match schedule {
+            Schedule::FillDrain => micros,
+            Schedule::Interleaved(chunks) => 2 * (devices - 1) + (chunks - 1) * devices + 1,
+            Schedule::ZeroBubbleV => 2 * devices,
+            Schedule::DualPipeV => 2 * devices + 1,
+            _ => devices,
+        }
+    }
 
     /// Costs of F, I, W; a whole backward pass is both parts.
     fn end(table: &Table, [f, i, w]: [u64; 3]) -> u64 {
@@ -166,16 +199,30 @@ mod tests {
     fn generated_tables_are_complete_and_keep_no_more_than_they_promise() {
         for (stages, micros) in (1..7).flat_map(|p| [1, 2, 3, 4, 5, 8, 13].map(|m| (p, m))) {
             for schedule in &NAMED {
-                let table = schedule.table(stages, micros).unwrap();
-                let stash = if *schedule == Schedule::FillDrain { micros } else { stages };
-                let time =
-                    table.check(stages, micros, stash).unwrap_or_else(|e| panic!("{}: {}", schedule.name(), e.message));
+                let fits = match schedule {
+                    Schedule::Interleaved(_) => micros % stages == 0,
+                    Schedule::DualPipeV => micros >= 2 * stages,
+                    _ => true,
+                };
+                let table = match schedule.table(stages, micros) {
+                    Ok(table) => table,
+                    Err(e) => {
+                        assert!(!fits && e.hint.is_some(), "{}: {}", schedule.name(), e.message);
+                        continue;
+                    }
+                };
+                assert!(fits, "{} of {micros} micro-batches on {stages} devices", schedule.name());
+                assert_eq!(table.devices(), schedule.devices(stages));
+                let time = table.check(stages, micros, stash(schedule, stages, micros)).unwrap_or_else(|e| {
+                    panic!("{} of {micros} micro-batches on {stages} devices: {}\n{table}", schedule.name(), e.message)
+                });
                 let cells: usize = table.lines.iter().map(Vec::len).sum();
                 assert_eq!(time.order.len(), cells);
                 assert_eq!(Table::parse(&table.to_string()).unwrap(), table);
                 // The order is one in which every stage can run.
-                for line in &table.lines {
-                    let own: Vec<Cell> = time.order.iter().copied().filter(|c| c.stage == line[0].stage).collect();
+                let home = table.devices();
+                for (device, line) in table.lines.iter().enumerate() {
+                    let own: Vec<Cell> = time.order.iter().copied().filter(|c| home[c.stage] == device).collect();
                     assert_eq!(own, *line);
                 }
             }
@@ -194,6 +241,34 @@ mod tests {
                     assert_eq!(bubble(&Schedule::OneForwardOneBackward), (p - 1) * (f + i + w), "P={p} M={m}");
                     if f == i && i == w {
                         assert_eq!(bubble(&Schedule::ZeroBubble), (p - 1) * (f + i - w), "P={p} M={m}");
+                    }
+                }
+            }
+        }
+    }
+
+    /// Costs are those of a stage, of which a device has several.
+    #[test]
+    fn bubbles_of_several_stages_a_device_are_those_of_the_formulas() {
+        for p in [2u64, 3, 4, 8] {
+            for m in [2 * p, 3 * p, 4 * p] {
+                for [f, i, w] in [[1, 1, 1], [10, 10, 10], [10, 11, 9], [7, 8, 7]] {
+                    let case = format!("P={p} M={m} {f} {i} {w}");
+                    let bubble = |s: &Schedule, stages: u64| {
+                        end(&s.table(p as usize, m as usize).unwrap(), [f, i, w]) - m * stages * (f + i + w)
+                    };
+                    // (P - 1)(F + B) / v, with the costs of a device's v stages together.
+                    for chunks in 2..5 {
+                        let s = Schedule::Interleaved(chunks);
+                        assert_eq!(bubble(&s, chunks as u64), (p - 1) * (f + i + w), "{chunks} chunks, {case}");
+                    }
+                    if f == i && i == w {
+                        // No bubble but the first forward pass on its way to the last device.
+                        assert_eq!(bubble(&Schedule::ZeroBubbleV, 2), (p - 1) * f, "{case}");
+                        // Published: (PP / 2 - 1)(F&B + B - 3W), with PP = 2P stages, where the results of F&B come together. Here
+                        // F and B are two actions, and the next stage begins an F earlier.
+                        let published = (p - 1) * ((f + i + w) + (i + w) - 3 * w);
+                        assert_eq!(bubble(&Schedule::DualPipeV, 2), published - (p - 1) * f, "{case}");
                     }
                 }
             }
@@ -233,7 +308,9 @@ mod tests {
             ("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1I1", "1W1 is missing in the schedule"),
             ("0F0 0F1 0B0 0B1\n1F0 1B0 1F0 1B1", "1F0 is in the schedule twice"),
             ("0F0 0F1 0B0 0B1\n1F0 1B0 1F2 1B1", "1F2: a step has 2 micro-batches"),
-            ("0F0 0F1 0B0 0B1\n1F0 0B0 1F1 1B1", "0B0 is in line 1, but device 1 has stage 1"),
+            ("0F0 0F1 0B0 0B1\n1F0 0B0 1F1 1B1", "0B0 is in line 1, but stage 0 begins in line 0"),
+            ("0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1\n3F0 3F1 3B0 3B1", "2F0 is missing in the schedule"),
+            ("0F0 0F1 0B0 0B1 1F0 1B0 1F1 1B1\n256F0", "256F0: a model has at most 256 stages"),
             ("0F0 0F1 0B0 0B1\n1F0 1B0 1I0 1F1 1B1", "1I0: this backward pass is in the schedule whole and in parts"),
             ("0F0 x", "\"x\" is no cell of a schedule"),
             ("0F0 0G0", "\"0G0\" is no cell of a schedule"),
@@ -243,21 +320,29 @@ mod tests {
         }
         let table = Schedule::FillDrain.table(2, 4).unwrap();
         let e = table.check(2, 4, 2).unwrap_err();
-        assert_eq!(e.message, "at 0F2 stage 0 keeps the activations of 3 micro-batches, more than 2");
+        assert_eq!(e.message, "at 0F2 device 0 keeps the activations of 3 passes, more than 2");
     }
 
     #[test]
     fn schedules_have_names() {
-        for schedule in NAMED {
+        for schedule in NAMED.into_iter().filter(|s| *s != Schedule::Interleaved(3)) {
             assert_eq!(Schedule::parse(schedule.name()).unwrap(), schedule);
         }
-        let e = Schedule::parse("1f1").unwrap_err();
-        assert_eq!(
-            (e.message.as_str(), e.hint.as_deref()),
-            ("there is no schedule \"1f1\"", Some("did you mean 1f1b?"))
-        );
-        let e = Schedule::parse("zbv").unwrap_err();
-        assert_eq!(e.message, "schedule \"zbv\" gives each device several stages, which this version does not run");
+        assert_eq!(Schedule::parse("interleaved,chunks=3").unwrap(), Schedule::Interleaved(3));
+        for (text, message, hint) in [
+            ("1f1", "there is no schedule \"1f1\"", "did you mean 1f1b?"),
+            ("zbv,chunks=2", "schedule zbv has a fixed number of stages a device, and no chunks", "leave chunks out"),
+            ("interleaved,chunks=1", "interleaved has \"1\" chunks a device; it needs a number from 2 to 64", "1f1b"),
+            ("interleaved,chunk=2", "a schedule has no option \"chunk\"", "did you mean chunks?"),
+        ] {
+            let e = Schedule::parse(text).unwrap_err();
+            assert_eq!(e.message, message);
+            assert!(e.hint.as_ref().is_some_and(|h| h.contains(hint)), "{:?}", e.hint);
+        }
         assert!(matches!(Schedule::parse("0F0 0B0").unwrap(), Schedule::Own(_)));
+        let words: Vec<Vec<u64>> = NAMED.iter().map(Schedule::words).collect();
+        assert!((1..words.len()).all(|k| !words[..k].contains(&words[k])), "{words:?}");
+        let e = Schedule::Interleaved(8).table(64, 64).unwrap_err();
+        assert_eq!(e.message, "interleaved: pp=64 has 512 stages, more than 256");
     }
 }

@@ -1,11 +1,11 @@
-//! Splits a step into the steps of its pipeline stages, in the order of a schedule.
+//! Splits a step into the steps of the devices along `pp`, each with its pipeline stages, in the order of a schedule.
 //!
-//! All stages together are put in one order: a node comes when its cell of the schedule does, and after what it reads. Each stage gets
-//! its nodes of that order. A value that another stage reads is sent as soon as it is computed, and received before its first use. As
-//! each stage's transfers keep that order and sending does not wait, no stages can wait for each other in a circle.
+//! All stages together are put in one order: a node comes when its cell of the schedule does, and after what it reads. Each device gets
+//! the nodes of its stages of that order. A value that another device reads is sent as soon as it is computed, and received before its
+//! first use. As each device's transfers keep that order and sending does not wait, no devices can wait for each other in a circle.
 
 use super::assign::{self, Assignment, Needs};
-use super::schedule::forward_only;
+use super::generators::forward_only;
 use super::table::{Action, Cell};
 use crate::key::Trace;
 use crate::lowered::Lowered;
@@ -20,85 +20,90 @@ use smallvec::smallvec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-/// The most stages: sets of them are the bits of a word.
-pub const MOST_STAGES: usize = 64;
+/// The most devices along `pp`: sets of them are the bits of a word.
+pub const MOST_DEVICES: usize = 64;
 
-/// The step of one stage.
-pub struct StageStep {
+/// The step of the stages of one device.
+pub struct DeviceStep {
     pub step: Lowered,
-    /// Which roots of the whole step it computes.
-    pub roots: Vec<usize>,
+    /// Which roots of the whole step it computes, and the stage of each.
+    pub roots: Vec<(usize, usize)>,
     /// The input that each of its State writes overwrites.
     pub state_write_inputs: Vec<u32>,
 }
 
-/// A node on one of the stages that compute it.
+/// A node on one of the devices that compute it.
 type Instance = (NodeId, usize);
 
 /// Splits a step along `pp`.
-pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> Result<Vec<StageStep>> {
-    let stages = division.mesh.size(Axis::Pp);
-    if stages > MOST_STAGES {
-        let message = format!("pp={stages}: at most {MOST_STAGES} stages are supported");
+pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> Result<Vec<DeviceStep>> {
+    let devices = division.mesh.size(Axis::Pp);
+    if devices > MOST_DEVICES {
+        let message = format!("pp={devices}: at most {MOST_DEVICES} devices are supported along pp");
         return Err(Error::argument("mesh", message).hint("use a smaller pp"));
     }
     let a = assign::assign(step, division, g, trace);
-    let needs = Needs::find(step, &a, division, trace, stages);
-    let order = order(step, &a, &needs, division, stages)?;
-    let mut out: Vec<Emitter> = (0..stages).map(|stage| Emitter::new(step, stage)).collect();
+    let needs = Needs::find(step, &a, division, trace);
+    let order = order(step, &a, &needs, division, devices)?;
+    let mut out: Vec<Emitter> = (0..devices).map(|device| Emitter::new(step, device)).collect();
     let mut numbers: FxHashMap<(NodeId, usize), i64> = FxHashMap::default();
-    for (id, stage) in order {
+    for (id, device) in order {
         for x in &step.graph.node(id).inputs {
-            if needs.received[x.index()] & 1 << stage != 0 {
-                out[stage].receive(*x, &a, &numbers);
+            if needs.received[x.index()] & 1 << device != 0 {
+                out[device].receive(*x, &a, &numbers);
             }
         }
-        out[stage].copy(id);
+        out[device].copy(id);
         let to = needs.received[id.index()];
-        for other in (0..stages).filter(|other| to & 1 << other != 0) {
+        for other in (0..devices).filter(|other| to & 1 << other != 0) {
             let number = numbers.len() as i64;
             numbers.insert((id, other), number);
-            out[stage].send(id, other, number);
+            out[device].send(id, other, number);
         }
     }
     for (k, id) in step.roots.iter().enumerate() {
-        // What is free is on every stage.
-        let at = a.stage[id.index()];
-        for own in out.iter_mut().enumerate().filter(|(stage, _)| at.is_none_or(|at| at == *stage)).map(|(_, own)| own)
-        {
+        // What is free is on every device.
+        let at = a.device(*id);
+        for own in out.iter_mut().filter(|own| at.is_none_or(|at| at == own.device)) {
             if let Some(desc) = step.placed_roots.get(&k) {
                 own.out.placed_roots.insert(own.roots.len(), *desc);
             }
-            own.roots.push(k);
+            own.roots.push((k, a.stage[id.index()].unwrap_or(0)));
             own.out.roots.push(own.map[id]);
         }
     }
     for (id, input) in step.state_writes.iter().zip(&trace.state_write_inputs) {
-        let home = division.inputs[*input as usize].stage();
-        for (stage, own) in out.iter_mut().enumerate().filter(|(stage, _)| home.is_none_or(|home| home == *stage)) {
-            if needs.received[id.index()] & 1 << stage != 0 {
+        let home = division.inputs[*input as usize].stage_device();
+        for own in out.iter_mut().filter(|own| home.is_none_or(|home| home == own.device)) {
+            if needs.received[id.index()] & 1 << own.device != 0 {
                 own.receive(*id, &a, &numbers);
             }
             own.out.state_writes.push(own.map[id]);
             own.state_write_inputs.push(*input);
         }
     }
-    let finish = |e: Emitter| StageStep { step: e.out, roots: e.roots, state_write_inputs: e.state_write_inputs };
+    let finish = |e: Emitter| DeviceStep { step: e.out, roots: e.roots, state_write_inputs: e.state_write_inputs };
     Ok(out.into_iter().map(finish).collect())
 }
 
-/// All nodes of all stages in one order.
-fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, stages: usize) -> Result<Vec<Instance>> {
+/// All nodes of all devices in one order.
+fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, devices: usize) -> Result<Vec<Instance>> {
     let table = match a.passes {
-        0 => forward_only(stages, 1),
-        passes => division.schedule.table(stages, passes)?,
+        0 => forward_only(&a.devices, 1),
+        passes => division.schedule.table(devices, passes)?,
     };
     let cells = table.simulate(&|_| 1)?.order;
     let rank: FxHashMap<Cell, usize> = cells.into_iter().enumerate().map(|(k, cell)| (cell, k)).collect();
     let sent = assign::sent_gradients(step, a, needs);
-    let priority = |(id, stage): Instance| {
+    let stages = |device: usize| (0..a.devices.len()).filter(move |stage| a.devices[*stage] == device);
+    let priority = |(id, device): Instance| {
         let Some((action, micro)) = a.part[id.index()].action() else { return rank.len() };
-        let at = |action| rank.get(&Cell::new(stage, action, micro)).copied();
+        let cell = |stage, action| rank.get(&Cell::new(stage, action, micro)).copied();
+        // What is no part of a stage of the device comes with the first that may read it.
+        let at = |action| match a.stage[id.index()].filter(|stage| a.devices[*stage] == device) {
+            Some(stage) => cell(stage, action),
+            None => stages(device).filter_map(|stage| cell(stage, action)).min(),
+        };
         let whole = at(action);
         let parts = || if sent.contains(&id) { at(Action::Input) } else { at(Action::Weight) };
         whole.or_else(parts).unwrap_or(rank.len())
@@ -107,25 +112,25 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, sta
     let mut waits: FxHashMap<Instance, usize> = FxHashMap::default();
     let mut readers: FxHashMap<Instance, Vec<Instance>> = FxHashMap::default();
     let mut ready: BinaryHeap<Reverse<(usize, NodeId, usize)>> = BinaryHeap::new();
-    let bits = |set: u64| (0..stages).filter(move |s| set & 1 << s != 0);
+    let bits = |set: u64| (0..devices).filter(move |d| set & 1 << d != 0);
     for id in step.graph.ids() {
-        for stage in bits(needs.computed[id.index()]) {
+        for device in bits(needs.computed[id.index()]) {
             let inputs = &step.graph.node(id).inputs;
             for x in inputs {
-                let from = if needs.received[x.index()] & 1 << stage != 0 { a.stage[x.index()] } else { Some(stage) };
-                readers.entry((*x, from.unwrap_or(stage))).or_default().push((id, stage));
+                let from = if needs.received[x.index()] & 1 << device != 0 { a.device(*x) } else { None };
+                readers.entry((*x, from.unwrap_or(device))).or_default().push((id, device));
             }
             if inputs.is_empty() {
-                ready.push(Reverse((priority((id, stage)), id, stage)));
+                ready.push(Reverse((priority((id, device)), id, device)));
             } else {
-                waits.insert((id, stage), inputs.len());
+                waits.insert((id, device), inputs.len());
             }
         }
     }
     let mut out = Vec::new();
-    while let Some(Reverse((_, id, stage))) = ready.pop() {
-        out.push((id, stage));
-        for reader in readers.remove(&(id, stage)).into_iter().flatten() {
+    while let Some(Reverse((_, id, device))) = ready.pop() {
+        out.push((id, device));
+        for reader in readers.remove(&(id, device)).into_iter().flatten() {
             let Some(open) = waits.get_mut(&reader) else { continue };
             *open -= 1;
             if *open == 0 {
@@ -139,21 +144,21 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, sta
     }
 }
 
-/// Makes the step of one stage.
+/// Makes the step of one device.
 struct Emitter<'a> {
     from: &'a Lowered,
-    stage: usize,
+    device: usize,
     out: Lowered,
     map: FxHashMap<NodeId, NodeId>,
-    roots: Vec<usize>,
+    roots: Vec<(usize, usize)>,
     state_write_inputs: Vec<u32>,
 }
 
 impl<'a> Emitter<'a> {
-    fn new(from: &'a Lowered, stage: usize) -> Emitter<'a> {
+    fn new(from: &'a Lowered, device: usize) -> Emitter<'a> {
         let mut out = Lowered::empty(from.states.clone(), from.graph.len());
         (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
-        Emitter { from, stage, out, map: FxHashMap::default(), roots: Vec::new(), state_write_inputs: Vec::new() }
+        Emitter { from, device, out, map: FxHashMap::default(), roots: Vec::new(), state_write_inputs: Vec::new() }
     }
 
     /// Appends a copy of a node of the whole step.
@@ -171,7 +176,7 @@ impl<'a> Emitter<'a> {
         self.map.insert(id, new);
     }
 
-    /// Appends the transfer of a value that this stage has.
+    /// Appends the transfer of a value that this device has.
     fn send(&mut self, id: NodeId, to: usize, number: i64) {
         let attrs = smallvec![Axis::Pp as i64, to as i64, number];
         let (op, inputs) = (&collective::SEND, smallvec![self.map[&id]]);
@@ -182,9 +187,9 @@ impl<'a> Emitter<'a> {
         self.out.effects.push(new);
     }
 
-    /// Appends the transfer of a value that another stage has sent, unless it has come already.
+    /// Appends the transfer of a value that another device has sent, unless it has come already.
     fn receive(&mut self, id: NodeId, a: &Assignment, numbers: &FxHashMap<(NodeId, usize), i64>) {
-        let (Some(from), Some(number)) = (a.stage[id.index()], numbers.get(&(id, self.stage))) else { return };
+        let (Some(from), Some(number)) = (a.device(id), numbers.get(&(id, self.device))) else { return };
         if self.map.contains_key(&id) {
             return;
         }

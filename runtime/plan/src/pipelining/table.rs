@@ -3,12 +3,16 @@
 //! A cell is written `<stage><action><micro-batch>`: `0F3` is the forward pass of micro-batch 3 through stage 0. The actions are `F`
 //! (forward), `B` (backward), and the two parts of a backward pass that may be separated: `I` (gradient of the inputs, which the stage
 //! before waits for) and `W` (gradients of the weights, which only the update waits for; Qi et al., Zero Bubble Pipeline Parallelism,
-//! arXiv:2401.10241). Transfers follow from the cells and are not written. Devices do not wait for what they send to be received.
+//! arXiv:2401.10241). A line may have the cells of several stages, each of which is on one device. Transfers follow from the cells and
+//! are not written. Devices do not wait for what they send to be received.
 
 use perilune_core::error::{Error, Result};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::fmt::{self, Display};
 use std::hash::{Hash, Hasher};
+
+/// The most stages: a placement keeps the number of one in a byte.
+pub const MOST_STAGES: usize = 256;
 
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub enum Action {
@@ -79,40 +83,65 @@ impl Table {
                 Some(Cell::new(stage.parse().ok()?, action, rest[letter.len_utf8()..].parse().ok()?))
             });
             let hint = "write a stage, one of F, B, I, W, and a micro-batch, both counted from 0: 0F3";
-            parsed.ok_or_else(|| fail(format!("{word:?} is no cell of a schedule"), hint))
+            let cell: Cell = parsed.ok_or_else(|| fail(format!("{word:?} is no cell of a schedule"), hint))?;
+            match cell.stage < MOST_STAGES {
+                true => Ok(cell),
+                false => Err(fail(format!("{word}: a model has at most {MOST_STAGES} stages"), "use fewer stages")),
+            }
         };
         let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
         let lines = lines.map(|line| line.split_whitespace().map(cell).collect::<Result<Vec<_>>>());
         Ok(Table { lines: lines.collect::<Result<_>>()? })
     }
 
-    /// Checks that the table is one of `stages` stages, one a device in order, and `micros` micro-batches: each takes every action
-    /// once, no device deadlocks, and no stage has more than `stash` micro-batches between their first and last action.
-    pub fn check(&self, stages: usize, micros: usize, stash: usize) -> Result<Timeline> {
-        if self.lines.len() != stages {
+    /// The number of stages: one more than the last that a cell names.
+    pub fn stages(&self) -> usize {
+        self.lines.iter().flatten().map(|cell| cell.stage + 1).max().unwrap_or(0)
+    }
+
+    /// The device of each stage, by its first cell; 0 for a stage without cells.
+    pub fn devices(&self) -> Vec<usize> {
+        let mut out = vec![None; self.stages()];
+        for (device, line) in self.lines.iter().enumerate() {
+            for cell in line {
+                out[cell.stage].get_or_insert(device);
+            }
+        }
+        out.into_iter().map(|device| device.unwrap_or(0)).collect()
+    }
+
+    /// Checks that the table is one of `devices` lines and `micros` micro-batches: each stage is on one device and takes every action on
+    /// each micro-batch once, no device deadlocks, and none keeps the activations of more than `stash` pairs of a stage and a
+    /// micro-batch, from their first to their last action.
+    pub fn check(&self, devices: usize, micros: usize, stash: usize) -> Result<Timeline> {
+        if self.lines.len() != devices {
             return Err(fail(
-                format!("the schedule has {} lines, and pp={stages}", self.lines.len()),
+                format!("the schedule has {} lines, and pp={devices}", self.lines.len()),
                 "write a line for each device along pp",
             ));
         }
-        let mut seen: FxHashMap<Cell, ()> = FxHashMap::default();
+        let home = self.devices();
+        let mut seen: FxHashSet<Cell> = FxHashSet::default();
         for (device, line) in self.lines.iter().enumerate() {
             let mut open = 0;
             for cell in line {
-                if cell.stage != device {
+                if home[cell.stage] != device {
                     return Err(fail(
-                        format!("{cell} is in line {device}, but device {device} has stage {device}"),
-                        "write the cells of stage k into line k, counted from 0: one device has one stage",
+                        format!(
+                            "{cell} is in line {device}, but stage {} begins in line {}",
+                            cell.stage, home[cell.stage]
+                        ),
+                        "write all cells of a stage into the line of its device; lines are counted from 0",
                     ));
                 }
                 if cell.micro >= micros {
                     let hint = "micro-batches are counted from 0; `accumulate` says how many a step has";
                     return Err(fail(format!("{cell}: a step has {micros} micro-batches"), hint));
                 }
-                if seen.insert(*cell, ()).is_some() {
+                if !seen.insert(*cell) {
                     return Err(fail(format!("{cell} is in the schedule twice"), "a stage takes each action once"));
                 }
-                let other = |action| seen.contains_key(&Cell { action, ..*cell });
+                let other = |action| seen.contains(&Cell { action, ..*cell });
                 if cell.action == Action::Backward && (other(Action::Input) || other(Action::Weight))
                     || matches!(cell.action, Action::Input | Action::Weight) && other(Action::Backward)
                 {
@@ -126,25 +155,26 @@ impl Table {
                 }
                 if open > stash as i64 {
                     return Err(fail(
-                        format!(
-                            "at {cell} stage {device} keeps the activations of {open} micro-batches, more than {stash}"
-                        ),
+                        format!("at {cell} device {device} keeps the activations of {open} passes, more than {stash}"),
                         "begin backward passes earlier",
                     ));
                 }
             }
-            for micro in 0..micros {
-                let has = |action| seen.contains_key(&Cell::new(device, action, micro));
-                let missing =
-                    match (has(Action::Forward), has(Action::Backward), has(Action::Input), has(Action::Weight)) {
-                        (false, ..) => "F",
-                        (_, false, false, _) => "B",
-                        (_, false, true, false) => "W",
-                        _ => continue,
-                    };
-                let message = format!("{device}{missing}{micro} is missing in the schedule");
-                return Err(fail(message, "a stage takes every action on each micro-batch"));
+            if line.is_empty() {
+                let message = format!("line {device} of the schedule has no cells");
+                return Err(fail(message, "give every device along pp a stage"));
             }
+        }
+        for (stage, micro) in (0..home.len()).flat_map(|stage| (0..micros).map(move |micro| (stage, micro))) {
+            let has = |action| seen.contains(&Cell::new(stage, action, micro));
+            let missing = match (has(Action::Forward), has(Action::Backward), has(Action::Input), has(Action::Weight)) {
+                (false, ..) => "F",
+                (_, false, false, _) => "B",
+                (_, false, true, false) => "W",
+                _ => continue,
+            };
+            let message = format!("{stage}{missing}{micro} is missing in the schedule");
+            return Err(fail(message, "a stage takes every action on each micro-batch"));
         }
         self.simulate(&|_| 1)
     }
@@ -170,19 +200,19 @@ impl Table {
 
     /// Runs the table with a cost for each cell; transfers take no time. A deadlock is an error that names its cycle.
     pub fn simulate(&self, cost: &dyn Fn(Cell) -> u64) -> Result<Timeline> {
-        let stages = self.lines.len();
+        let (devices, stages) = (self.lines.len(), self.stages());
         let place: FxHashMap<Cell, (usize, usize)> = (self.lines.iter().enumerate())
             .flat_map(|(d, line)| line.iter().enumerate().map(move |(k, cell)| (*cell, (d, k))))
             .collect();
         let mut done: FxHashMap<Cell, u64> = FxHashMap::default();
-        let mut next = vec![0; stages];
-        let mut free = vec![0; stages];
-        let mut busy = vec![0; stages];
+        let mut next = vec![0; devices];
+        let mut free = vec![0; devices];
+        let mut busy = vec![0; devices];
         let mut starts: Vec<(u64, usize, usize, Cell)> = Vec::new();
         let total = place.len();
         while starts.len() < total {
             let before = starts.len();
-            for d in 0..stages {
+            for d in 0..devices {
                 while let Some(cell) = self.lines[d].get(next[d]).copied() {
                     let known = || Table::waits(cell, stages).filter(|x| place.contains_key(x));
                     if !known().all(|x| done.contains_key(&x)) {
@@ -211,7 +241,7 @@ impl Table {
         let waits_for = |d: usize| {
             let cell = *self.lines[d].get(next[d])?;
             let missing = |x: &Cell| place.contains_key(x) && !done.contains_key(x);
-            let missing = Table::waits(cell, self.lines.len()).find(missing)?;
+            let missing = Table::waits(cell, self.stages()).find(missing)?;
             Some((cell, missing, place[&missing].0))
         };
         // From any device that waits, following what it waits for ends in the cycle.
