@@ -97,7 +97,8 @@ fn with_divided_states() {
 /// The batch divides among the devices unevenly, and one of 4 has no sample.
 #[test]
 fn batches_of_any_size() {
-    equals_one_device(&[("batch", "5")], &["ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2", "ep=4,zero=3", "dp=3,ep=2"]);
+    equals_one_device(&[("batch", "5")], &["ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2", "ep=4,zero=3"]);
+    equals_one_device(&[("batch", "7")], &["dp=3,ep=2"]);
 }
 
 #[test]

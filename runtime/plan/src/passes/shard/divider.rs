@@ -294,6 +294,14 @@ impl<'a> Divider<'a> {
             }
         }
         let part = self.demand.of(id, 0).map_or(Part::Whole, Part::Block);
+        // The other results are those of the node, not of the collective.
+        let main = self.to.map[id.index()];
+        for (k, shape, dtype) in self.further_results(id) {
+            if let Some(part) = self.results.get(&id).and_then(|all| all.get(k)).copied() {
+                let new = self.result(main, k, part.local(&shape), dtype);
+                self.apart.entry((id, k)).or_insert(new);
+            }
+        }
         let new = self.part(id, part)?;
         (self.first[id.index()], self.to.map[id.index()]) = (part, new);
         Ok(())
