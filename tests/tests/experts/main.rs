@@ -101,6 +101,13 @@ fn batches_of_any_size() {
     equals_one_device(&[("batch", "7")], &["dp=3,ep=2"]);
 }
 
+/// Padding of other axes, which lies among the tokens of a device, goes to no expert and takes no slot.
+#[test]
+fn padding_takes_no_slots() {
+    let params = [("experts", "2"), ("context", "5"), ("batch", "7")];
+    equals_one_device(&params, &["cp=2,ep=2", "dp=2,ep=2", "cp=3,ep=2", "dp=2,cp=2,ep=2"]);
+}
+
 #[test]
 fn one_expert_a_token_without_a_gate() {
     equals_one_device(&[("top", "1"), ("mlp", "gelu")], &["ep=2", "ep=4", "dp=2,ep=2", "ep=2,tp=2"]);

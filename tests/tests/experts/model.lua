@@ -7,14 +7,14 @@ local recipe = pl.recipe {
   name = "experts",
   params = {
     layers = 2, width = 16, hidden = 24, experts = 8, top = 2, mlp = "swiglu", batch = 8, accumulate = 1, steps = 40,
-    checkpoint = false, skewed = false, ema = false, dtype = "f64",
+    context = 6, checkpoint = false, skewed = false, ema = false, dtype = "f64",
   },
 }
 
-local vocab, context = 24, 6
+local vocab = 24
 
 function recipe.data(p)
-  local n = 200
+  local n, context = 200, p.context
   local set = data.tensors { x = pl.randint(0, vocab, { n, context }), y = pl.randint(0, vocab, { n, context }) }
   return { train = set:shuffle(3):batch(p.batch, { context = context }), valid = set:batch(p.batch, { context = context }) }
 end

@@ -26,6 +26,11 @@ pub const UP: usize = 2;
 const DOWN: usize = 3;
 pub const GRADIENT: usize = 4;
 
+/// If operand `k` of a node names experts: the operand whose first dim counts them.
+pub fn number_of_experts(op: &Op, k: usize) -> Option<usize> {
+    (k == EXPERT && (op == &EXPERT_MLP || op == &EXPERT_MLP_BACKWARD)).then_some(UP)
+}
+
 /// The rows of all tokens, in the order of their experts.
 struct Rows {
     /// For each place, the row: (R).
@@ -122,7 +127,7 @@ fn through(g: &mut Graph, op: &'static Op, x: NodeId, attrs: &[i64], grad: NodeI
 
 /// Inputs: x (N, C), expert (N, K) i64, up (E, C, H), down (E, H, D), gate (E, C, H)? -> (N, K, D): each token through each of its
 /// experts, silu(x gate) * (x up) times down, or gelu(x up) times down without a gate. An expert is from 0 to E - 1; E is none, whose
-/// result is 0. `attrs`: [1 for the tanh form of GELU].
+/// result is 0. The experts of a token differ. `attrs`: [1 for the tanh form of GELU].
 pub static EXPERT_MLP: Op = Op {
     name: "expert_mlp",
     flops: Some(|w| {
