@@ -9,6 +9,9 @@
 -- `tokens` names a file of token ids: .npy, .safetensors, or .bin as llm.c writes them for Llama 3. Without one the recipe trains
 -- on random tokens, for measurements of speed. `size=tiny` with a small `vocab` runs on any machine.
 --
+-- `experts` replaces the MLP of each block by a mixture of so many experts of the same width, of which each token takes `top` (Jiang et
+-- al., Mixtral of Experts, 2024); on a mesh they are divided along `ep`.
+--
 -- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, such as Meta's; `export` names one to
 -- write at the end. To load it, transformers needs a config.json of the same sizes in the same folder.
 --
@@ -35,6 +38,8 @@ local recipe = pl.recipe {
     weights = "", export = "",         -- model.safetensors to start from, and to write at the end
     vocab = 128256,
     context = 4096, batch = 4, accumulate = 1,
+    experts = 0, top = 2,              -- experts of a block, and of a token; 0: an MLP
+    balance = 0.01,                    -- weight of the load-balancing loss of experts
     steps = 1000, lr = 3e-4, warmup = 100, seed = 1,
   },
 }
@@ -73,26 +78,39 @@ function recipe.model(p)
   local s = shape_of(p)
   local rates = nn.rope_rates(s.width // s.heads, { base = 500000.0, scaling = { factor = s.scale or 32, low = 1, high = 4, original = 8192 } })
   local m = { embed = nn.Embedding(p.vocab, s.width, { std = 0.02 }), blocks = {}, norm = nn.RMSNorm(s.width, { eps = 1e-5 }) }
+  if p.experts > 0 then m.balance = p.balance end
   if s.head then m.head = nn.Linear(s.width, p.vocab, { bias = false }) end
   for i = 1, s.layers do
     m.blocks[i] = nn.TransformerBlock(s.width, s.heads, {
       causal = true, norm = "rms", eps = 1e-5, mlp = "swiglu", hidden = s.hidden, kv_heads = s.kv_heads, bias = false, rope = { rates = rates },
+      experts = p.experts, top = p.experts > 0 and p.top or nil,
     })
   end
 
   function m:forward(ids_BT)
     local x_BTC = self.embed(ids_BT)
-    for _, block in ipairs(self.blocks) do x_BTC = block(x_BTC) end
-    return pl.linear(self.norm(x_BTC), (self.head or self.embed).weight)
+    local uneven ---@type perilune.Tensor? the load-balancing losses of all blocks
+    for _, block in ipairs(self.blocks) do
+      local y_BTC, own = block(x_BTC)
+      x_BTC, uneven = y_BTC, uneven and uneven + own or own
+    end
+    local logits_BTV = pl.linear(self.norm(x_BTC), (self.head or self.embed).weight)
+    if not uneven then return logits_BTV end
+    return logits_BTV, uneven / #self.blocks
   end
 
   for _, block in ipairs(m.blocks) do
-    for _, linear in ipairs { block.attn.qkv, block.attn.out, block.mlp.gate, block.mlp.up, block.mlp.down } do
-      linear.weight = pl.state(init.normal(linear.weight.shape, { std = 0.02 }))
+    local function start(layer, name) layer[name] = pl.state(init.normal(layer[name].shape, { std = 0.02 })) end
+    for _, linear in ipairs { block.attn.qkv, block.attn.out } do start(linear, "weight") end
+    for _, name in ipairs { "gate", "up", "down" } do
+      if p.experts > 0 then start(block.mlp, name) else start(block.mlp[name], "weight") end
     end
   end
   if m.head then m.head.weight = pl.state(init.normal(m.head.weight.shape, { std = 0.02 })) end
   local model = nn.module(m)
+  if p.experts > 0 and (p.weights ~= "" or p.export ~= "") then
+    pl.error("llama", "`weights` and `export` are files of LlamaForCausalLM, which has no experts", "leave them out, or experts = 0")
+  end
   if p.export ~= "" then nn.check_export(p.export) end   -- fail now, not after training
   if p.weights ~= "" then nn.load_weights(model, p.weights, names(p), { ignore = { shape_of(p).head and "^$" or "^lm_head%.weight$", "rotary_emb%.inv_freq$" } }) end
   return model
@@ -104,8 +122,10 @@ function recipe.optimizer(p, model)
 end
 
 function recipe.loss(model, batch)
-  local logits_BTV = model(batch.x)
-  return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+  local logits_BTV, uneven = model(batch.x)
+  local loss = pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
+  if not uneven then return loss end
+  return model.training and loss + uneven * model.balance or loss, { uneven = uneven:detach() }
 end
 
 function recipe.finish(run)

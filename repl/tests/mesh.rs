@@ -282,13 +282,93 @@ fn check_reports_stages_and_what_they_send() {
     assert!(ran.out.contains("schedule 1f1b"), "{}", ran.out);
 }
 
+/// A mixture of 4 experts, of which a sample takes 2.
+const MIXTURE: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "mixture", params = { steps = 6, seed = 3, experts = 4 } }
+function recipe.data(p)
+  local x = pl.randn { 64, 8 }
+  return { train = pl.data.tensors { x = x, y = x:abs():sum(1) }:shuffle(p.seed):batch(16) }
+end
+function recipe.model(p)
+  local m = { mix = nn.MoE(8, p.experts, { hidden = 32 }), head = nn.Linear(8, 1) }
+  function m:forward(x)
+    local y, uneven = self.mix(x)
+    return self.head(x + y):squeeze(-1), uneven
+  end
+  return nn.module(m)
+end
+function recipe.optimizer(p, model) return pl.optim.AdamW(model, { lr = 0.01, clip_norm = 1 }) end
+function recipe.loss(model, batch)
+  local y, uneven = model(batch.x)
+  local error = y - batch.y
+  return (error * error):mean() + uneven * 0.01
+end
+return recipe
+"#;
+
+#[test]
+fn experts_are_divided_along_ep() {
+    let p = place();
+    p.file("all.lua", MIXTURE);
+    let check = |more: &[&str]| {
+        let args: Vec<&str> = ["check", "all.lua"].into_iter().chain(more.iter().copied()).collect();
+        let ran = p.run(&args);
+        assert_eq!(ran.status, Some(0), "{more:?}: {}", ran.err);
+        ran.out
+    };
+    let text = check(&["--device", "cpu", "--mesh", "dp=2,ep=2,zero=1"]);
+    let line = |text: &str, what: &str| {
+        text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {text}")).to_string()
+    };
+    assert!(line(&text, "model.mix.up").contains("ep: split 0"), "{text}");
+    assert!(line(&text, "model.head.weight").contains("replicated"), "{text}");
+    let sent = line(&text, "all_to_all");
+    assert!(sent.contains(" ep ") && sent.contains("all.lua:"), "{text}");
+    // Of GPUs that are not there, with a time on the link.
+    let text = check(&["--mesh", "ep=4", "--for", "h200"]);
+    let sent = text.lines().filter(|l| l.contains("all_to_all") && l.contains("NVLink"));
+    assert!(sent.count() >= 1, "{text}");
+    run(&p, "one", &["--mesh", ""]);
+    for mesh in ["ep=2", "ep=4,zero=3", "dp=2,ep=2"] {
+        run(&p, mesh, &["--mesh", mesh]);
+        close(&losses(&p, "one"), &losses(&p, mesh), mesh);
+    }
+    // Processes exchange rows too: the same bits.
+    let ran = p.run(&[
+        "launch",
+        "-n",
+        "2",
+        "run",
+        "all.lua",
+        "--quiet",
+        "--device",
+        "cpu",
+        "--mesh",
+        "ep=2",
+        "--run-dir",
+        "processes",
+    ]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    assert_eq!(weights(&p, "ep=2"), weights(&p, "processes"));
+    // A checkpoint of experts fits another mesh.
+    run(&p, "moved", &["--mesh", "ep=4", "--steps", "3"]);
+    run(&p, "moved", &["--mesh", "ep=2", "--resume", "--steps", "6"]);
+    close(&losses(&p, "one"), &losses(&p, "moved"), "moved");
+    let ran = p.run(&["run", "all.lua", "--device", "cpu", "--mesh", "ep=4", "--set", "experts=6"]);
+    assert!(ran.status == Some(3) && ran.err.contains("ep=4 does not divide the 6 experts"), "{}", ran.err);
+    let ran = p.run(&["run", "all.lua", "--device", "cpu", "--mesh", "ep=2", "--strict-shards", "4"]);
+    assert!(ran.status == Some(2) && ran.err.contains("ep=2 splits sums"), "{:?} {}", ran.status, ran.err);
+}
+
 #[test]
 fn wrong_meshes_are_refused_with_the_rule() {
     let p = all("");
     for (mesh, says) in [
         ("dp=2,dq=2", "there is no axis \"dq\" (did you mean dp?)"),
         ("dp=0", "dp=0: an axis has at least 1 device"),
-        ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
+        ("tp=2,zero=1", "zero=1 divides States over dp, shard or ep, but the mesh has none"),
         ("dp=2,zero=7", "zero=7: there is no such stage"),
         ("dp=2,bucket=many", "bucket=many: it is not an amount of memory"),
         ("dp=2,buckt=4M", "there is no axis \"buckt\" (did you mean bucket?)"),

@@ -1,22 +1,19 @@
 -- nn/moe.lua: defines a mixture-of-experts feed-forward layer with top-k routing.
 --
--- Tokens are sorted by expert, the rows of each expert are multiplied by its weights in one launch (pl.grouped_matmul), and the
--- results are scattered back. No token is dropped. Group sizes stay on the device, so every routing has the same plan. Shazeer
+-- Tokens are sorted by expert, the rows of each expert are multiplied by its weights in one launch, as by pl.grouped_matmul, and the
+-- results are brought back into the order of the tokens. No token is dropped. Group sizes stay on the device, so every routing has
+-- the same plan. On a mesh with an axis `ep` each device has a part of the experts, and rows go to the devices of theirs. Shazeer
 -- et al., Outrageously Large Neural Networks (2017); top-k of a softmax, renormalized: Jiang et al., Mixtral of Experts (2024).
 --
--- Dims: N tokens, C width, E experts, K experts per token, R = N K rows.
+-- Dims: N tokens, C width, E experts, K experts per token.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 local init = require "perilune.initializers"
 local nn = require "perilune.nn.module"
 local Linear = require("perilune.nn.linear").Linear
-
-local function experts(self, x_RC, ends_E)
-  local up = pl.grouped_matmul(x_RC, self.up, ends_E)
-  local h = self.gate and pl.grouped_matmul(x_RC, self.gate, ends_E):silu() * up or up:gelu(self.gelu)
-  return pl.grouped_matmul(h, self.down, ends_E)
-end
 
 local function forward(self, x)
   local E, K, C = self.experts, self.top, x:size(-1)
@@ -27,15 +24,13 @@ local function forward(self, x)
   -- With K = 1 the probability itself is the weight: normalized to 1 it would give the router no gradient.
   if K > 1 then weight_NK = weight_NK / weight_NK:sum(-1, { keepdim = true }) end
 
-  local expert_R = expert_NK:flatten()
-  local order_R = expert_R:argsort()
-  local count_E = pl.one_hot(expert_R, E):sum(0)
-  local rows_RC = experts(self, x_NC:index_select(0, order_R // K), count_E:cumsum(0))
-  local y_NKC = rows_RC:index_select(0, order_R:argsort()):view(N, K, C)
+  local y_NKC = native.expert_mlp(x_NC, expert_NK, self.up, self.down, self.gate, self.gelu.approximate == "tanh")
   local y = (y_NKC * weight_NK:unsqueeze(-1)):sum(1):to(x.dtype):view(x.shape)
 
   -- Load-balancing loss, 1 if all experts get the same load (Fedus et al., Switch Transformers, 2021, equation 4).
-  local balance = (count_E:to("f32") * share_NE:to("f32"):mean(0)):sum() * (E / (N * K))
+  local count_E = pl.one_hot(expert_NK:flatten(), E):sum(0)
+  local wide = share_NE.dtype == "f64" and "f64" or "f32"
+  local balance = (count_E:to(wide) * share_NE:to(wide):mean(0)):sum() * (E / (N * K))
   return y, balance
 end
 
@@ -72,6 +67,7 @@ local function MoE(width, experts, opts)
     up = weights(width, hidden),
     gate = o.kind == "swiglu" and weights(width, hidden) or nil,
     down = weights(hidden, width),
+    sharding = { up = { "column", experts = true }, gate = { "column", experts = true }, down = { "row", experts = true } },
   }
 end
 

@@ -12,6 +12,7 @@ local nn = require "perilune.nn.module"
 local norm = require "perilune.nn.norm"
 local Linear = require("perilune.nn.linear").Linear
 local Dropout = require("perilune.nn.dropout").Dropout
+local MoE = require("perilune.nn.moe").MoE
 local MultiHeadAttention = require("perilune.nn.attention").MultiHeadAttention
 
 local function gelu_mlp(self, x) return self.down(self.up(x):gelu(self.gelu)) end
@@ -45,9 +46,16 @@ local function block(self, x_BTC, call)
   return x_BTC + self.drop(self.mlp(self.norm2(x_BTC)))
 end
 
+local function block_of_experts(self, x_BTC, call)
+  x_BTC = x_BTC + self.drop(self.attn(self.norm1(x_BTC), call))
+  local y_BTC, balance = self.mlp(self.norm2(x_BTC))
+  return x_BTC + self.drop(y_BTC), balance
+end
+
 local function forward(self, x_BTC, call)
-  if self.checkpoint then return pl.checkpoint(block, self, x_BTC, call) end
-  return block(self, x_BTC, call)
+  local run = self.experts > 0 and block_of_experts or block
+  if self.checkpoint then return pl.checkpoint(run, self, x_BTC, call) end
+  return run(self, x_BTC, call)
 end
 
 ---@class perilune.BlockOptions: perilune.AttentionOptions
@@ -56,10 +64,13 @@ end
 ---@field mlp "gelu"|"swiglu"?
 ---@field hidden integer? hidden width of the MLP
 ---@field approximate "none"|"tanh"? of GELU
+---@field experts integer? replaces the MLP by a mixture of so many experts (nn.MoE), which have no biases; 0 by default: an MLP
+---@field top integer? experts of a token, 2 by default
 ---@field checkpoint boolean? whether the backward pass recomputes the activations of the block instead of storing them
 
 ---Makes a transformer block: x (B, T, width) -> (B, T, width). block(x, { mask =, documents =, positions = }) passes its
 ---options to the attention. `dropout` applies to the attention weights and to both branches; `bias = false` removes all biases.
+---With `experts` a call returns the load-balancing loss of nn.MoE too.
 ---@param width integer
 ---@param heads integer
 ---@param opts perilune.BlockOptions?
@@ -67,10 +78,16 @@ end
 local function TransformerBlock(width, heads, opts)
   local op = "nn.TransformerBlock"
   local o = check.options(op, opts, { norm = "layer", mlp = "gelu", approximate = "none", bias = true, causal = false, dropout = 0.0,
-    checkpoint = false },
-    { eps = "number", hidden = "number", kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table" })
+    checkpoint = false, experts = 0 },
+    { top = "number", eps = "number", hidden = "number", kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table" })
   check.word(op, "norm", o.norm, { "layer", "rms" })
   check.word(op, "mlp", o.mlp, { "gelu", "swiglu" })
+  check.whole(op, "experts", o.experts, 0)
+  if o.top and o.experts == 0 then pl.error(op, "`top` is the number of experts of a token, and there are none", "give `experts` too") end
+  local function new_mlp()
+    if o.experts == 0 then return FeedForward(width, { kind = o.mlp, hidden = o.hidden, bias = o.bias, approximate = o.approximate }) end
+    return MoE(width, o.experts, { top = o.top, kind = o.mlp, hidden = o.hidden, approximate = o.approximate })
+  end
   local function new_norm()
     if o.norm == "rms" then return norm.RMSNorm(width, { eps = o.eps }) end
     return norm.LayerNorm(width, { eps = o.eps, bias = o.bias })
@@ -81,9 +98,9 @@ local function TransformerBlock(width, heads, opts)
     attn = MultiHeadAttention(width, heads, { kv_heads = o.kv_heads, head_dim = o.head_dim, bias = o.bias, causal = o.causal,
                                               window = o.window, rope = o.rope, dropout = o.dropout }),
     norm2 = new_norm(),
-    mlp = FeedForward(width, { kind = o.mlp, hidden = o.hidden, bias = o.bias, approximate = o.approximate }),
+    mlp = new_mlp(),
     drop = Dropout(o.dropout),
-    checkpoint = o.checkpoint,
+    checkpoint = o.checkpoint, experts = o.experts,
   }
 end
 

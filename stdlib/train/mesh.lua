@@ -5,6 +5,7 @@
 -- averages, stage 3 the weights too. Gradients are intermediate values of a step, which the planner divides where their readers
 -- are divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
 -- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
+-- Experts (nn.MoE) are divided along `ep`, by the first dim of their weights; for all other layers `ep` has samples, as `dp` does.
 -- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
 -- elements in each dim than devices stays whole on each.
 
@@ -76,15 +77,17 @@ end
 
 local kinds = { "column", "row", "whole" }
 
----What a rule divides along tp of a matrix (out, in), or of a vector (out).
+---What a rule divides along tp of a matrix (out, in), of a vector (out), or of matrices of experts (experts, in, out).
+---@param experts boolean?
 ---@return perilune.train.Cut|false
-local function cut_of(rule, rank)
+local function cut_of(rule, rank, experts)
+  if experts then return rule.kind ~= "whole" and { dim = rule.kind == "column" and 2 or 1 } end
   if rule.kind == "column" then return { dim = 0, sections = rule.sections } end
   return rule.kind == "row" and rank >= 2 and { dim = 1 }
 end
 
 ---Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", sections = { 4, 1, 1 } } for
----outputs that are three of these relative sizes, each of which is divided.
+---outputs that are three of these relative sizes, each of which is divided, or { "column", experts = true } for the matrices of experts.
 local function rules_of_modules(model)
   local out, seen = {}, {}
   local function visit(t, path)
@@ -95,7 +98,8 @@ local function rules_of_modules(model)
       for _, name in ipairs(tree.names(own)) do
         local rule = own[name]
         local kind = type(rule) == "table" and rule[1] or rule
-        out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = type(rule) == "table" and rule.sections or nil }
+        local more = type(rule) == "table" and rule or {}
+        out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = more.sections, experts = more.experts }
       end
     end
     for _, key in ipairs(tree.keys(t)) do
@@ -107,11 +111,11 @@ local function rules_of_modules(model)
   return out
 end
 
----Returns what tp divides of each weight, by path.
+---Returns what tp divides of each weight, and which weights are those of experts, by path.
 ---@param run perilune.Run
 ---@param weights perilune.Entry[]
----@return table<string, perilune.train.Cut|false>
-local function cuts_along_tp(run, weights)
+---@return table<string, perilune.train.Cut|false>, table<string, boolean>
+local function cuts_of_weights(run, weights)
   local rules = rules_of_modules(run.model)
   local own = run.recipe.sharding
   if own ~= nil and type(own) ~= "table" then
@@ -122,20 +126,21 @@ local function cuts_along_tp(run, weights)
     check.word("recipe.sharding", tostring(pattern), given[pattern], kinds)
     rules[#rules + 1] = { path = pattern, kind = given[pattern], given = true }
   end
-  local cuts = {}
+  local cuts, experts = {}, {}
   for _, rule in ipairs(rules) do
     local exact, within = matcher(rule.path)
     local found = false
     for _, entry in ipairs(weights) do
       if entry.path:match(exact) or entry.path:match(within) then
-        found, cuts[entry.path] = true, cut_of(rule, #entry.state.shape)
+        experts[entry.path] = experts[entry.path] or rule.experts
+        found, cuts[entry.path] = true, cut_of(rule, #entry.state.shape, experts[entry.path])
       end
     end
     if rule.given and not found then
       pl.error("recipe.sharding", ("no State has the path '%s'"):format(rule.path), "paths are those of print(model), with * for one name: blocks.*.attn.out")
     end
   end
-  return cuts
+  return cuts, experts
 end
 
 ---The dim that devices share: the first that they divide evenly, rather one that is not divided already, else the largest, whose
@@ -173,13 +178,18 @@ local function owners(run)
 end
 
 ---Raises if devices would have nothing of their own: no sample of a batch, or no part of a layer.
-local function check_use(run, axes, along_tp)
-  local samples, devices = run.data.train.size, axes.dp * axes.shard
+local function check_use(run, axes, along_tp, experts)
+  local samples, devices = run.data.train.size, axes.dp * axes.shard * axes.ep
   if math.type(samples) == "integer" and samples < devices then
-    pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along dp and shard without one"):format(samples, devices),
+    local names = axes.ep > 1 and "dp, shard and ep" or "dp and shard"
+    pl.error("mesh", ("a batch of %d samples leaves some of the %d devices along %s without one"):format(samples, devices, names),
       "use a larger batch, which is that of all devices, or a smaller mesh")
   end
   if axes.cp > 1 then loader.check_sequences(run.data.train, axes.cp) end
+  if axes.ep > 1 and not next(experts) then
+    pl.error("mesh", ("ep=%d divides no layer of the model: it has no experts"):format(axes.ep),
+      "use nn.MoE, or nn.TransformerBlock with `experts`, or dp")
+  end
   if axes.tp == 1 then return end
   for _, cut in pairs(along_tp) do
     if cut then return end
@@ -202,14 +212,21 @@ end
 ---Places all States of a run.
 ---@param stage_of table<any, integer> the pipeline stage of weights, by State and by path
 ---@param devices integer[] of the stages, in their order
-local function place_states(run, axes, weights, along_tp, stage_of, devices)
-  local of_state, owner = {}, owners(run)
-  for _, entry in ipairs(weights) do of_state[entry.state] = along_tp[entry.path] or nil end
-  -- Devices along `shard` share States; without that axis those along `dp` do.
+local function place_states(run, axes, weights, along_tp, experts, stage_of, devices)
+  local of_state, is_expert, owner = {}, {}, owners(run)
+  for _, entry in ipairs(weights) do
+    of_state[entry.state] = along_tp[entry.path] or nil
+    is_expert[entry.state] = experts[entry.path]
+  end
+  -- Devices along `shard` share States; without that axis those along `dp` do. So do those along `ep`, but for States of experts.
   local axis = axes.shard > 1 and "shard" or "dp"
   local stage = axes.zero or (axes.shard > 1 and 3 or 0)
   for _, entry in ipairs(run:states()) do
     local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
+    local function share(name)
+      local dim = axes[name] > 1 and shared_dim(shape, axes[name], taken)
+      if dim then dims[name], taken[dim] = dim, (taken[dim] or 1) * axes[name] end
+    end
     local weight = owner[state] or state
     local of_average = entry.path:match "^ema%.(.*)$"
     local cut = of_state[weight] or along_tp[of_average]
@@ -222,7 +239,19 @@ local function place_states(run, axes, weights, along_tp, stage_of, devices)
       end
       dims.tp, taken[cut.dim] = sections and { cut.dim, sections = sections } or cut.dim, axes.tp
     end
-    if is_shared(entry.path, stage) then dims[axis] = shared_dim(shape, axes[axis], taken) end
+    local of_experts = (is_expert[weight] or experts[of_average]) and #weight.shape == #shape
+    if of_experts then
+      if shape[1] % axes.ep ~= 0 then
+        pl.error("mesh", ("ep=%d does not divide the %d experts of %s"):format(axes.ep, shape[1], entry.path),
+          "choose an ep that divides them, or another number of experts")
+      end
+      -- Rows go to the devices of their experts; what is shared beyond that is another dim.
+      dims.ep, taken[0] = axes.ep > 1 and 0 or nil, axes.ep
+    end
+    if is_shared(entry.path, stage) then
+      share(axis)
+      if not of_experts then share "ep" end
+    end
     local home = stage_of[weight] or stage_of[of_average]
     native.place_state(state, dims, home, home and devices[home + 1])
   end
@@ -235,15 +264,16 @@ function mesh.place(run)
   local axes = native.mesh() ---@type perilune.Mesh?
   if not axes then return end
   local weights = tree.states(run.model)
-  local along_tp = axes.tp > 1 and cuts_along_tp(run, weights) or {}
-  check_use(run, axes, along_tp)
+  local along_tp, experts = cuts_of_weights(run, weights)
+  if axes.tp == 1 then along_tp = {} end
+  check_use(run, axes, along_tp, experts)
   if axes.pp > 1 then
     local devices = stages.set_schedule(run, axes.pp)
     -- The recording that is cut computes initial values, of which no device may have all.
-    place_states(run, axes, weights, along_tp, stages.spread(weights, #devices), devices)
-    place_states(run, axes, weights, along_tp, stages.cut(run, #devices, weights), devices)
+    place_states(run, axes, weights, along_tp, experts, stages.spread(weights, #devices), devices)
+    place_states(run, axes, weights, along_tp, experts, stages.cut(run, #devices, weights), devices)
   else
-    place_states(run, axes, weights, along_tp, {}, {})
+    place_states(run, axes, weights, along_tp, experts, {}, {})
   end
 end
 

@@ -180,6 +180,55 @@ describe("a mixture of experts", function()
     end)
   end
 
+  -- The same by pl.grouped_matmul.
+  local function by_group(m, x_TC)
+    local weight_TK, expert_TK = m.router(x_TC):softmax(-1):topk(2)
+    weight_TK = weight_TK / weight_TK:sum(-1, { keepdim = true })
+    local expert_R = expert_TK:flatten()
+    local order_R = expert_R:argsort()
+    local ends_E = pl.one_hot(expert_R, E):sum(0):cumsum(0)
+    local x_RC = x_TC:index_select(0, order_R // 2)
+    local h = pl.grouped_matmul(x_RC, m.gate, ends_E):silu() * pl.grouped_matmul(x_RC, m.up, ends_E)
+    local y_TKC = pl.grouped_matmul(h, m.down, ends_E):index_select(0, order_R:argsort()):view(T, 2, C)
+    return (y_TKC * weight_TK:unsqueeze(-1)):sum(1):to(x_TC.dtype)
+  end
+
+  for _, precision in ipairs { "f32", "bf16", "f16" } do
+    it("has the bits of grouped products of sorted rows in " .. precision, function()
+      local m = nn.MoE(C, E, { top = 2, hidden = 5 })
+      local function both() return (m(x)), by_group(m, x) end
+      local ours, theirs
+      if precision == "f32" then ours, theirs = both() else ours, theirs = pl.autocast(precision, both) end
+      expect(ours):to_equal(theirs:tolist())
+    end)
+  end
+
+  it("agrees with finite differences", function()
+    for _, kind in ipairs { "swiglu", "gelu" } do
+      local m = nn.MoE(3, 2, { top = 2, hidden = 4, kind = kind })
+      local function f(x_TC, up, down, gate)
+        m.up, m.down, m.gate = up, down, gate
+        return (m(x_TC))
+      end
+      local inputs = { pl.randn { 4, 3 }, pl.randn { 2, 3, 4 }, pl.randn { 2, 4, 3 }, kind == "swiglu" and pl.randn { 2, 3, 4 } or nil }
+      expect(pl.gradcheck(f, inputs)):to_be(true)
+    end
+  end)
+
+  it("has the second derivatives of grouped products", function()
+    local m = nn.MoE(C, E, { top = 2, hidden = 5 })
+    local wrt = { x, m.up, m.gate, m.down, m.router.weight }
+    local function second(y)
+      local d = pl.grad((y ^ 2):sum(), { x }, { create_graph = true })
+      return { pl.grad((d ^ 2):sum(), wrt) }
+    end
+    local ours, theirs = second((m(x))), second(by_group(m, x))
+    for i = 1, #wrt do
+      expect(theirs[i]:abs():sum():item()):to_be_above(0)
+      expect(ours[i]):to_be_near(theirs[i]:tolist(), 1e-3)
+    end
+  end)
+
   it("has one plan for any routing", function()
     local m = nn.MoE(C, E)
     local function run(x_TC) return (pl.step(function() return m(x_TC) end)):sum():item() end
@@ -200,6 +249,18 @@ describe("a mixture of experts", function()
     m.router.weight:assign(w)
     local _, uneven = m(pl.ones { T, C })
     expect(uneven:item()):to_be_near(E, 1e-3)
+  end)
+
+  it("takes the place of the MLP in a transformer block", function()
+    for _, checkpoint in ipairs { false, true } do
+      local block = nn.TransformerBlock(8, 2, { mlp = "swiglu", norm = "rms", bias = false, experts = 4, top = 1, hidden = 12, checkpoint = checkpoint })
+      local y, balance = block(pl.randn { 2, 5, 8 })
+      expect(y.shape):to_equal { 2, 5, 8 }
+      expect(balance:item()):to_be_above(0.9)
+      expect(block.mlp.up.shape):to_equal { 4, 8, 12 }
+    end
+    expect(function() nn.TransformerBlock(8, 2, { top = 1 }) end):to_raise "give `experts` too"
+    expect(function() nn.TransformerBlock(8, 2, { experts = 2, top = 3 }) end):to_raise "top is 3 of 2 experts"
   end)
 
   it("refuses more experts than there are", function()

@@ -138,6 +138,17 @@ fn llama() {
     every_mode("llama.lua", &small, None, &F32);
 }
 
+/// Experts over devices, alone and with all other axes.
+#[test]
+fn llama_of_experts() {
+    let small =
+        [("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "8"), ("warmup", "2"), ("experts", "4")];
+    let one = train("", "llama.lua", &small, None);
+    for mode in ["ep=2", "ep=4", "dp=2,ep=2", "ep=2,zero=3", "ep=2,tp=2", "dp=2,ep=2,tp=2,zero=1", "cp=2,ep=2"] {
+        compare(&format!("llama.lua on {mode}"), &one, &train(mode, "llama.lua", &small, None), &F32);
+    }
+}
+
 /// Batch norm: the statistics are those of the whole batch.
 #[test]
 fn resnet50() {

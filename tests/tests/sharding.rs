@@ -210,8 +210,8 @@ fn divide(e: &mut Engine, case: &Case, checked: &mut BTreeMap<&'static str, [usi
         let Ok(operands) = read_all(e, &n.inputs) else { continue };
         let Ok(results) = read_all(e, &all) else { continue };
         let call = Call { node, operands, results };
-        // Attention with split queries exchanges keys: `divided/context.rs` runs it on meshes.
-        for factor in factors.iter().filter(|factor| !factor.meets_keys) {
+        // Attention with split queries exchanges keys, experts exchange rows: `divided/context.rs` and `experts/` run them on meshes.
+        for factor in factors.iter().filter(|factor| factor.meets.is_none()) {
             assert_eq!(factor.operands.len(), call.operands.len(), "{}: {factor:?}", n.op.name);
             assert_eq!(factor.results.len(), call.results.len(), "{}: {factor:?}", n.op.name);
             let terms = factor

@@ -41,12 +41,12 @@ struct Fits {
     prediction: Prediction,
 }
 
-/// The meshes of a number of devices, as `--mesh` names them: along all axes, each with the stages of ZeRO that differ.
+/// The meshes of a number of devices, as `--mesh` names them: along all axes but `ep`, each with the stages of ZeRO that differ.
 pub fn meshes(devices: usize) -> Vec<String> {
     let divides = |n: usize| (1..=n).filter(move |k| n.is_multiple_of(*k));
-    // An axis along which nothing can be divided is refused with any size.
-    let known = |axis: &Axis| MeshOptions::parse(&format!("{}=2", axis.name())).is_ok();
-    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(|axis| *axis != Axis::Shard).filter(known).collect();
+    // Most models have no experts, and refuse `ep`; `shard` is tried with `dp`.
+    let tried = |axis: &Axis| ![Axis::Shard, Axis::Ep].contains(axis);
+    let axes: Vec<Axis> = Axis::ALL.into_iter().filter(tried).collect();
     let mut sizes: Vec<Vec<(Axis, usize)>> = vec![vec![]];
     for axis in &axes {
         let next = sizes.iter().flat_map(|one| {

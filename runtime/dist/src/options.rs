@@ -10,8 +10,8 @@ use std::fmt::{self, Display};
 /// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
 const MOST_ZERO: u8 = 3;
 
-/// Axes that a mesh may have and that nothing is divided along yet: their devices would all do the same work.
-const UNSUPPORTED: [Axis; 1] = [Axis::Ep];
+/// The axes whose devices have different samples, and so may share States.
+const SAMPLES: [Axis; 3] = [Axis::Dp, Axis::Shard, Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1` or `dp=8,bucket=25M`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -42,10 +42,6 @@ impl MeshOptions {
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
-        if let Some(axis) = UNSUPPORTED.into_iter().find(|axis| mesh.size(*axis) > 1) {
-            let message = format!("{}={}: this version divides nothing along {0}", axis.name(), mesh.size(axis));
-            return Err(Error::argument("mesh", message).hint("the axes pp, dp, shard, cp and tp are supported"));
-        }
         let options = MeshOptions { mesh, zero, bucket, keys: keys.unwrap_or_default() };
         if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
             let message = format!(
@@ -54,9 +50,9 @@ impl MeshOptions {
             );
             return Err(Error::argument("mesh", message).hint("leave `keys` out, or add cp, as in cp=2,keys=ring"));
         }
-        if zero.is_some_and(|n| n > 0) && mesh.size(Axis::Dp) * mesh.size(Axis::Shard) == 1 {
+        if zero.is_some_and(|n| n > 0) && SAMPLES.iter().all(|axis| mesh.size(*axis) == 1) {
             let message =
-                format!("zero={} divides States over dp or shard, but the mesh has neither", zero.unwrap_or(0));
+                format!("zero={} divides States over dp, shard or ep, but the mesh has none", zero.unwrap_or(0));
             return Err(
                 Error::argument("mesh", message).hint("write how many devices share the States, as in dp=8,zero=1")
             );
@@ -135,6 +131,7 @@ mod tests {
             "dp=2,tp=4,zero=0",
             "dp=2,cp=2,zero=3,keys=ring",
             "pp=4,dp=2,zero=1",
+            "ep=2,zero=3",
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
@@ -151,12 +148,11 @@ mod tests {
             ("zero=1,dp=2,zero=1", "zero is given twice"),
             ("dp=2,bucket=25Q", "bucket=25Q: it is not an amount of memory"),
             ("dp=2,bucket=1M,bucket=2M", "bucket is given twice"),
-            ("tp=2,zero=1", "zero=1 divides States over dp or shard, but the mesh has neither"),
+            ("tp=2,zero=1", "zero=1 divides States over dp, shard or ep, but the mesh has none"),
             ("dp=2,zer=1", "there is no axis \"zer\""),
             ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),
             ("cp=2,keys=ring,keys=ring", "keys is given twice"),
             ("dp=2,keys=ring", "keys=ring says how attention gets keys along cp, which the mesh does not have"),
-            ("ep=2,dp=2", "ep=2: this version divides nothing along ep"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");
         }

@@ -1,7 +1,7 @@
 //! Decides what each device of a mesh has of the inputs of a step: batches and States.
 //!
-//! A placement never changes a value, only what is sent and stored where. A batch is divided by its samples along the axes `dp`
-//! and `shard`, and by the positions of its sequences along `cp` ([`Engine::positions`]); other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
+//! A placement never changes a value, only what is sent and stored where. A batch is divided by its samples along the axes `dp`,
+//! `shard` and `ep`, and by the positions of its sequences along `cp` ([`Engine::positions`]); other inputs are replicated. States are replicated unless [`Engine::place_state`] divides them.
 
 use crate::engine::{Engine, Fault};
 use crate::memory::Role;
@@ -18,7 +18,7 @@ use perilune_plan::{Backend, InputBuffer, KeyExchange, Schedule, Transfer};
 use std::sync::Arc;
 
 /// The axes along which devices have different samples.
-const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
+const SAMPLES: [Axis; 3] = [Axis::Dp, Axis::Shard, Axis::Ep];
 
 /// The placement of a tensor of `samples` rows; replicated if some devices would have none. In `strict` shards it is replicated if
 /// they differ in size, and divided even for one device, whose shards the planner finds by it.

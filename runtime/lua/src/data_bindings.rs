@@ -324,6 +324,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     crate::nan_guard::install(lua, &native)?;
     crate::optim::install(lua, &native)?;
     crate::mesh::install(lua, &native)?;
+    crate::experts::install(lua, &native)?;
     native.set(
         "near",
         lua.create_function(|_, (name, known): (String, Vec<String>)| {

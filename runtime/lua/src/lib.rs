@@ -12,6 +12,7 @@ pub mod console;
 mod data_bindings;
 mod dry_run;
 mod errors;
+mod experts;
 mod functions;
 mod grads;
 mod host;

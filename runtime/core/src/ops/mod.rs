@@ -18,6 +18,7 @@ pub mod create;
 pub mod distribute;
 pub mod einsum;
 pub mod elementwise;
+pub mod experts;
 pub mod fp8;
 pub mod grouped;
 pub mod index;
@@ -66,6 +67,7 @@ pub fn all() -> &'static [&'static Op] {
             sort::OPS,
             matmul::OPS,
             grouped::OPS,
+            experts::OPS,
             fp8::OPS,
             conv::OPS,
             conv_transpose::OPS,

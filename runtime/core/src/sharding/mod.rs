@@ -9,9 +9,11 @@
 //! The classes `Map`, `Cast` and `Reduce` have factors by rule. Other ops state theirs in [`Op::shard`]; without a statement only
 //! whole operands will do, and a fused op is decomposed first.
 
+mod experts;
 mod regroup;
 mod rules;
 
+pub use experts::{expert_mlp, expert_mlp_backward};
 pub use regroup::{Cut, GATHERING, JOINING, PADDING, RESHAPING, Regrouping, SCATTERING, SLICING};
 pub use rules::*;
 
@@ -44,9 +46,8 @@ pub struct Factor {
     pub size_attr: Option<u8>,
     /// How the op uses positions along the divided dim, if it does.
     pub positions: Option<Positions>,
-    /// Whether the divided dim is that of queries, which meet the keys of all devices: the planner writes the exchange of keys and the
-    /// part of a device (`plan/passes/shard/attention.rs`).
-    pub meets_keys: bool,
+    /// What the blocks of this device meet of other devices, if they do.
+    pub meets: Option<Meeting>,
 }
 
 /// An op whose operand 1 holds positions along the dim of operand 0 that is divided. Each device counts from the start of its
@@ -57,6 +58,16 @@ pub enum Positions {
     Read,
     /// It adds operand 2 to operand 0 there.
     Add,
+}
+
+/// A node whose blocks meet what other devices have. The planner writes the exchange and the part of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Meeting {
+    /// The divided dim is that of queries, which meet the keys of all devices (`plan/passes/shard/attention.rs`).
+    Keys,
+    /// The divided dim is that of tokens, which go to the devices of their experts. Operands and results that are whole along this factor
+    /// are weights and their gradients, in blocks of dim 0 (`plan/passes/shard/experts.rs`).
+    Experts,
 }
 
 /// The ways to divide one node.
@@ -91,7 +102,7 @@ pub type Rule = fn(&Signature) -> Factors;
 
 impl Factor {
     fn new(operands: SmallVec<[Piece; 4]>, results: SmallVec<[Piece; 2]>, units: usize) -> Factor {
-        Factor { operands, results, units, size_attr: None, positions: None, meets_keys: false }
+        Factor { operands, results, units, size_attr: None, positions: None, meets: None }
     }
 
     /// A factor of one result: a block of dim `out` of it, and those pieces of the operands.

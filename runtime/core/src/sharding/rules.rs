@@ -1,6 +1,6 @@
 //! States the factors of views, library ops, fused ops and collectives: see [`Op::shard`](crate::ops::Op::shard).
 
-use super::{Factor, Factors, Piece, Positions, Signature, elementwise};
+use super::{Factor, Factors, Meeting, Piece, Positions, Signature, elementwise};
 use crate::dtype::DType;
 use crate::mesh::Combine;
 use crate::shape::Shape;
@@ -242,7 +242,7 @@ fn queries(s: &Signature, required: usize) -> Factors {
         };
         let operands = (0..s.operands.len()).map(piece).collect();
         let results = (0..s.results.len()).map(result).collect();
-        Factor { meets_keys: true, ..Factor::new(operands, results, size) }
+        Factor { meets: Some(Meeting::Keys), ..Factor::new(operands, results, size) }
     };
     let alike = s.shape(1).dims()[n - 2] == size;
     // The first of equal cost is taken: keys that the forward pass has gathered are not kept for the backward pass.

@@ -124,7 +124,7 @@ impl Divider<'_> {
     }
 
     /// The results of an old node that are read, but for the first: number, shape and dtype.
-    fn further_results(&self, id: NodeId) -> Vec<(usize, Shape, DType)> {
+    pub(super) fn further_results(&self, id: NodeId) -> Vec<(usize, Shape, DType)> {
         self.parts.get(&id).into_iter().flatten().copied().filter(|part| part.0 > 0).collect()
     }
 

@@ -4,7 +4,8 @@ use super::part::Part;
 use perilune_core::graph::Attrs;
 use perilune_core::mesh::ONE_SECTION;
 use perilune_core::ops::Op;
-use perilune_core::sharding::{self, Cut, Factor, Piece, Positions, Signature};
+use perilune_core::ops::experts::UP;
+use perilune_core::sharding::{self, Cut, Factor, Meeting, Piece, Positions, Signature};
 use smallvec::SmallVec;
 
 /// One way to divide a node.
@@ -15,7 +16,7 @@ pub(super) struct Candidate {
     /// The attributes of the divided node, if they differ.
     pub attrs: Option<Attrs>,
     pub positions: Option<Positions>,
-    pub meets_keys: bool,
+    pub meets: Option<Meeting>,
 }
 
 /// A cut in the units of a factor, which may be several elements of a dim.
@@ -70,13 +71,15 @@ pub(super) fn all(
             operands: from.into_iter().map(Part::Block).collect(),
             results: SmallVec::from_elem(Part::Block(to), 1),
             positions: None,
-            meets_keys: false,
+            meets: None,
         }));
     }
     // Of a reshape, the rule above has all blocks.
     let reshapes = op.regroups.is_some_and(|rule| std::ptr::eq(rule, &sharding::RESHAPING));
     for factor in sharding::factors(op, s) {
-        if factor.units == 0 {
+        if factor.meets == Some(Meeting::Experts) {
+            out.extend(with_experts(&factor, s, operand));
+        } else if factor.units == 0 {
             out.extend(instance(&factor, s, None));
         } else if !reshapes {
             for form in forms(&factor, s, operand, wanted) {
@@ -115,6 +118,29 @@ fn forms(
     out
 }
 
+/// A factor of tokens, with the blocks of experts that devices have.
+fn with_experts(
+    factor: &Factor,
+    s: &Signature,
+    operand: &dyn Fn(usize) -> SmallVec<[Cut; 2]>,
+) -> SmallVec<[Candidate; 2]> {
+    let plain = |cut: &Cut| cut.dim == 0 && cut.segments == 1 && !cut.has_sections();
+    let Some(experts) = operand(UP).into_iter().find(plain) else { return SmallVec::new() };
+    let of_experts = |part: &mut Part| {
+        if *part == Part::Whole {
+            *part = Part::Block(experts);
+        }
+    };
+    let forms = forms(factor, s, operand, &|_| None);
+    let tokens = forms.into_iter().filter_map(|form| instance(factor, s, Some(form)));
+    tokens
+        .map(|mut c| {
+            c.operands.iter_mut().chain(&mut c.results).for_each(of_experts);
+            c
+        })
+        .collect()
+}
+
 /// A factor with blocks of one form.
 fn instance(factor: &Factor, s: &Signature, form: Option<Form>) -> Option<Candidate> {
     let part = |piece: &Piece, sizes: &[usize]| {
@@ -131,7 +157,8 @@ fn instance(factor: &Factor, s: &Signature, form: Option<Form>) -> Option<Candid
     if factor.positions.is_some() && form.is_some_and(|form| form.sections != ONE_SECTION) {
         return None;
     }
-    if factor.meets_keys && form.is_some_and(|form| form.segments > 1 || form.sections != ONE_SECTION) {
+    if factor.meets == Some(Meeting::Keys) && form.is_some_and(|form| form.segments > 1 || form.sections != ONE_SECTION)
+    {
         return None;
     }
     let attrs = factor.size_attr.zip(results[0].cut()).map(|(k, cut)| {
@@ -139,5 +166,5 @@ fn instance(factor: &Factor, s: &Signature, form: Option<Form>) -> Option<Candid
         attrs[usize::from(k)] = cut.size() as i64;
         attrs
     });
-    Some(Candidate { operands: operands?, results, attrs, positions: factor.positions, meets_keys: factor.meets_keys })
+    Some(Candidate { operands: operands?, results, attrs, positions: factor.positions, meets: factor.meets })
 }

@@ -9,7 +9,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Node, NodeId};
 use perilune_core::mesh::{Combine, ONE_SECTION, Start};
 use perilune_core::ops::{
-    Class, Generator, ReduceFn, collective, create, elementwise, index, join, movement, reduce, slicing,
+    Class, Generator, ReduceFn, collective, create, elementwise, experts, index, join, movement, reduce, slicing,
 };
 use perilune_core::sharding::{Cut, Positions};
 use smallvec::{SmallVec, smallvec};
@@ -294,7 +294,12 @@ impl Divider<'_> {
                 Some(Combine::Min) => ReduceFn::Min,
                 _ => ReduceFn::Sum,
             };
-            inputs[k] = self.with_padding(inputs[k], cut, shape, reduce::identity(f, dtype))?;
+            let value = match experts::number_of_experts(node.op, k) {
+                // Padding goes through no expert.
+                Some(weights) => self.graph().shape(node.inputs[weights]).dims()[0] as f64,
+                None => reduce::identity(f, dtype),
+            };
+            inputs[k] = self.with_padding(inputs[k], cut, shape, value)?;
         }
         Ok(())
     }

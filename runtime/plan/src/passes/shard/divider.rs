@@ -13,7 +13,7 @@ use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::ops::{Class, collective, create, distribute};
-use perilune_core::sharding::{self, Cut, Signature};
+use perilune_core::sharding::{self, Cut, Meeting, Signature};
 use perilune_core::{DType, Shape};
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
@@ -248,7 +248,7 @@ impl<'a> Divider<'a> {
                 Some(_) => self.keeps_bits(id, c),
                 None => self.keeps_terms(id, node, c),
             })
-            .filter(|c| self.is_even_in_sections(id, c))
+            .filter(|c| self.is_even_in_sections(id, c) && self.has_whole_experts(node, c))
             .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
@@ -294,6 +294,14 @@ impl<'a> Divider<'a> {
             }
         }
         let part = self.demand.of(id, 0).map_or(Part::Whole, Part::Block);
+        // The other results are those of the node, not of the collective.
+        let main = self.to.map[id.index()];
+        for (k, shape, dtype) in self.further_results(id) {
+            if let Some(part) = self.results.get(&id).and_then(|all| all.get(k)).copied() {
+                let new = self.result(main, k, part.local(&shape), dtype);
+                self.apart.entry((id, k)).or_insert(new);
+            }
+        }
         let new = self.part(id, part)?;
         (self.first[id.index()], self.to.map[id.index()]) = (part, new);
         Ok(())
@@ -378,8 +386,10 @@ impl<'a> Divider<'a> {
 
     /// Appends a node that computes the parts of one candidate.
     pub fn divided(&mut self, id: NodeId, c: &Candidate) -> Result<NodeId> {
-        if c.meets_keys {
-            return self.attention(id, c);
+        match c.meets {
+            Some(Meeting::Keys) => return self.attention(id, c),
+            Some(Meeting::Experts) => return self.experts(id, c),
+            None => {}
         }
         let node = self.graph().node(id);
         let mut inputs = self.operands(node, &c.operands)?;

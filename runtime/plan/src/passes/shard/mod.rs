@@ -18,6 +18,7 @@ mod convert;
 mod cost;
 mod demand;
 mod divider;
+mod experts;
 mod fold;
 mod gather;
 mod part;

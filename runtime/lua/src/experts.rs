@@ -1,0 +1,42 @@
+//! Binds the feed-forward layers of experts (`core/src/ops/experts.rs`) for nn.MoE.
+
+use crate::args::{Operand, RefGuard, show};
+use crate::errors;
+use crate::functions::host;
+use crate::tensor::Tensor;
+use mlua::{FromLua, Lua, Table, Value};
+use perilune_core::ops::experts::{self, EXPERT_MLP};
+
+/// `native.expert_mlp(x, expert, up, down, gate, tanh)`: x (N, C) through the experts (N, K) of each token: (N, K, D). The gate may be
+/// nil; then `tanh` chooses the form of GELU.
+fn expert_mlp(
+    lua: &Lua,
+    (x, expert, up, down, gate, tanh): (Value, Value, Value, Value, Value, bool),
+) -> mlua::Result<Tensor> {
+    let host = host(lua)?;
+    let tensor = |v: Value| -> mlua::Result<RefGuard> {
+        match Operand::from_lua(v.clone(), lua)? {
+            Operand::Tensor(_, r) => Ok(r),
+            _ => {
+                Err(errors::argument(&host, lua, EXPERT_MLP.name, format!("it needs a tensor, not {}", show(&v)), None))
+            }
+        }
+    };
+    let gate = if gate.is_nil() { None } else { Some(tensor(gate)?) };
+    let all = [tensor(x)?, tensor(expert)?, tensor(up)?, tensor(down)?];
+    let id = host.record(lua, |engine| {
+        let [x, expert, up, down] =
+            [all[0].node(engine)?, all[1].node(engine)?, all[2].node(engine)?, all[3].node(engine)?];
+        let gate = gate.map(|r| r.node(engine)).transpose()?;
+        let g = &mut engine.recorder.graph;
+        let before = g.len();
+        let made = experts::expert_mlp(g, x, expert, [up, down], gate, tanh);
+        Ok(made.inspect_err(|_| engine.recorder.graph.truncate(before))?)
+    })?;
+    Ok(host.tensor(id))
+}
+
+pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
+    let lua = &crate::boundary::Guarded(lua);
+    native.set("expert_mlp", lua.create_function(expert_mlp)?)
+}
