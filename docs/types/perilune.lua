@@ -2767,4 +2767,59 @@ function pl.broadcast(x, axis, options) end
 ---@return perilune.Tensor
 function Tensor:broadcast(axis, options) end
 
+---x (..., n k, ...) -> the same shape: the n blocks of dim `dim`, one for each of the n devices along the axis, `by` places
+---further on: the device at coordinate r gets the block of r - by. With `wrap` the first ones get those of the last, else
+---zeros. `by` may be negative. The axis has to divide the dim. Each device keeps its block. The gradient goes back.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {by?: perilune.Whole, wrap?: boolean, dim?: perilune.Whole}
+---@return perilune.Tensor
+function pl.shift(x, axis, options) end
+
+---x (..., n k, ...) -> the same shape: the n blocks of dim `dim`, one for each of the n devices along the axis, `by` places
+---further on: the device at coordinate r gets the block of r - by. With `wrap` the first ones get those of the last, else
+---zeros. `by` may be negative. The axis has to divide the dim. Each device keeps its block. The gradient goes back.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param options? {by?: perilune.Whole, wrap?: boolean, dim?: perilune.Whole}
+---@return perilune.Tensor
+function Tensor:shift(axis, options) end
+
+---x (..., n k, ...) -> the same shape: of the n blocks of dim `dim`, one for each of the n devices along the axis, that of the
+---device at coordinate r goes to the device at coordinate to[r + 1], or to none if that is -1. Who gets none has zeros.
+---Coordinates count from 0, and no two devices send to the same one. The axis has to divide the dim. Each device keeps its
+---block. The gradient of a block goes back to its sender. JAX calls this `ppermute`.
+---@param x perilune.Tensor
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param to perilune.Whole|perilune.Whole[]
+---@param options? {dim?: perilune.Whole}
+---@param ... perilune.Whole
+---@return perilune.Tensor
+function pl.send_recv(x, axis, to, options, ...) end
+
+---x (..., n k, ...) -> the same shape: of the n blocks of dim `dim`, one for each of the n devices along the axis, that of the
+---device at coordinate r goes to the device at coordinate to[r + 1], or to none if that is -1. Who gets none has zeros.
+---Coordinates count from 0, and no two devices send to the same one. The axis has to divide the dim. Each device keeps its
+---block. The gradient of a block goes back to its sender. JAX calls this `ppermute`.
+---@param axis "pp"|"dp"|"shard"|"cp"|"ep"|"tp"
+---@param to perilune.Whole|perilune.Whole[]
+---@param options? {dim?: perilune.Whole}
+---@param ... perilune.Whole
+---@return perilune.Tensor
+function Tensor:send_recv(axis, to, options, ...) end
+
+---x (...) -> x, which no device along the axis reads before all of them have computed their part of it; without an axis, no
+---device of the mesh. Stages of a pipeline (`pp`) are not waited for. Ops are recorded and run when a value is read, so a
+---barrier orders what follows from its result: `pl.barrier(x):item()` waits for all devices. The gradient does not wait.
+---@param x perilune.Tensor
+---@param axis? "dp"|"shard"|"cp"|"ep"|"tp"
+---@return perilune.Tensor
+function pl.barrier(x, axis) end
+
+---x (...) -> x, which no device along the axis reads before all of them have computed their part of it; without an axis, no
+---device of the mesh. Stages of a pipeline (`pp`) are not waited for. Ops are recorded and run when a value is read, so a
+---barrier orders what follows from its result: `pl.barrier(x):item()` waits for all devices. The gradient does not wait.
+---@param axis? "dp"|"shard"|"cp"|"ep"|"tp"
+---@return perilune.Tensor
+function Tensor:barrier(axis) end
+
 return pl

@@ -6,7 +6,7 @@ use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_dist::{MeshBackend, MeshOptions};
-use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards};
+use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards, set_mesh_options};
 use perilune_plan::Backend;
 use perilune_train::{Error, Result};
 use std::rc::Rc;
@@ -82,12 +82,7 @@ impl DeviceArgs {
     fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
         match self.place.mesh {
-            Some(mesh) => {
-                let mut engine = runtime.host().engine.borrow_mut();
-                engine.zero = mesh.zero;
-                engine.set_bucket(mesh.bucket);
-                engine.set_key_exchange(mesh.keys);
-            }
+            Some(options) => set_mesh_options(&mut runtime.host().engine.borrow_mut(), options),
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
         }
         if let Some(shards) = self.place.strict_shards {
@@ -275,13 +270,13 @@ impl PlaceArgs {
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero, bucket, keys } = MeshOptions::parse(text)?;
+            let options = MeshOptions::parse(text)?;
             let open = || {
-                self.open_on(mesh, job.as_ref())
+                self.open_on(options.mesh, job.as_ref())
                     .map_err(|e| perilune_core::Error::argument("recipe.mesh", e.to_string()))
             };
-            let backend = if mesh == now { None } else { Some(open()?) };
-            Ok(OpenedMesh { backend, zero, bucket, keys })
+            let backend = if options.mesh == now { None } else { Some(open()?) };
+            Ok(OpenedMesh { backend, options })
         })
     }
 }

@@ -79,8 +79,9 @@ impl Target {
     /// Returns what opens the mesh that a recipe asks for, of such GPUs.
     pub fn opener(self) -> OpenMesh {
         Rc::new(move |text, now| {
-            let MeshOptions { mesh, zero, keys, bucket } = MeshOptions::parse(text)?;
-            Ok(OpenedMesh { backend: (mesh != now).then(|| self.open(mesh)), zero, keys, bucket })
+            let options = MeshOptions::parse(text)?;
+            let backend = (options.mesh != now).then(|| self.open(options.mesh));
+            Ok(OpenedMesh { backend, options })
         })
     }
 }

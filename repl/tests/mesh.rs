@@ -220,9 +220,11 @@ fn sequences_are_divided_along_cp() {
         ran.out
     };
     for (mesh, has, not) in [
-        ("cp=2", "all_to_all", "shift"),
+        ("cp=2", "all_to_all", "collective_permute"),
         ("cp=4", "all_gather", "all_to_all"),
-        ("cp=2,keys=ring", "shift", "all_to_all"),
+        ("cp=2,keys=ring", "collective_permute", "all_to_all"),
+        // The form of the exchange, with the line of the block.
+        ("cp=4,keys=ring", "zig-zag ring", "all_to_all"),
         ("dp=2,cp=2,keys=gather", "all_gather", "all_to_all"),
     ] {
         let out = check(mesh);
@@ -259,8 +261,51 @@ fn sequences_are_divided_along_cp() {
         let ran = p.run(&["run", "sequences.lua", "--device", "cpu", "--mesh", mesh, "--set", set]);
         assert!(ran.status == Some(3) && ran.err.contains(says), "{mesh}: {:?} {}", ran.status, ran.err);
         assert!(ran.err.contains("hint"), "{mesh}: {}", ran.err);
-        // The way of the keys is of the command line, not of a line of the recipe.
-        assert!(ran.err.contains("sequences.lua:") || mesh.contains("keys"), "{mesh}: {}", ran.err);
+        assert!(ran.err.contains("sequences.lua:"), "{mesh}: {}", ran.err);
+    }
+    // The line of the attention that cannot have its keys so.
+    let ran = p.run(&["check", "sequences.lua", "--device", "cpu", "--mesh", "cp=4,keys=heads"]);
+    let line = 1 + SEQUENCES.lines().position(|l| l.contains("self.block(")).unwrap();
+    assert!(ran.err.contains(&format!("sequences.lua:{line}:")), "{}", ran.err);
+}
+
+/// The record has the way in which attention gets keys; a resume with another one says so.
+#[test]
+fn the_exchange_of_keys_is_recorded_and_compared() {
+    let p = place();
+    p.file("sequences.lua", SEQUENCES);
+    let go = |dir: &str, mesh: &str, more: &[&str]| {
+        let args = ["run", "sequences.lua", "--device", "cpu", "--run-dir", dir, "--mesh", mesh];
+        let ran = p.run(&[&args[..], more].concat());
+        assert_eq!(ran.status, Some(0), "{mesh}: {}", ran.err);
+        ran.err
+    };
+    go("ring", "cp=2,keys=ring", &[]);
+    go("auto", "cp=2", &[]);
+    go("none", "dp=2", &[]);
+    let keys = |dir: &str| p.run_json(dir)["keys"].as_str().map(String::from);
+    assert_eq!(["ring", "auto", "none"].map(keys), [Some("ring".into()), Some("auto".into()), None]);
+    let more = ["--resume", "--steps", "3"];
+    let says = "attention adds in another order than before; resume with keys=ring in the mesh for the same bits";
+    assert!(!go("ring", "cp=2,keys=ring", &more).contains("another order"));
+    let err = go("ring", "cp=2", &["--resume", "--steps", "4"]);
+    assert!(err.contains(says), "{err}");
+    // Another mesh has other bits in any case, and one without cp no keys.
+    assert!(!go("none", "cp=2", &more).contains("another order"));
+}
+
+#[test]
+fn a_replay_has_the_strict_shards_of_the_run() {
+    let p = all("recipe.strict_shards = 4");
+    run(&p, "own", &["--mesh", "dp=2"]);
+    run(&p, "given", &["--mesh", "dp=2", "--strict-shards", "8"]);
+    assert_ne!(weights(&p, "own"), weights(&p, "given"));
+    for dir in ["own", "given"] {
+        let again = format!("again-{dir}");
+        let ran = p.run(&["replay", dir, "--run-dir", &again]);
+        assert_eq!(ran.status, Some(0), "{dir}: {}{}", ran.out, ran.err);
+        assert_eq!(p.run_json(&again)["strict_shards"], p.run_json(dir)["strict_shards"], "{dir}");
+        assert_eq!(weights(&p, &again), weights(&p, dir), "{dir}");
     }
 }
 

@@ -253,6 +253,7 @@ impl Report<'_> {
         let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);
         self.table("stages", &stages);
         self.table("States", &states);
+        self.table("attention", &check_mesh::keys(&engine.exchanges(), show));
         self.table("sent a step", &sent);
         Ok(())
     }

@@ -146,6 +146,30 @@ pub fn transfers(mesh: &Mesh, all: &[Transfer], show: impl Fn(SourceLoc) -> Stri
     lines
 }
 
+/// How attention whose queries are split gets the keys of other devices, a line for each form and recipe line. `show` formats a line.
+pub fn keys(all: &[(&'static str, Axis, SourceLoc)], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
+    let mut groups: Vec<((&'static str, Axis, SourceLoc), usize)> = Vec::new();
+    for one in all {
+        match groups.iter_mut().find(|g| g.0 == *one) {
+            Some((_, count)) => *count += 1,
+            None => groups.push((*one, 1)),
+        }
+    }
+    if groups.is_empty() {
+        return Vec::new();
+    }
+    let mut rows = vec![["form", "axis", "line", "number"].map(String::from).to_vec()];
+    for ((form, axis, loc), count) in groups.iter().take(MOST_LINES) {
+        let line = if *loc == SourceLoc::NONE { String::new() } else { show(*loc) };
+        rows.push(vec![(*form).into(), axis.name().into(), line, count.to_string()]);
+    }
+    let mut lines = aligned(&rows, 1);
+    if let Some(rest) = groups.get(MOST_LINES..).filter(|rest| !rest.is_empty()) {
+        lines.push(format!("and {} more lines", rest.len()));
+    }
+    lines
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

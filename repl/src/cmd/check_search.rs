@@ -11,7 +11,7 @@ use crate::target::{OVERHEAD, Target};
 use perilune_core::byte_size::show;
 use perilune_core::mesh::Axis;
 use perilune_dist::MeshOptions;
-use perilune_lua::{Loaded, Runtime, RuntimeOptions};
+use perilune_lua::{Loaded, Runtime, RuntimeOptions, set_mesh_options};
 use perilune_plan::predict::{KernelClass, Machine, Prediction};
 use perilune_policy::Policy;
 use perilune_train::Source;
@@ -90,23 +90,18 @@ impl Search<'_> {
             let reason = text.lines().next().unwrap_or_default().trim();
             reason.strip_prefix("error: ").unwrap_or(reason).to_string()
         };
-        let MeshOptions { mesh, zero, keys, bucket } = MeshOptions::parse(text).map_err(|e| e.message)?;
+        let mesh_options = MeshOptions::parse(text).map_err(|e| e.message)?;
         let machine: Machine =
-            super::check_predict::machine(self.target.gpu, mesh, self.hosts).map_err(|e| e.message)?;
+            super::check_predict::machine(self.target.gpu, mesh_options.mesh, self.hosts).map_err(|e| e.message)?;
         let options = RuntimeOptions {
-            backend: self.target.open(mesh),
+            backend: self.target.open(mesh_options.mesh),
             params: self.params.clone(),
             policy: self.policy.clone(),
             strict: true,
             print: Rc::new(|_: &str| {}),
         };
         let runtime = Runtime::new(options).map_err(|e| line(&e))?;
-        {
-            let mut engine = runtime.host().engine.borrow_mut();
-            engine.zero = zero;
-            engine.set_key_exchange(keys);
-            engine.set_bucket(bucket);
-        }
+        set_mesh_options(&mut runtime.host().engine.borrow_mut(), mesh_options);
         let loaded = runtime.until_first_step(|| self.source.load(&runtime)).map_err(|e| line(&e))?;
         let Loaded::Recipe(recipe) = loaded else {
             return Err("a plain script has no mesh: it returns no recipe".to_string());

@@ -41,7 +41,8 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
         Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
     })?;
     let start = start(&record);
-    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data };
+    let strict_shards = record.get("strict_shards").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
+    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data, strict_shards };
     again.again(recorded, args.run_dir, args.json, args.quiet);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)

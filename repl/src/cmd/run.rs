@@ -90,6 +90,8 @@ pub struct Recorded {
     /// The options of the replay itself.
     pub files: PolicyArgs,
     pub verify_data: bool,
+    /// The strict shards that the run had.
+    pub strict_shards: Option<usize>,
 }
 
 impl RunArgs {
@@ -102,6 +104,7 @@ impl RunArgs {
     /// they come from a record, which must not open any.
     pub fn again(&mut self, recorded: Recorded, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
         (self.files, self.verify_data) = (recorded.files.clone(), recorded.verify_data);
+        self.device.place.strict_shards = self.device.place.strict_shards.or(recorded.strict_shards);
         self.recorded = Some(recorded);
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.overwrite, self.resume, self.edited, self.watch) = (false, false, false, false);

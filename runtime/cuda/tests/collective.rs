@@ -63,7 +63,7 @@ fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Ve
     let all: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks).unwrap()).collect();
     let how = match case.kind {
         Kind::AllReduce(how) | Kind::ReduceScatter(_, how) => how,
-        Kind::AllGather(_) | Kind::AllToAll | Kind::Shift => Combine::Sum,
+        Kind::AllGather(_) | Kind::AllToAll | Kind::Shift(_) | Kind::Reverse => Combine::Sum,
     };
     for at in 0..all[0].len() {
         let before = results.clone();

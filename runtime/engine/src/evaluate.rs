@@ -189,9 +189,9 @@ impl Engine {
         notices.into_iter().for_each(|text| self.diagnostics.notices.say(text));
         let (plan, hit) = match found {
             Ok(found) => found,
-            Err((error, sketch)) => {
-                self.executor.attempt = sketch;
-                return Err(error.into());
+            Err(failed) => {
+                self.executor.attempt = failed.step;
+                return Err(Fault { error: failed.error, loc: failed.loc });
             }
         };
         let PlannedStep { program, source_map, .. } = &plan.step;

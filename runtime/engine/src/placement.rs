@@ -11,6 +11,7 @@ use crate::stored_value::Residence;
 use perilune_core::error::Result;
 use perilune_core::graph::NodeId;
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::source_loc::SourceLoc;
 use perilune_core::{HostTensor, Mesh, Placement, Shape};
 use perilune_plan::pipelining::cut::{Cut, cut};
 use perilune_plan::predict::{Machine, Prediction, predict};
@@ -45,6 +46,11 @@ impl Engine {
     /// Names how attention whose queries are split along `cp` gets the keys of other devices.
     pub fn set_key_exchange(&mut self, keys: KeyExchange) {
         self.executor.tracer.keys = keys;
+    }
+
+    /// How attention is to get keys along `cp`.
+    pub fn key_exchange(&self) -> KeyExchange {
+        self.executor.tracer.keys
     }
 
     /// Makes the numbers `0 ... length - 1`, of which each device along `cp` has a block. What is selected by them along the dim of a
@@ -142,6 +148,11 @@ impl Engine {
     /// The collectives of the plan that ran last.
     pub fn transfers(&self) -> Vec<Transfer> {
         self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::transfers(&plan.step))
+    }
+
+    /// How attention gets its keys in the plan that ran last: form, axis and recipe line of each node.
+    pub fn exchanges(&self) -> Vec<(&'static str, Axis, SourceLoc)> {
+        self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::exchanges(&plan.step))
     }
 
     /// Predicts the time of the plan that ran last on the devices of a machine.

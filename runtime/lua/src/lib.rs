@@ -46,7 +46,7 @@ pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};
 pub use host::{FailsHook, ShareText};
 pub use loader::stdlib_files;
-pub use mesh::{OpenMesh, OpenedMesh, StrictShards};
+pub use mesh::{OpenMesh, OpenedMesh, StrictShards, set_mesh_options};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
 pub use reference::{reference_markdown, stubs};

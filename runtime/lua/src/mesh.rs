@@ -7,8 +7,10 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{FromLua, Function, Lua, Table, Value};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::{Mesh, Placement};
+use perilune_dist::MeshOptions;
+use perilune_engine::Engine;
 use perilune_plan::pipelining::split::MOST_DEVICES;
-use perilune_plan::{Backend, KeyExchange, Schedule};
+use perilune_plan::{Backend, Schedule};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -16,12 +18,15 @@ use std::sync::Arc;
 pub struct OpenedMesh {
     /// Its devices; `None` if the engine is on such a mesh already.
     pub backend: Option<Arc<dyn Backend>>,
-    /// The stage of ZeRO, if it was given.
-    pub zero: Option<u8>,
-    /// The most bytes of a bucket of gradients, if they were given.
-    pub bucket: Option<usize>,
-    /// How attention gets its keys along cp.
-    pub keys: KeyExchange,
+    pub options: MeshOptions,
+}
+
+/// Sets what the options of a mesh say beside its devices: how States are divided, the size of buckets, how attention gets its keys.
+pub fn set_mesh_options(engine: &mut Engine, options: MeshOptions) {
+    let MeshOptions { mesh: _, zero, bucket, keys } = options;
+    engine.zero = zero;
+    engine.set_bucket(bucket);
+    engine.set_key_exchange(keys);
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -62,10 +67,7 @@ fn open_mesh(lua: &Lua, text: String) -> mlua::Result<()> {
         host.flush(lua)?;
         host.record(lua, |engine| engine.move_to(backend))?;
     }
-    let mut engine = host.engine.borrow_mut();
-    engine.zero = opened.zero;
-    engine.set_bucket(opened.bucket);
-    engine.set_key_exchange(opened.keys);
+    set_mesh_options(&mut host.engine.borrow_mut(), opened.options);
     Ok(())
 }
 

@@ -31,6 +31,21 @@ impl PlannedStep {
     }
 }
 
+/// Why there is no plan.
+pub struct NoPlan {
+    pub error: Error,
+    /// The recipe line of the node at fault, if one is.
+    pub loc: Option<SourceLoc>,
+    /// The step, if it has been planned.
+    pub step: Option<PlannedStep>,
+}
+
+impl From<Error> for NoPlan {
+    fn from(error: Error) -> NoPlan {
+        NoPlan { error, loc: None, step: None }
+    }
+}
+
 /// A step ready to run.
 pub struct Plan {
     pub step: PlannedStep,
@@ -112,7 +127,7 @@ impl Cache {
     }
 
     /// Looks up the plan for what `tracer` traced; plans and compiles it on a miss. If planning completed before the
-    /// error, the planned step is returned with it.
+    /// error, the error has the planned step.
     pub fn get(
         &mut self,
         g: &Graph,
@@ -120,7 +135,7 @@ impl Cache {
         request: &Request,
         options: Options,
         backend: &dyn Backend,
-    ) -> std::result::Result<(Rc<Plan>, bool), (Error, Option<PlannedStep>)> {
+    ) -> std::result::Result<(Rc<Plan>, bool), NoPlan> {
         let trace = &tracer.trace;
         let same = |p: &&Rc<Plan>| p.key == trace.key && p.options == options;
         self.clock += 1;
@@ -145,16 +160,20 @@ impl Cache {
         let step = |program| PlannedStep::new(g, &trace.order, program);
         let step = match try_plan(g, tracer, request, options, backend) {
             Ok(program) => step(program),
-            Err(failed) => return Err((failed.error, failed.least.map(|p| step(*p)))),
+            Err(failed) => {
+                let node = failed.origin.position().and_then(|p| trace.order.get(p));
+                let loc = node.map(|id| g.loc_of(*id)).filter(|loc| *loc != SourceLoc::NONE);
+                return Err(NoPlan { error: failed.error, loc, step: failed.least.map(|p| step(*p)) });
+            }
         };
         if cfg!(debug_assertions)
             && let Err(e) = crate::check::check(&step.program)
         {
-            return Err((Error::system("plan", format!("this is a bug: {e}")), None));
+            return Err(Error::system("plan", format!("this is a bug: {e}")).into());
         }
         let exec = match backend.compile(step.program.clone()) {
             Ok(exec) => exec,
-            Err(error) => return Err((error, Some(step))),
+            Err(error) => return Err(NoPlan { step: Some(step), ..error.into() }),
         };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let last_use = std::cell::Cell::new(self.clock);

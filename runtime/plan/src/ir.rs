@@ -31,7 +31,7 @@
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
 use crate::buffer_desc::BufferDesc;
-use perilune_core::mesh::{Coordinates, Start};
+use perilune_core::mesh::{Axis, Coordinates, Start};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
 use perilune_core::{DType, Layout, Shape};
@@ -351,9 +351,20 @@ pub struct Program {
     pub arena_bytes: usize,
     /// The largest sum of live arena bytes at any kernel: a lower bound for every allocator.
     pub live_bytes: usize,
+    /// How attention gets its keys, forward and backward, in recording order.
+    pub exchanges: Vec<AttentionExchange>,
     /// The programs of the devices along `pp`, whose kernels this one lists, one device after the other. Empty if all devices run this
     /// program.
     pub stages: Vec<Stage>,
+}
+
+/// How an attention node whose queries are split along an axis gets the keys of other devices.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AttentionExchange {
+    pub axis: Axis,
+    /// In words, for messages: "zig-zag ring".
+    pub form: &'static str,
+    pub origin: Origin,
 }
 
 /// The program of the pipeline stages of a device. Its inputs and run-time numbers are those of the whole.

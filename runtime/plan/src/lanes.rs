@@ -268,7 +268,7 @@ pub(crate) fn check(p: &Program) -> Result<(), String> {
 
 /// Checks that a collective overwrites at most an operand of an all-reduce, with its own result.
 fn overwritten(p: &Program, l: &Library) -> Result<(), String> {
-    if l.inputs.len() != l.outputs.len() || l.attrs.len() != l.inputs.len() * collective::num_attrs(l.op) {
+    if l.inputs.len() != l.outputs.len() || l.attrs.len() != l.inputs.len() * collective::num_attrs(l.op, &l.attrs) {
         return Err(format!("{} operands, {} results, {} attributes", l.inputs.len(), l.outputs.len(), l.attrs.len()));
     }
     for (k, y) in l.outputs.iter().enumerate() {

@@ -39,6 +39,7 @@ pub mod recompute;
 pub mod request;
 pub mod show;
 mod transfers;
+mod unplanned;
 
 pub use backend::{
     Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot, Ticket,
@@ -52,4 +53,4 @@ pub use passes::shard::check_strict_shards;
 pub use pipeline::Options;
 pub use pipelining::Schedule;
 pub use request::{Guard, InputBuffer, KeyExchange, Request};
-pub use transfers::{Transfer, transfers};
+pub use transfers::{Transfer, exchanges, transfers};

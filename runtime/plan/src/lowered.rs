@@ -5,6 +5,7 @@
 //! their comments name both passes.
 
 use crate::buffer_desc::BufferDesc;
+use crate::ir::AttentionExchange;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
@@ -21,6 +22,8 @@ pub struct Lowered {
     pub roots: Vec<NodeId>,
     /// Roots, by their number, of which a device returns a part. Set by `passes::shard`.
     pub placed_roots: FxHashMap<usize, BufferDesc>,
+    /// How attention gets its keys on a mesh. Set by `passes::shard`.
+    pub exchanges: Vec<AttentionExchange>,
     /// Values of the State writes, in the order of `Trace::state_write_inputs`.
     pub state_writes: Vec<NodeId>,
     /// Nodes that run although nothing reads them: what a pipeline stage sends.
@@ -77,6 +80,7 @@ impl Lowered {
             views: Vec::new(),
             roots: Vec::new(),
             placed_roots: FxHashMap::default(),
+            exchanges: Vec::new(),
             state_writes: Vec::new(),
             effects: Vec::new(),
             ok: None,

@@ -6,12 +6,13 @@ use crate::ir::Program;
 use crate::key::{Trace, Tracer};
 use crate::lanes::BUCKET_BYTES;
 use crate::lowered::Lowered;
-use crate::passes::budget::{self, OverBudget};
+use crate::passes::budget;
 use crate::passes::remat::Spans;
 use crate::passes::{control_deps, cse, decompose, guard, import, nhwc, output_layout, pad_gemm, remat, shard, views};
 use crate::pipelining::{join, split};
 use crate::program_builder;
 use crate::request::Request;
+use crate::unplanned::Unplanned;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::mesh::Axis;
@@ -38,7 +39,7 @@ impl Default for Options {
 
 /// Plans a traced request without compiling it.
 pub fn plan(g: &Graph, tracer: &Tracer, request: &Request, options: Options, backend: &dyn Backend) -> Result<Program> {
-    try_plan(g, tracer, request, options, backend).map_err(|over| over.error)
+    try_plan(g, tracer, request, options, backend).map_err(|failed| failed.error)
 }
 
 /// As `plan`. If the step exceeds the budget, the error includes the plan that needs the least memory.
@@ -48,8 +49,8 @@ pub(crate) fn try_plan(
     request: &Request,
     options: Options,
     backend: &dyn Backend,
-) -> std::result::Result<Program, OverBudget> {
-    let with = |more: &[(NodeId, NodeId)]| -> Result<Program> {
+) -> std::result::Result<Program, Unplanned> {
+    let with = |more: &[(NodeId, NodeId)]| -> std::result::Result<Program, Unplanned> {
         let spans = if more.is_empty() { &tracer.trace.spans } else { &Spans::new(g, more) };
         let low = divide(g, tracer, request, spans)?;
         let build = |low: Lowered, trace: &Trace| -> Result<Program> {
@@ -59,7 +60,7 @@ pub(crate) fn try_plan(
         };
         let trace = &tracer.trace;
         let Some(division) = trace.division.as_ref().filter(|d| d.mesh.size(Axis::Pp) > 1) else {
-            return build(low, trace);
+            return Ok(build(low, trace)?);
         };
         let mut steps = split::apply(&low, division, g, trace)?;
         let mut programs = Vec::with_capacity(steps.len());
@@ -81,7 +82,7 @@ pub(crate) fn try_plan(
 /// recomputes, as recorded or as `budget` chose.
 ///
 /// Shadow weights have no pass here: the engine chooses them, and tracing reads each as a leaf (`Request::copies`).
-fn divide(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans) -> Result<Lowered> {
+fn divide(g: &Graph, tracer: &Tracer, request: &Request, spans: &Spans) -> std::result::Result<Lowered, Unplanned> {
     let trace = &tracer.trace;
     let mut step = import::apply(g, tracer, request);
     step = remat::apply(step, g, &trace.order, spans);

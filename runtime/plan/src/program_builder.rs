@@ -56,6 +56,7 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
             results: Vec::new(),
             arena_bytes: 0,
             live_bytes: 0,
+            exchanges: low.exchanges.clone(),
             stages: Vec::new(),
         },
     };

@@ -1,4 +1,4 @@
-//! Lists what the devices of a mesh send each other in a planned step.
+//! Lists what the devices of a mesh send each other in a planned step, and how attention gets its keys.
 
 use crate::cache::PlannedStep;
 use crate::ir::{Kernel, Library};
@@ -31,7 +31,7 @@ impl Transfer {
         let others = self.bytes / n * (n - 1);
         match self.op {
             op if op == collective::ALL_REDUCE.name => 2 * others,
-            op if op == collective::SHIFT.name || op == collective::SEND.name => self.bytes,
+            op if op == collective::COLLECTIVE_PERMUTE.name || op == collective::SEND.name => self.bytes,
             _ => others,
         }
     }
@@ -57,6 +57,11 @@ pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
         (0..l.inputs.len()).map(tensor).collect()
     };
     calls.flat_map(of_call).collect()
+}
+
+/// How attention gets its keys: the form of the exchange, its axis and the recipe line of each attention node, forward and backward.
+pub fn exchanges(step: &PlannedStep) -> Vec<(&'static str, Axis, SourceLoc)> {
+    step.program.exchanges.iter().map(|x| (x.form, x.axis, show::place(x.origin, &step.source_map))).collect()
 }
 
 /// The call of a kernel that sends something. A transfer from stage to stage counts where it is sent.

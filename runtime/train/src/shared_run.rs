@@ -207,7 +207,8 @@ pub(crate) fn agree(job: &Job, about: &Map<String, Value>, run: &Run, runtime: &
     let states = run.state_lines()?;
     job.agree("the run", || {
         let mut lines = String::new();
-        let keys = ["recipe", "params", "seed", "precision", "steps", "mesh", "zero", "samples"];
+        let keys =
+            ["recipe", "params", "seed", "precision", "steps", "mesh", "zero", "keys", "strict_shards", "samples"];
         for key in keys {
             lines.push_str(&format!("{key}: {}\n", about.get(key).unwrap_or(&Value::Null)));
         }

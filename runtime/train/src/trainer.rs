@@ -22,6 +22,7 @@ use crate::spec::RunSpec;
 use crate::state_names::check_state_names;
 use crate::training_loop::{End, TrainingLoop};
 use crate::weights::weights_hash;
+use perilune_core::mesh::Axis;
 use perilune_dist::Links;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
 use perilune_policy::Directory;
@@ -253,6 +254,9 @@ impl Session<'_> {
                 about.insert("mesh".into(), engine.mesh().to_string().into());
                 about.insert("zero".into(), engine.zero.into());
             }
+            if engine.mesh().size(Axis::Cp) > 1 {
+                about.insert("keys".into(), engine.key_exchange().name().into());
+            }
             if let Some(shards) = engine.strict_shards() {
                 about.insert("strict_shards".into(), shards.into());
             }
@@ -262,6 +266,16 @@ impl Session<'_> {
                 let cure = before.map_or("without --strict-shards".into(), |n| format!("with --strict-shards {n}"));
                 reporter
                     .warning(&format!("sums are added in another order than before; resume {cure} for the same bits"));
+            }
+            // On another mesh, bits are others anyway.
+            let recorded = self.resume.as_ref().map(|resume| &resume.record);
+            let text = |key: &str| recorded.and_then(|record| record.get(key)).and_then(Value::as_str);
+            if let Some(before) = text("keys").filter(|before| *before != engine.key_exchange().name())
+                && text("mesh") == Some(&engine.mesh().to_string())
+            {
+                reporter.warning(&format!(
+                    "attention adds in another order than before; resume with keys={before} in the mesh for the same bits"
+                ));
             }
         }
         about.insert("recipe".into(), self.recipe.name().into());

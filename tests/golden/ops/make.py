@@ -310,7 +310,8 @@ def matmul_fp8(a):
 
 
 # On one device a tensor has one block, and a collective is the identity.
-IDENTITIES = ("shard", "replicate", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast")
+IDENTITIES = ("shard", "replicate", "all_reduce", "reduce_scatter", "all_gather", "all_to_all", "broadcast", "shift", "send_recv",
+              "barrier")
 OPS = {
     **{name: lambda a: a.x.clone() for name in IDENTITIES},
     "quantize_fp8": to_fp8,

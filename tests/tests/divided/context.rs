@@ -7,6 +7,7 @@ use perilune_core::ops::attention_block::{ATTENTION_BLOCK, merge};
 use perilune_core::ops::{self, Value};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::KeyExchange;
+use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::request::InputBuffer;
 use perilune_tests::harness::{float, int, ints, t};
 use perilune_tests::virtual_devices::{self, Spread};
@@ -198,6 +199,9 @@ fn compare_with(keys: KeyExchange, model: Model, meshes: &[&str], counted: [&str
     found
 }
 
+/// The collective that passes keys on.
+const MOVED: &str = "collective_permute";
+
 const MESHES: [&str; 3] = ["cp=4", "dp=2,cp=2", "cp=2"];
 
 /// Queries, keys, values and their gradients, the result and its gradient: each once, forward and backward.
@@ -260,33 +264,49 @@ fn attention_by_elementary_ops() {
     }
 }
 
-/// Trains for 20 steps, each from the States that the one before has written.
 #[test]
 fn twenty_steps() {
     for model in [GPT, Model { documents: true, ..LLAMA }, Model { groups: 1, length: 13, ..LLAMA }] {
-        for mesh in ["cp=2", "dp=2,cp=4", "cp=2,tp=2"] {
-            let (mut one, mut many) = (model.build(), model.build());
-            let spread = spread(&many, mesh);
-            for step in 0..20 {
-                let (want, _) = one.s.run("", &[]).unwrap();
-                let (got, _) = many.s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
-                assert_near(&format!("{mesh}, step {step}"), &got, &want, 1e-10);
-                for (m, values) in [(&mut one, want), (&mut many, got)] {
-                    for ((id, _), value) in m.s.request.state_writes.iter().zip(values.states) {
-                        m.s.values.insert(InputBuffer::State(*id), value);
-                    }
+        train(KeyExchange::Auto, model, &["cp=2", "dp=2,cp=4", "cp=2,tp=2"]);
+    }
+}
+
+/// As above in a zig-zag ring: grouped queries, documents, chunks with padding, blocks that cannot be halved.
+#[test]
+fn twenty_steps_in_a_ring() {
+    for model in [GPT, Model { documents: true, ..LLAMA }, Model { groups: 1, length: 15, dropout: 0.25, ..LLAMA }] {
+        train(KeyExchange::Ring, model, &["cp=4", "dp=2,cp=2", "cp=3"]);
+    }
+}
+
+/// Trains for 20 steps, each from the States that the one before has written.
+fn train(keys: KeyExchange, model: Model, meshes: &[&str]) {
+    for mesh in meshes {
+        let (mut one, mut many) = (model.build(), model.build());
+        let spread = spread(&many, mesh);
+        for step in 0..20 {
+            let (want, _) = one.s.run("", &[]).unwrap();
+            let run =
+                virtual_devices::run_with(&many.s.e.recorder.graph, &many.s.request, &many.s.values, &spread, keys);
+            let (got, _) = run.unwrap_or_else(|e| panic!("{mesh}: {e}"));
+            assert_near(&format!("{mesh}, step {step}"), &got, &want, 1e-10);
+            for (m, values) in [(&mut one, want), (&mut many, got)] {
+                for ((id, _), value) in m.s.request.state_writes.iter().zip(values.states) {
+                    m.s.values.insert(InputBuffer::State(*id), value);
                 }
             }
         }
     }
 }
 
-/// Keys and values are passed on once less than there are devices, forward and backward, and their gradients as often as there are.
+/// Without a causal mask blocks are contiguous. Keys and values are passed on once less than there are devices, forward and
+/// backward, and their gradients as often as there are.
 #[test]
 fn keys_are_passed_around() {
-    let ring = |model, meshes: &[&str]| compare_with(KeyExchange::Ring, model, meshes, ["shift", "all_gather"]);
-    assert_eq!(ring(GPT, &["cp=2", "cp=8", "cp=4"]), [20, 0]);
-    let few = Model { groups: 1, ..LLAMA };
+    let ring = |model, meshes: &[&str]| compare_with(KeyExchange::Ring, model, meshes, [MOVED, "all_gather"]);
+    let all = Model { causal: false, ..GPT };
+    assert_eq!(ring(all, &["cp=2", "cp=8", "cp=4"]), [20, 0]);
+    let few = Model { groups: 1, causal: false, ..LLAMA };
     assert_eq!(ring(few, &["dp=2,cp=2", "cp=2,tp=2", "cp=4"]), [20, 0]);
     for model in [few, GPT, LLAMA] {
         for documents in [false, true] {
@@ -294,10 +314,46 @@ fn keys_are_passed_around() {
                 // Blocks without a key of a query's document: its row is empty in them.
                 ring(Model { documents, causal, ..model }, &["cp=4", "cp=2,tp=2"]);
                 ring(Model { documents, causal, window: Some(3), ..model }, &["cp=4"]);
+                // Blocks of 5 and 2 positions, with padding; of 4, of which the last has one.
                 ring(Model { documents, causal, length: 13, dropout: 0.25, ..model }, &["cp=3", "cp=4", "cp=8"]);
             }
         }
     }
+}
+
+/// Of one attention node of p devices, each takes 2 p + 1 products of a chunk of queries and one of keys, forward and backward. They are
+/// all that a causal mask leaves, half of the 4 p of contiguous blocks.
+#[test]
+fn causal_work_is_even_in_zigzag() {
+    for p in [2, 4, 8] {
+        let mesh = format!("cp={p}");
+        let mut found = Vec::new();
+        for model in [GPT, Model { causal: false, ..GPT }] {
+            let model = Model { length: 16 * p, batch: 1, ..model };
+            let m = model.build();
+            let (graph, spread) = (&m.s.e.recorder.graph, spread(&m, &mesh));
+            let run = virtual_devices::run_with(graph, &m.s.request, &m.s.values, &spread, KeyExchange::Ring);
+            let (_, program) = run.unwrap_or_else(|e| panic!("{mesh}: {e}"));
+            assert!(program.exchanges.iter().all(|x| x.axis == Axis::Cp));
+            let forms: Vec<_> = program.exchanges.iter().map(|x| x.form).collect();
+            found.push((forms, products_of_scores(&program)));
+        }
+        // Scores and their products: 2 forward, and in the backward pass 5. A chunk has 8 positions.
+        let of_a_chunk = 8 * 8 * 4 * GPT.heads * 2;
+        assert_eq!(found[0], (vec!["zig-zag ring"; 2], 7 * of_a_chunk * (2 * p + 1)), "{mesh}");
+        assert_eq!(found[1], (vec!["ring"; 2], 7 * of_a_chunk * 4 * p), "{mesh}");
+    }
+}
+
+/// FLOP of the products of a device that keep heads apart: those of attention.
+fn products_of_scores(program: &Program) -> usize {
+    let flops = |k: &Kernel| match k {
+        Kernel::Library(l) if l.op.name == "matmul" && l.inputs[0].shape().rank() == 4 => {
+            2 * program.values[l.outputs[0].0 as usize].shape.numel() * l.inputs[0].shape().dims()[3]
+        }
+        _ => 0,
+    };
+    program.kernels.iter().map(flops).sum()
 }
 
 #[test]

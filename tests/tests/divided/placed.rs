@@ -175,6 +175,99 @@ fn a_broadcast_is_the_block_of_its_root() {
     }
 }
 
+/// Blocks of dim `dim` in another order: `senders` says which one each block gets; `None` is zeros.
+fn moved_by_hand(x: &HostTensor, dim: usize, senders: &[Option<usize>]) -> Vec<f64> {
+    let (rows, columns) = (x.shape.dims()[0], x.shape.dims()[1]);
+    let (all, block) = (x.to_f64(), x.shape.dims()[dim] / senders.len());
+    let element = |i: usize, j: usize| {
+        let at = [i, j][dim];
+        let from = senders[at / block].map(|from| from * block + at % block);
+        from.map_or(0.0, |from| if dim == 0 { all[from * columns + j] } else { all[i * columns + from] })
+    };
+    (0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))).map(|(i, j)| element(i, j)).collect()
+}
+
+#[test]
+fn blocks_move_from_device_to_device() {
+    let (some, none) = (Some::<usize>, None);
+    let to = |list: &[i64]| vec![Value::Ints(list.iter().copied().collect())];
+    let by = |by: i64, wrap: bool| vec![("by", int(by)), ("wrap", Value::Bool(wrap))];
+    type Case = (&'static str, Vec<Value>, Vec<(&'static str, Value)>, [Option<usize>; 4]);
+    let cases: [Case; 8] = [
+        ("shift", vec![], vec![], [some(3), some(0), some(1), some(2)]),
+        ("shift", vec![], by(-1, true), [some(1), some(2), some(3), some(0)]),
+        ("shift", vec![], by(6, true), [some(2), some(3), some(0), some(1)]),
+        ("shift", vec![], by(1, false), [none, some(0), some(1), some(2)]),
+        ("shift", vec![], by(-3, false), [some(3), none, none, none]),
+        ("send_recv", to(&[1, 0, 3, 2]), vec![], [some(1), some(0), some(3), some(2)]),
+        ("send_recv", to(&[3, -1, -1, 0]), vec![], [some(3), none, none, some(0)]),
+        ("send_recv", to(&[-1; 4]), vec![], [none; 4]),
+    ];
+    for (mesh, axis) in [("cp=4", "cp"), ("dp=2,cp=4", "cp"), ("dp=4,tp=2", "dp")] {
+        for (op, args, options, senders) in &cases {
+            for dim in [0, 1] {
+                let mut s = on(mesh);
+                let x = s.batch_randn(&[8, 12]);
+                let buffer = s.batch[0];
+                let args: Vec<Value> = [t(x), word(axis)].into_iter().chain(args.iter().cloned()).collect();
+                let options: Vec<_> = options.iter().cloned().chain([("dim", int(dim as i64))]).collect();
+                let y = s.with(op, &args, &options);
+                // Work on blocks where they are.
+                let z = s.call("exp", &[t(y)]);
+                let full = s.call("replicate", &[t(y)]);
+                let d = gradient(&mut s, z, x);
+                s.request.roots = vec![full, d];
+                let along = Axis::ALL.into_iter().find(|a| a.name() == axis).unwrap();
+                for placements in places(buffer, along) {
+                    let (roots, sent) = compare(&s, mesh, &placements);
+                    let want = moved_by_hand(&s.values[&buffer], dim, senders);
+                    close(&roots[0], &want, &format!("{mesh} {op} {senders:?} {dim}"));
+                    // Forward and backward; what nobody receives is not sent.
+                    let moves = if senders.iter().all(Option::is_none) { 0 } else { 2 };
+                    assert_eq!(sent.get("collective_permute").copied().unwrap_or(0), moves, "{mesh} {op}");
+                }
+            }
+        }
+    }
+}
+
+/// A NaN that is not sent does not reach the zeros of a device.
+#[test]
+fn a_device_that_receives_nothing_has_zeros() {
+    let mut s = on("dp=2");
+    let x = s.batch(HostTensor::from_f64(DType::F64, Shape::of(&[2]), &[1.0, f64::NAN]));
+    let y = s.with("shift", &[t(x), word("dp")], &[("wrap", Value::Bool(false))]);
+    let full = s.call("replicate", &[t(y)]);
+    s.request.roots = vec![full];
+    let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
+    let (roots, _) = compare(&s, "dp=2", &[(s.batch[0], split)]);
+    assert_eq!(roots[0].to_f64(), [0.0, 1.0]);
+}
+
+/// A barrier changes no value and no gradient. Each axis has one flag.
+#[test]
+fn devices_meet_at_a_barrier() {
+    for (mesh, axis, flags) in [("dp=4", Some("dp"), 1), ("dp=2,tp=2", None, 2), ("dp=2,tp=2", Some("cp"), 0)] {
+        let mut s = on(mesh);
+        let x = s.batch_randn(&[8, 6]);
+        let buffer = s.batch[0];
+        let y = s.call("exp", &[t(x)]);
+        let args: Vec<Value> = std::iter::once(t(y)).chain(axis.map(word)).collect();
+        let y = s.call("barrier", &args);
+        let d = gradient(&mut s, y, x);
+        let full = s.call("replicate", &[t(y)]);
+        s.request.roots = vec![full, d];
+        let want: Vec<f64> = s.values[&buffer].to_f64().iter().map(|v| v.exp()).collect();
+        for placements in places(buffer, Axis::Dp) {
+            let (roots, _) = compare(&s, mesh, &placements);
+            close(&roots[0], &want, mesh);
+        }
+        // Of a value that all have, nothing else is sent.
+        let (_, sent) = compare(&s, mesh, &[]);
+        assert_eq!(sent.get("all_reduce").copied().unwrap_or(0), flags, "{mesh}: {sent:?}");
+    }
+}
+
 #[test]
 fn a_placement_says_what_a_device_computes() {
     let mut s = on("dp=4");
@@ -201,6 +294,16 @@ fn mistakes_have_the_rule_and_the_cure() {
     let e = fail("shard", &[t(x)], &[("dp", int(2))]);
     assert!(e.contains("dim 2 is out of range"), "{e}");
     let small = s.batch_randn(&[4, 5]);
+    let mut send = |to: &[i64]| {
+        call(&mut s.e, "send_recv", &[t(small), word("dp"), Value::Ints(to.iter().copied().collect())], &[])
+            .unwrap_err()
+    };
+    let e = send(&[1, 0]);
+    assert!(e.contains("`to` has 2 receivers, and dp has 4 devices") && e.contains("pl.mesh()"), "{e}");
+    let e = send(&[1, 2, 3, 4]);
+    assert!(e.contains("there is no device 4 along dp, which has 4") && e.contains("-1 is none"), "{e}");
+    let e = send(&[1, 2, 1, -1]);
+    assert!(e.contains("devices 0 and 2 both send to device 1"), "{e}");
     let e = call(&mut s.e, "broadcast", &[t(small), word("dp")], &[("root", int(4))]).unwrap_err();
     assert!(e.contains("there is no device 4 along dp, which has 4"), "{e}");
 }

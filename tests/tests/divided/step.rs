@@ -187,7 +187,7 @@ pub fn collectives_along(p: &Program, axes: &[Axis]) -> BTreeMap<&'static str, u
     let mut out = BTreeMap::new();
     for kernel in &p.kernels {
         if let Kernel::Library(l) = kernel
-            && ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "shift"].contains(&l.op.name)
+            && ["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "collective_permute"].contains(&l.op.name)
             && axes.contains(&collective::axis(&l.attrs))
         {
             *out.entry(l.op.name).or_default() += l.inputs.len();

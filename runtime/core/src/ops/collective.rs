@@ -5,6 +5,7 @@
 use super::{Class, Op};
 use crate::graph::Meta;
 use crate::mesh::{Axis, Combine};
+use smallvec::SmallVec;
 
 /// Combines the terms of all devices; every device gets the whole. `attrs`: [axis, combination].
 pub static ALL_REDUCE: Op = Op {
@@ -59,9 +60,10 @@ pub static ALL_TO_ALL: Op = Op {
     ..Op::BASE
 };
 
-/// Passes pieces on: every device gets the piece of the device before it, and the first that of the last. `attrs`: [axis].
-pub static SHIFT: Op = Op {
-    name: "shift",
+/// Moves pieces: every device gets the piece of one device, and each piece goes to one. `attrs`: [axis, devices, the coordinate of
+/// the sender for each receiver].
+pub static COLLECTIVE_PERMUTE: Op = Op {
+    name: "collective_permute",
     shard: Some(crate::sharding::same_dims),
     class: Class::Library,
     infer: |i| Ok(i.inputs[0]),
@@ -70,7 +72,7 @@ pub static SHIFT: Op = Op {
 
 /// Whether an op exchanges data among devices.
 pub fn is_collective(op: &Op) -> bool {
-    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &SHIFT].into_iter().any(|known| op == known)
+    [&ALL_REDUCE, &ALL_GATHER, &REDUCE_SCATTER, &ALL_TO_ALL, &COLLECTIVE_PERMUTE].into_iter().any(|known| op == known)
 }
 
 /// Whether an op moves a tensor from one device to one other.
@@ -78,19 +80,31 @@ pub fn is_transfer(op: &Op) -> bool {
     op == &SEND || op == &RECV
 }
 
-/// The number of attributes of a collective. A call that moves several tensors has those of each, one after the other.
-pub fn num_attrs(op: &Op) -> usize {
+/// The attributes of a [`COLLECTIVE_PERMUTE`]. `senders`: for each device, the one whose piece it gets.
+pub fn permutation(axis: Axis, senders: impl ExactSizeIterator<Item = usize>) -> SmallVec<[i64; 8]> {
+    let head = [axis as i64, senders.len() as i64];
+    head.into_iter().chain(senders.map(|from| from as i64)).collect()
+}
+
+/// The device whose piece the one at `coordinate` gets in a [`COLLECTIVE_PERMUTE`].
+pub fn sender(attrs: &[i64], coordinate: usize) -> Option<usize> {
+    attrs.get(2 + coordinate).map(|from| *from as usize)
+}
+
+/// The number of attributes of a collective for one tensor. A call that moves several tensors has those of each, one after the other, and
+/// as many for each.
+pub fn num_attrs(op: &Op, attrs: &[i64]) -> usize {
     match op {
         _ if op == &ALL_REDUCE => 2,
         _ if op == &ALL_GATHER || op == &ALL_TO_ALL => 3,
-        _ if op == &SHIFT => 1,
+        _ if op == &COLLECTIVE_PERMUTE => 2 + attrs[1] as usize,
         _ => 4,
     }
 }
 
 /// The attributes of the `k`-th tensor of a call.
 pub fn attrs_of<'a>(op: &Op, attrs: &'a [i64], k: usize) -> &'a [i64] {
-    let n = num_attrs(op);
+    let n = num_attrs(op, attrs);
     &attrs[k * n..(k + 1) * n]
 }
 

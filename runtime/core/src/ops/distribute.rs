@@ -6,9 +6,10 @@
 //! gradient of that function, and of a placement of its result. JAX means the same by `shard_map` around one collective, PyTorch by
 //! `redistribute` of a DTensor. Along an axis of one device there is one block, and every collective is the identity.
 //!
-//! The only primitive is [`PLACE`], a view; the planner's pass `shard` makes exchanges of it.
+//! There are three primitives, which keep the shape: [`PLACE`], a view, [`MOVE_BLOCKS`] and [`MEET`]. The planner's pass `shard` makes
+//! exchanges of them.
 
-use super::{Args, Class, Grad, Op, movement, one, reduce};
+use super::{Args, Class, Grad, Op, join, movement, one, reduce};
 use crate::DType;
 use crate::error::{Error, Result};
 use crate::graph::{Graph, NodeId};
@@ -16,8 +17,21 @@ use crate::mesh::Axis;
 use crate::shape::Shape;
 use smallvec::{SmallVec, smallvec};
 
-pub static OPS: &[&Op] =
-    &[&PLACE, &SHARD, &REPLICATE, &ALL_REDUCE, &REDUCE_SCATTER, &ALL_GATHER, &ALL_TO_ALL, &BROADCAST];
+pub static OPS: &[&Op] = &[
+    &PLACE,
+    &SHARD,
+    &REPLICATE,
+    &ALL_REDUCE,
+    &REDUCE_SCATTER,
+    &ALL_GATHER,
+    &ALL_TO_ALL,
+    &BROADCAST,
+    &MOVE_BLOCKS,
+    &SHIFT,
+    &SEND_RECV,
+    &MEET,
+    &BARRIER,
+];
 
 /// The dim of a placement that splits nothing.
 const WHOLE: i64 = -1;
@@ -39,6 +53,72 @@ pub static PLACE: Op = Op {
 /// The axis along which a node places its input, and the dim that it splits; `None` for any other node.
 pub fn placed(op: &Op, attrs: &[i64]) -> Option<(Axis, Option<usize>)> {
     (op == &PLACE).then(|| (Axis::ALL[attrs[0] as usize], usize::try_from(attrs[1]).ok()))
+}
+
+/// No device sends a block to that one, which gets zeros.
+const NOBODY: i64 = -1;
+
+/// The same blocks of a dim in another order. `attrs`: [dim, axis, the block that each block gets, or -1 for zeros]. No block goes to two.
+/// XLA calls the exchange of its blocks a collective permute.
+pub static MOVE_BLOCKS: Op = Op {
+    name: "move_blocks",
+    shard: Some(crate::sharding::linear_along_other_dims),
+    class: Class::Fused(|g, x, attrs| {
+        let (dim, senders) = (attrs[0] as usize, &attrs[2..]);
+        let shape = g.shape(x[0]);
+        let size = shape.dims()[dim] / senders.len().max(1);
+        let mut blocks: SmallVec<[NodeId; 8]> = SmallVec::new();
+        for from in senders {
+            blocks.push(match usize::try_from(*from) {
+                Ok(from) => g.slice(x[0], dim, from * size, (from + 1) * size, 1)?,
+                Err(_) => {
+                    let zero = g.constant_like(0.0, x[0]);
+                    g.expand(zero, shape.with(dim, size))?
+                }
+            });
+        }
+        Ok(smallvec![join::cat(g, &blocks, dim)?])
+    }),
+    infer: |i| Ok(i.inputs[0]),
+    // The gradient of a block goes back to where the block came from.
+    grad: Grad::Rule(|g, c| {
+        let mut attrs: SmallVec<[i64; 8]> = c.attrs.into();
+        attrs[2..].fill(NOBODY);
+        for (to, from) in c.attrs[2..].iter().enumerate() {
+            if let Ok(from) = usize::try_from(*from) {
+                attrs[2 + from] = to as i64;
+            }
+        }
+        Ok(smallvec![Some(g.push(&MOVE_BLOCKS, &[c.grad], &attrs)?)])
+    }),
+    ..Op::BASE
+};
+
+/// What a [`MOVE_BLOCKS`] does: its axis and dim, and for each block the one that it gets, if it is not zeros.
+pub fn moved(op: &Op, attrs: &[i64]) -> Option<(Axis, usize, SmallVec<[Option<usize>; 8]>)> {
+    let senders = |attrs: &[i64]| attrs.iter().map(|from| usize::try_from(*from).ok()).collect();
+    (op == &MOVE_BLOCKS).then(|| (Axis::ALL[attrs[1] as usize], attrs[0] as usize, senders(&attrs[2..])))
+}
+
+/// The same tensor, which no device along the axis reads before all have computed theirs. `attrs`: [axis]. Recorded only for an axis with
+/// several devices.
+pub static MEET: Op = Op {
+    name: "meet",
+    shard: Some(crate::sharding::same_dims),
+    class: Class::View(|input, _, _| Some(*input)),
+    infer: |i| Ok(i.inputs[0]),
+    grad: Grad::Rule(|_, c| Ok(smallvec![Some(c.grad)])),
+    ..Op::BASE
+};
+
+/// The axis along which devices meet at a node.
+pub fn meets(op: &Op, attrs: &[i64]) -> Option<Axis> {
+    (op == &MEET).then(|| Axis::ALL[attrs[0] as usize])
+}
+
+/// Whether an op is recorded for an axis of the mesh.
+pub fn names_axis(op: &Op) -> bool {
+    [&PLACE, &MOVE_BLOCKS, &MEET].into_iter().any(|known| op == known)
 }
 
 /// Places a tensor along an axis: split in a dim, or whole.
@@ -258,6 +338,103 @@ pub static BROADCAST: Op = Op {
         place(g, y, axis, None).map(one)
     }),
     samples: &["f(4,3), 'dp'", "f(4,3), 'tp', dim=1"],
+    smooth: true,
+    ..Op::BASE
+};
+
+/// Moves the blocks of a dim, and leaves each device the one that it gets.
+fn moved_blocks(g: &mut Graph, x: NodeId, blocks: &Blocks, senders: &[i64]) -> Result<NodeId> {
+    let attrs: SmallVec<[i64; 8]> = [blocks.dim as i64, blocks.axis as i64].iter().chain(senders).copied().collect();
+    if senders.iter().copied().eq(0..blocks.count as i64) {
+        return place(g, x, blocks.axis, Some(blocks.dim));
+    }
+    let x = place(g, x, blocks.axis, Some(blocks.dim))?;
+    let y = g.push(&MOVE_BLOCKS, &[x], &attrs)?;
+    place(g, y, blocks.axis, Some(blocks.dim))
+}
+
+pub static SHIFT: Op = Op {
+    name: "shift",
+    sig: "x: tensor, axis: 'pp'|'dp'|'shard'|'cp'|'ep'|'tp', *, by: int = 1, wrap: bool = true, dim: int = 0",
+    doc: "x (..., n k, ...) -> the same shape: the n blocks of dim `dim`, one for each of the n devices along the axis, `by` places\n\
+          further on: the device at coordinate r gets the block of r - by. With `wrap` the first ones get those of the last, else\n\
+          zeros. `by` may be negative. The axis has to divide the dim. Each device keeps its block. The gradient goes back.",
+    call: Some(|g, a| {
+        let (x, axis) = (a.tensor(0)?, axis(a, 1)?);
+        let blocks = Blocks::of(g, a, x, axis, 4)?;
+        let (n, by) = (blocks.count as i64, a.int(2)?);
+        let sender = |to: i64| match to.checked_sub(by) {
+            _ if a.bool(3) => (to - by.rem_euclid(n)).rem_euclid(n),
+            Some(from) if (0..n).contains(&from) => from,
+            _ => NOBODY,
+        };
+        let senders: SmallVec<[i64; 8]> = (0..n).map(sender).collect();
+        moved_blocks(g, x, &blocks, &senders).map(one)
+    }),
+    samples: &["f(4,3), 'dp'", "f(4,3), 'tp', by=-1, dim=1"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static SEND_RECV: Op = Op {
+    name: "send_recv",
+    sig: "x: tensor, axis: 'pp'|'dp'|'shard'|'cp'|'ep'|'tp', to: ints, *, dim: int = 0",
+    doc: "x (..., n k, ...) -> the same shape: of the n blocks of dim `dim`, one for each of the n devices along the axis, that of the\n\
+          device at coordinate r goes to the device at coordinate to[r + 1], or to none if that is -1. Who gets none has zeros.\n\
+          Coordinates count from 0, and no two devices send to the same one. The axis has to divide the dim. Each device keeps its\n\
+          block. The gradient of a block goes back to its sender. JAX calls this `ppermute`.",
+    call: Some(|g, a| {
+        let (x, axis, to) = (a.tensor(0)?, axis(a, 1)?, a.ints(2)?);
+        let blocks = Blocks::of(g, a, x, axis, 3)?;
+        let (n, name) = (blocks.count, axis.name());
+        if to.len() != n {
+            return Err(Error::argument(
+                "send_recv",
+                format!("`to` has {} receivers, and {name} has {n} devices", to.len()),
+            )
+            .hint(
+                "give a receiver for each device, in their order, or -1 for none; pl.mesh() has the sizes of the mesh",
+            ));
+        }
+        let mut senders: SmallVec<[i64; 8]> = smallvec![NOBODY; n];
+        for (from, to) in to.iter().enumerate().filter(|(_, to)| **to != NOBODY) {
+            let Some(known) = usize::try_from(*to).ok().and_then(|to| senders.get_mut(to)) else {
+                return Err(Error::argument(
+                    "send_recv",
+                    format!("there is no device {to} along {name}, which has {n}"),
+                )
+                .hint(format!("receivers are from 0 to {}, and -1 is none", n - 1)));
+            };
+            if *known != NOBODY {
+                return Err(Error::argument(
+                    "send_recv",
+                    format!("devices {known} and {from} both send to device {to}"),
+                )
+                .hint("name each receiver once; all_reduce and reduce_scatter combine blocks of several devices"));
+            }
+            *known = from as i64;
+        }
+        moved_blocks(g, x, &blocks, &senders).map(one)
+    }),
+    samples: &["f(4,3), 'dp', [0]", "f(4,3), 'tp', [0], dim=1"],
+    smooth: true,
+    ..Op::BASE
+};
+
+pub static BARRIER: Op = Op {
+    name: "barrier",
+    sig: "x: tensor, axis: 'dp'|'shard'|'cp'|'ep'|'tp'?",
+    doc: "x (...) -> x, which no device along the axis reads before all of them have computed their part of it; without an axis, no\n\
+          device of the mesh. Stages of a pipeline (`pp`) are not waited for. Ops are recorded and run when a value is read, so a\n\
+          barrier orders what follows from its result: `pl.barrier(x):item()` waits for all devices. The gradient does not wait.",
+    call: Some(|g, a| {
+        let x = a.tensor(0)?;
+        let given = if a.is_none(1) { None } else { Some(axis(a, 1)?) };
+        let several = |axis: &Axis| *axis != Axis::Pp && g.mesh.size(*axis) > 1 && given.is_none_or(|one| one == *axis);
+        let axes: SmallVec<[Axis; 2]> = Axis::ALL.into_iter().filter(several).collect();
+        axes.into_iter().try_fold(x, |x, axis| g.push(&MEET, &[x], &[axis as i64])).map(one)
+    }),
+    samples: &["f(4,3)", "f(4,3), 'dp'"],
     smooth: true,
     ..Op::BASE
 };

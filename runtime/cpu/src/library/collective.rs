@@ -9,7 +9,9 @@ use crate::memory::Pod;
 use perilune_core::error::{Error, Result};
 use perilune_core::host_memory;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{ALL_GATHER, ALL_TO_ALL, REDUCE_SCATTER, SHIFT, TREE, axis, code_of, combine};
+use perilune_core::ops::collective::{
+    ALL_GATHER, ALL_TO_ALL, COLLECTIVE_PERMUTE, REDUCE_SCATTER, TREE, axis, code_of, combine, sender,
+};
 use perilune_plan::{Peers, Ticket};
 use std::sync::Arc;
 
@@ -98,7 +100,7 @@ pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
         match c.routine.op {
             op if op == &ALL_GATHER => by_size!(c.out_dtype(), gather(c, k, &pieces)),
             op if op == &ALL_TO_ALL => by_size!(c.out_dtype(), transpose(c, k, &pieces)),
-            op if op == &SHIFT => by_size!(c.out_dtype(), pass_on(c, k, &pieces)),
+            op if op == &COLLECTIVE_PERMUTE => by_size!(c.out_dtype(), take(c, k, &pieces)),
             _ => by_type!(c.out_dtype(), reduce(c, k, &pieces)),
         }
     }
@@ -174,10 +176,10 @@ fn transpose<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
     }
 }
 
-/// Takes the piece of the device before this one.
-fn pass_on<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
-    let before = pieces[(c.coordinate() + pieces.len() - 1) % pieces.len()];
+/// Takes the piece of the one device that sends to this one.
+fn take<T: Pod>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let piece = sender(c.attrs_of(k), c.coordinate()).and_then(|from| pieces.get(from)).copied().unwrap_or_default();
     for (i, out) in c.output_of::<T>(k).0.iter_mut().enumerate() {
-        *out = element::<T>(before, i);
+        *out = element::<T>(piece, i);
     }
 }

@@ -85,7 +85,7 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::collective::ALL_GATHER, collective::run, 4.0),
     (&ops::collective::REDUCE_SCATTER, collective::run, 4.0),
     (&ops::collective::ALL_TO_ALL, collective::run, 4.0),
-    (&ops::collective::SHIFT, collective::run, 4.0),
+    (&ops::collective::COLLECTIVE_PERMUTE, collective::run, 4.0),
     (&ops::collective::SEND, collective::send_transfer, 4.0),
     (&ops::collective::RECV, collective::receive_transfer, 4.0),
     (&ops::scan::CUMSUM, scan::cumsum, 1.0),

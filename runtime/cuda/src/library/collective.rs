@@ -13,7 +13,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::Op;
 use perilune_core::ops::collective::{
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, SHIFT, TREE, attrs_of, axis, code_of, is_collective,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVE_PERMUTE, TREE, attrs_of, axis, code_of, is_collective, sender,
 };
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, Storage};
@@ -60,13 +60,30 @@ pub struct Collective {
 }
 
 /// Lengths are in elements.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 enum Kind {
-    AllReduce { n: usize },
-    AllGather { rows: usize, block: usize, devices: usize },
-    ReduceScatter { rows: usize, block: usize, devices: usize },
-    AllToAll { block: usize, devices: usize },
-    Shift { n: usize },
+    AllReduce {
+        n: usize,
+    },
+    AllGather {
+        rows: usize,
+        block: usize,
+        devices: usize,
+    },
+    ReduceScatter {
+        rows: usize,
+        block: usize,
+        devices: usize,
+    },
+    AllToAll {
+        block: usize,
+        devices: usize,
+    },
+    /// For each device, the one that sends to it.
+    Permute {
+        n: usize,
+        senders: Arc<[usize]>,
+    },
 }
 
 /// What a launch of a phase does; the lengths are those of its kernel.
@@ -189,8 +206,9 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     };
     let kind = if l.op == &ALL_REDUCE {
         Kind::AllReduce { n: dims.numel() }
-    } else if l.op == &SHIFT {
-        Kind::Shift { n: dims.numel() }
+    } else if l.op == &COLLECTIVE_PERMUTE {
+        let senders = (0..c.attr(1) as usize).filter_map(|at| sender(&l.attrs, at)).collect();
+        Kind::Permute { n: dims.numel(), senders }
     } else {
         let (rows, block) = split(c.attr(1) as usize);
         let devices = c.attr(2) as usize;
@@ -220,7 +238,7 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::AllReduce { .. } => (from.min(to), from.min(to)),
         Kind::ReduceScatter { block, .. } => (aligned(block), size),
         Kind::AllGather { block, .. } | Kind::AllToAll { block, .. } => (size, aligned(block)),
-        Kind::Shift { n } => (size, aligned(n)),
+        Kind::Permute { n, .. } => (size, aligned(n)),
     };
     // A sum in a tree keeps a partial sum of each level in registers, which are too few for 16 elements.
     let is_tree = code_of(l.op, &l.attrs) == Some(TREE);
@@ -243,7 +261,7 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(c.attr(1), false)],
         Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
         Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
-        Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } | Kind::Shift { .. } => vec![spans(false)],
+        Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } | Kind::Permute { .. } => vec![spans(false)],
         Kind::AllGather { .. } => {
             let w = sized(word);
             let params = format!("{w}* out, i64 ranks, i64 own, i64 words, i64 block");
@@ -307,7 +325,8 @@ impl Collective {
     /// The launches of one device of several, as an example: without the arguments, which depend on the run.
     pub fn example(&self) -> Result<Work> {
         let ranks = match self.kind {
-            Kind::AllReduce { .. } | Kind::Shift { .. } => 4,
+            Kind::AllReduce { .. } => 4,
+            Kind::Permute { ref senders, .. } => senders.len(),
             Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
                 devices
             }
@@ -326,7 +345,8 @@ impl Collective {
     /// The launches of the device at `coordinate` of `ranks`.
     pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
         let devices = match self.kind {
-            Kind::AllReduce { .. } | Kind::Shift { .. } => ranks,
+            Kind::AllReduce { .. } => ranks,
+            Kind::Permute { ref senders, .. } => senders.len(),
             Kind::AllGather { devices, .. } | Kind::ReduceScatter { devices, .. } | Kind::AllToAll { devices, .. } => {
                 devices
             }
@@ -380,8 +400,8 @@ impl Collective {
                 let task = Task::Spans { total: ranks * step, step, others: false };
                 vec![phase(0, task, false, [0; 3], blocks(step / self.word, ranks))]
             }
-            Kind::Shift { n } => {
-                let (from, total) = ((coordinate + ranks - 1) % ranks, n * self.size);
+            Kind::Permute { n, ref senders } => {
+                let (from, total) = (senders[coordinate], n * self.size);
                 vec![phase(0, Task::Span { total, from }, false, [0; 3], blocks(total / self.word, 1))]
             }
             Kind::AllToAll { block, .. } => {

@@ -4,7 +4,9 @@
 use super::common::{Sketch, int, t};
 use super::virtual_mesh::{self, Planned};
 use perilune_core::mesh::{Axis, Combine};
-use perilune_core::ops::collective::{ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, SHIFT, code};
+use perilune_core::ops::collective::{
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVE_PERMUTE, REDUCE_SCATTER, code, permutation,
+};
 use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::Cpu;
 use perilune_plan::{Backend, Null};
@@ -15,7 +17,10 @@ pub enum Kind {
     AllGather(usize),
     ReduceScatter(usize, Combine),
     AllToAll,
-    Shift,
+    /// From the device so many places before.
+    Shift(usize),
+    /// From the device at the same place from the other end.
+    Reverse,
 }
 
 /// How the collective's operand lies in the leaf.
@@ -96,10 +101,12 @@ pub fn cases(ranks: usize, axis: Axis) -> Vec<Case> {
         add(Kind::AllGather(0), &[9, 8], Lie::Tail);
         add(Kind::AllGather(1), &[12, 8], Lie::Turned);
         for n in [0, 1, 7, 16, 4097] {
-            add(Kind::Shift, &[n], Lie::Whole);
+            add(Kind::Shift(1), &[n], Lie::Whole);
+            add(Kind::Reverse, &[n], Lie::Whole);
         }
-        add(Kind::Shift, &[9, 8], Lie::Tail);
-        add(Kind::Shift, &[12, 5], Lie::Turned);
+        add(Kind::Shift(1), &[9, 8], Lie::Tail);
+        add(Kind::Shift(ranks - 1), &[12, 5], Lie::Turned);
+        add(Kind::Reverse, &[9, 8], Lie::Tail);
         add(Kind::AllToAll, &[24, ranks], Lie::Turned);
     }
     out
@@ -124,12 +131,16 @@ impl Case {
             Lie::Turned => s.call("transpose", &[t(x), int(0), int(1)]),
         };
         let (axis, n) = (self.axis as i64, self.ranks as i64);
+        let senders = |from: &dyn Fn(usize) -> usize| permutation(self.axis, (0..self.ranks).map(from));
         let y = match self.kind {
             Kind::AllReduce(how) => s.g.push(&ALL_REDUCE, &[own], &[axis, code(how)]),
             Kind::AllGather(dim) => s.g.push(&ALL_GATHER, &[own], &[axis, dim as i64, n]),
             Kind::AllToAll => s.g.push(&ALL_TO_ALL, &[own], &[axis, 0, n]),
             Kind::ReduceScatter(dim, how) => s.g.push(&REDUCE_SCATTER, &[own], &[axis, dim as i64, n, code(how)]),
-            Kind::Shift => s.g.push(&SHIFT, &[own], &[axis]),
+            Kind::Shift(by) => {
+                s.g.push(&COLLECTIVE_PERMUTE, &[own], &senders(&|at| (at + self.ranks - by) % self.ranks))
+            }
+            Kind::Reverse => s.g.push(&COLLECTIVE_PERMUTE, &[own], &senders(&|at| self.ranks - 1 - at)),
         };
         Planned::new(&s.g, &s.request(&[y.unwrap()]), backend)
     }

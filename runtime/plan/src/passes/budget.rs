@@ -13,8 +13,9 @@
 use crate::buffer_desc::BufferDesc;
 use crate::ir::{Program, Stage};
 use crate::show::products;
+use crate::unplanned::Unplanned;
 use perilune_core::byte_size;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::Error;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::ops::Class;
 
@@ -24,18 +25,6 @@ const SEGMENTS: [usize; 11] = [2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64];
 const FINER: usize = 2;
 
 type Span = (NodeId, NodeId);
-
-/// The error, and the plan that needs the least memory if even that exceeds the budget.
-pub(crate) struct OverBudget {
-    pub error: Error,
-    pub least: Option<Box<Program>>,
-}
-
-impl From<Error> for OverBudget {
-    fn from(error: Error) -> OverBudget {
-        OverBudget { error, least: None }
-    }
-}
 
 /// Bytes that a step needs while it runs: inputs, outputs and temporaries.
 pub fn needs(p: &Program) -> usize {
@@ -60,8 +49,8 @@ pub(crate) fn fit(
     order: &[NodeId],
     plain: Program,
     limit: usize,
-    mut with: impl FnMut(&[Span]) -> Result<Program>,
-) -> std::result::Result<Program, OverBudget> {
+    mut with: impl FnMut(&[Span]) -> Result<Program, Unplanned>,
+) -> Result<Program, Unplanned> {
     let passes = forward_passes(g, order);
     let whole = needs(&plain);
     let mut least = plain;
@@ -116,7 +105,8 @@ pub(crate) fn fit(
                 byte_size::show(needs(&least)),
                 byte_size::show(limit)
             );
-            Err(OverBudget { error: Error::memory("memory_budget", message), least: Some(Box::new(least)) })
+            let error = Error::memory("memory_budget", message);
+            Err(Unplanned { least: Some(Box::new(least)), ..error.into() })
         }
     }
 }

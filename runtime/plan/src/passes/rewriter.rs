@@ -16,6 +16,7 @@ impl Rewriter {
         let mut out = Lowered::empty(from.states.clone(), from.graph.len());
         (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
         out.placed_roots = from.placed_roots.clone();
+        out.exchanges.clone_from(&from.exchanges);
         Rewriter { out, map: Vec::with_capacity(from.graph.len()) }
     }
 

@@ -56,6 +56,8 @@ pub fn join(programs: Vec<Program>, steps: &[DeviceStep], roots: usize) -> Progr
         live_bytes: 0,
         // Devices have collectives in flight in programs of their own.
         in_flight: Vec::new(),
+        // The exchanges of the whole step are known to every stage.
+        exchanges: first.exchanges.clone(),
         stages: Vec::new(),
     };
     let mut results: Vec<Option<Root>> = vec![None; roots];

@@ -80,9 +80,9 @@ impl Machine {
         }
         let rate = |quantity: &str, at: f64| self.rates.at(quantity, at).unwrap_or(1.0);
         let alpha = rate("alpha", n) * 1e-6 + if link == Link::Host { 0.0 } else { rate("nic_alpha", 1.0) * 1e-6 };
-        // A device sends all that it has to its neighbour, at the rate at which slices go to all.
+        // A device sends all that it has to one other, at the rate at which slices go to all.
         let (op, factor) = match op {
-            "shift" => ("all_to_all", 1.0),
+            "collective_permute" => ("all_to_all", 1.0),
             "all_reduce" => (op, 2.0 * (n - 1.0) / n),
             _ => (op, (n - 1.0) / n),
         };
@@ -154,7 +154,7 @@ mod tests {
         }
         assert_eq!(machine("dp=8", None).collective("all_reduce", Axis::Tp, 1 << 20), 0.0);
         let slices = machine("cp=2", None).collective("all_to_all", Axis::Cp, 1 << 30);
-        assert!(machine("cp=2", None).collective("shift", Axis::Cp, 1 << 30) > 1.9 * slices);
+        assert!(machine("cp=2", None).collective("collective_permute", Axis::Cp, 1 << 30) > 1.9 * slices);
     }
 
     #[test]

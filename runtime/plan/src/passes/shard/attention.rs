@@ -4,7 +4,7 @@
 //! positions of a part of the heads, and attention runs as on one device, with its causal mask and its documents (Jacobs et al.,
 //! DeepSpeed-Ulysses, arXiv:2309.14509). Else keys and values are gathered, and a mask tells which of them a query of this device sees:
 //! its positions are those in the whole sequence. If scores of all keys would be large, blocks of keys are passed around instead
-//! (`ring.rs`). The backward pass gathers keys again, so that no layer keeps those of all devices, and
+//! (`ring.rs`; with a causal mask `zigzag.rs`). The backward pass gathers keys again, so that no layer keeps those of all devices, and
 //! returns the gradient of each block of keys to the device that has it. The choice depends on shapes alone.
 //!
 //! Padding of the last blocks is cut off keys and values. Padded queries compute rows that nothing reads; in the backward pass they
@@ -13,6 +13,7 @@
 use super::candidates::Candidate;
 use super::divider::Divider;
 use super::part::Part;
+use crate::ir::{AttentionExchange, Origin};
 use crate::request::KeyExchange;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Inputs, Node, NodeId};
@@ -57,8 +58,16 @@ impl Divider<'_> {
         };
         let keys = candidate.operands[1].cut();
         let a = Attention { id, candidate, backward, queries, keys, mask, documents };
-        match self.exchange(&a)? {
+        let (exchange, is_zigzag) = (self.exchange(&a)?, self.is_zigzag(&a));
+        let form = match exchange {
+            KeyExchange::Ring if is_zigzag => "zig-zag ring",
+            other => other.name(),
+        };
+        let origin = Origin(self.graph().loc_of(id).0);
+        self.to.out.exchanges.push(AttentionExchange { axis: self.axis, form, origin });
+        match exchange {
             KeyExchange::Heads => self.attention_by_heads(&a),
+            KeyExchange::Ring if is_zigzag => self.attention_in_zigzag(&a),
             KeyExchange::Ring => self.attention_in_ring(&a),
             KeyExchange::Gather | KeyExchange::Auto => self.attention_with_all_keys(&a),
         }

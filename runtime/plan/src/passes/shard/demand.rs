@@ -66,7 +66,7 @@ impl Demand {
             for x in &from.graph.node(id).inputs {
                 readers[x.index()] += 1;
                 out.reader[x.index()] = Some(id);
-                let passes = passes_on_terms(&from.graph, id) && d.placed_by(id).is_none();
+                let passes = passes_on_terms(&from.graph, id) && d.placed_by(id).is_none() && !d.is_meeting(id);
                 out.passed_on[out.value[x.index()].index()] &= d.strict.is_none() && passes;
             }
         }
@@ -90,7 +90,7 @@ impl Demand {
             self.results.entry((self.value[node.inputs[0].index()], node.attrs[0] as usize)).or_insert(cut);
             return;
         }
-        if let Some(part) = d.placed_by(id) {
+        if let Some(part) = d.placed_by(id).or_else(|| d.blocks_moved_by(id)) {
             if let Ok(Part::Block(cut)) = part {
                 self.cuts[self.value[node.inputs[0].index()].index()].get_or_insert(cut);
             }

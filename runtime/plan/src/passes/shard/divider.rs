@@ -6,9 +6,11 @@ use super::fold;
 use super::gather::Gathered;
 use super::part::Part;
 use crate::buffer_desc::BufferDesc;
+use crate::ir::Origin;
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use crate::request::Division;
+use crate::unplanned::Unplanned;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::mesh::{Along, Axis};
@@ -36,6 +38,8 @@ pub(super) struct Divider<'a> {
     pub apart: FxHashMap<(NodeId, usize), NodeId>,
     /// Results of attention by heads, with all positions: by old node and number.
     pub by_heads: FxHashMap<(NodeId, usize), NodeId>,
+    /// Results of attention in a zig-zag ring, as the early and the late chunk of a device: by old node and number.
+    pub in_chunks: FxHashMap<(NodeId, usize), [NodeId; 2]>,
     /// Every other part that exists, by old node.
     pub made: FxHashMap<(NodeId, Part), NodeId>,
     /// The blocks among them, in the order in which they were made.
@@ -101,6 +105,7 @@ impl<'a> Divider<'a> {
             results: FxHashMap::default(),
             apart: FxHashMap::default(),
             by_heads: FxHashMap::default(),
+            in_chunks: FxHashMap::default(),
             made: FxHashMap::default(),
             blocks: FxHashMap::default(),
             derivable: RefCell::default(),
@@ -126,7 +131,16 @@ impl<'a> Divider<'a> {
         Part::placed(self.division.inputs[input as usize].along(self.axis), &shape, self.axis, self.devices)
     }
 
-    pub fn run(mut self) -> Result<Lowered> {
+    /// Divides the step. An error names the node that was being visited.
+    pub fn run(mut self) -> std::result::Result<Lowered, Unplanned> {
+        self.visit_all().map_err(|error| {
+            let origin = Origin(self.graph().loc_of(self.visited).0);
+            Unplanned { origin, ..error.into() }
+        })?;
+        Ok(self.finish()?)
+    }
+
+    fn visit_all(&mut self) -> Result<()> {
         for id in self.from.graph.ids() {
             self.to.out.graph.modes.loc = self.from.graph.loc_of(id);
             (self.phase, self.visited) = (self.phases[id.index()], id);
@@ -137,6 +151,11 @@ impl<'a> Divider<'a> {
             self.to.map.push(new);
             self.resolve(id)?;
         }
+        Ok(())
+    }
+
+    /// Makes the parts that the step returns and stores.
+    fn finish(mut self) -> Result<Lowered> {
         let from = self.from;
         let whole = |this: &mut Self, id: NodeId| this.part(id, Part::Whole);
         let mut placed_roots = from.placed_roots.clone();
@@ -198,6 +217,13 @@ impl<'a> Divider<'a> {
         if let Some(part) = self.placed_by(id) {
             let part = part?;
             return Ok((self.part(node.inputs[0], part)?, part));
+        }
+        if let Some(part) = self.blocks_moved_by(id) {
+            let part = part?;
+            return Ok((self.moved_block(id, part)?, part));
+        }
+        if distribute::meets(node.op, &node.attrs) == Some(self.axis) {
+            return self.met(id);
         }
         if let Class::TupleGet = node.op.class {
             let all = self.results.get(&node.inputs[0]);

@@ -22,8 +22,11 @@ mod experts;
 mod fold;
 mod gather;
 mod part;
+mod recorded;
 mod ring;
 mod strict;
+mod visibility;
+mod zigzag;
 
 pub use strict::check as check_strict_shards;
 
@@ -31,16 +34,16 @@ use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::passes::{cse, decompose};
 use crate::request::Division;
+use crate::unplanned::Unplanned;
 use divider::Divider;
 use perilune_core::Graph;
-use perilune_core::error::Result;
 use perilune_core::graph::{Node, NodeId};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::{Class, movement};
 use rustc_hash::FxHashMap;
 
 /// Turns a step into that of each device of the mesh. `g` and `trace`: the recording that it comes from.
-pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Result<Lowered> {
+pub(crate) fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Result<Lowered, Unplanned> {
     let mesh = &division.mesh;
     if mesh.devices() == 1 && division.strict.is_none() {
         return Ok(step);
@@ -68,7 +71,7 @@ pub fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace) -> Re
 
 /// Gives a value that is written to a split State the dims of the State, which may have been recorded as another view of as many
 /// elements.
-fn as_stored(step: &mut Lowered, division: &Division, written: &[u32]) -> Result<()> {
+fn as_stored(step: &mut Lowered, division: &Division, written: &[u32]) -> perilune_core::error::Result<()> {
     let mut leaves: FxHashMap<u32, NodeId> = FxHashMap::default();
     for (leaf, input) in &step.inputs {
         // Uses the first leaf of each input, so that the map's iteration order has no effect.

@@ -14,6 +14,7 @@ use super::{fold, gather};
 use crate::key::Trace;
 use crate::lowered::Lowered;
 use crate::request::Division;
+use crate::unplanned::Unplanned;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::mesh::{Along, Axis};
@@ -57,20 +58,28 @@ pub fn check(mesh: &Mesh, shards: usize) -> Result<()> {
 }
 
 /// Turns a step into that of each device. `g` and `trace`: the recording that it comes from.
-pub(super) fn apply(step: Lowered, division: &Division, shards: usize, g: &Graph, trace: &Trace) -> Result<Lowered> {
+pub(super) fn apply(
+    step: Lowered,
+    division: &Division,
+    shards: usize,
+    g: &Graph,
+    trace: &Trace,
+) -> std::result::Result<Lowered, Unplanned> {
     let mesh = &division.mesh;
     check(mesh, shards)?;
     if !step.starts.is_empty() {
         return Err(Error::argument("strict_shards", "the recording has parts of its own mesh")
-            .hint("record random numbers whole"));
+            .hint("record random numbers whole")
+            .into());
     }
-    let places = |n: &Node| distribute::placed(n.op, &n.attrs).is_some();
+    let places = |n: &Node| distribute::names_axis(n.op);
     if step.graph.nodes().iter().any(places) {
         return Err(Error::argument(
             "strict_shards",
             "the recipe places tensors on its own mesh, whose size changes bits",
         )
-        .hint("leave strict shards out, or the recipe's calls of shard, full and collectives"));
+        .hint("leave strict shards out, or the recipe's calls of shard, full and collectives")
+        .into());
     }
     let split = |p: &Placement| SAMPLES.iter().any(|axis| matches!(p.along(*axis), Along::Split(0)));
     let samples: Vec<bool> =
@@ -99,7 +108,7 @@ pub(super) fn apply(step: Lowered, division: &Division, shards: usize, g: &Graph
         axes.iter().find(|a| a.0 != axis && states.clone().any(|p| p.along(a.0).split().is_some()))
     {
         let message = format!("States are divided along {}, outside of {}", outer.name(), axis.name());
-        return Err(Error::argument("strict_shards", message).hint("divide them along the innermost of both"));
+        return Err(Error::argument("strict_shards", message).hint("divide them along the innermost of both").into());
     }
     let phases = gather::phases(&step, g, order);
     Divider::new(&step, division, written, phases, axis, Some(Strict { samples, copies }))?.run()
