@@ -276,10 +276,20 @@ fn check_reports_stages_and_what_they_send() {
         assert!(ran.out.lines().any(|l| l.contains("model.") && l.contains(stage)), "{stage}: {}", ran.out);
     }
     assert!(line("send  pp").contains("all.lua:"), "{}", ran.out);
-    // Of GPUs that are not there.
+    // Of GPUs that are not there, with times and the memory of each device.
     let ran = p.run(&["check", "all.lua", "--mesh", "pp=2", "--for", "h200"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
-    assert!(ran.out.contains("schedule 1f1b"), "{}", ran.out);
+    let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
+    assert!(line("schedule 1f1b").contains("2 micro-batches"), "{}", ran.out);
+    assert!(line("mean of the 2 devices along pp").contains("for other stages"), "{}", ran.out);
+    assert!(line("passes kept").contains("intermediate"), "{}", ran.out);
+    assert!(line("pp: ").contains("through NVLink"), "{}", ran.out);
+    // A search ranks meshes with stages among the others.
+    let search = ["check", "all.lua", "--for", "h200", "--devices", "2", "--search", "--set", "lr=0.1"];
+    let ran = p.run(&search);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let row = ran.out.lines().find(|l| l.trim().starts_with("pp=2")).unwrap_or_else(|| panic!("{}", ran.out));
+    assert!(!row.contains(" - "), "{row}");
 }
 
 #[test]

@@ -252,6 +252,10 @@ impl Report<'_> {
         };
         let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);
         self.table("stages", &stages);
+        if let Some((_, prediction)) = &predicted {
+            let (schedule, micros) = (engine.schedule(), engine.micro_batches);
+            self.table("devices", &check_predict::devices(prediction, &mesh, schedule, micros, &infos));
+        }
         self.table("States", &states);
         self.table("sent a step", &sent);
         Ok(())
