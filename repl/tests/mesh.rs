@@ -109,12 +109,12 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
     let p = all("");
     let go = |dir: &str, more: &[&str]| run(&p, dir, &[&["--strict-shards", "8"][..], more].concat());
     go("one", &["--mesh", ""]);
-    for mesh in ["dp=2", "dp=4,zero=1", "dp=8,zero=3", "dp=2,shard=4"] {
+    for mesh in ["dp=2", "dp=4,zero=1", "dp=8,zero=3", "dp=2,shard=4", "pp=2", "pp=2,dp=2"] {
         go(mesh, &["--mesh", mesh]);
         assert_eq!(weights(&p, mesh), weights(&p, "one"), "{mesh}");
     }
     go("moved", &["--mesh", "dp=4,zero=3", "--steps", "3"]);
-    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("dp=2,shard=4", "9"), ("dp=8", "12")] {
+    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("pp=2,dp=2", "8"), ("dp=2,shard=4", "9"), ("dp=8", "12")] {
         let ran = go("moved", &["--mesh", mesh, "--resume", "--steps", steps]);
         assert!(!ran.err.contains("another order"), "{}", ran.err);
     }
@@ -125,6 +125,8 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
     let ran = p.run(&args);
     assert!(ran.err.contains("resume with --strict-shards 8 for the same bits"), "{}{}", ran.out, ran.err);
     let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=2", "--strict-shards", "8"]);
+    assert!(ran.out.contains("8 of each batch, 4 a device"), "{}{}", ran.out, ran.err);
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "pp=2,dp=2", "--strict-shards", "8"]);
     assert!(ran.out.contains("8 of each batch, 4 a device"), "{}{}", ran.out, ran.err);
     for (more, status, says) in [
         (&["--strict-shards", "6"][..], 2, "--strict-shards 6: 6 is no power of two"),

@@ -232,7 +232,7 @@ impl Report<'_> {
             (engine.mesh(), engine.transfers(), engine.strict_shards())
         };
         if let Some(shards) = strict {
-            let own = shards / mesh.devices();
+            let own = shards / perilune_plan::shard_devices(&mesh);
             self.row("strict shards", &format!("{shards} of each batch, {own} a device, summed in a fixed tree"));
         }
         let predicted = self.predicted(runtime)?;

@@ -24,7 +24,7 @@ mod part;
 mod ring;
 mod strict;
 
-pub use strict::check as check_strict_shards;
+pub use strict::{check as check_strict_shards, shard_devices};
 
 use crate::key::Trace;
 use crate::lowered::Lowered;
