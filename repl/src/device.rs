@@ -23,7 +23,7 @@ pub struct PlaceArgs {
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
     /// Cut every batch into N shards whose sums are added in a fixed tree: the weights have the same bits on any number of devices
-    /// that divides N, with dp, shard and zero. N is a power of two that divides the batch
+    /// that divides N, with dp, shard, zero and pp. N is a power of two that divides the batch
     #[arg(long, value_name = "N")]
     pub strict_shards: Option<usize>,
     /// CPU threads [default: one per core]; results do not depend on it

@@ -109,12 +109,12 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
     let p = all("");
     let go = |dir: &str, more: &[&str]| run(&p, dir, &[&["--strict-shards", "8"][..], more].concat());
     go("one", &["--mesh", ""]);
-    for mesh in ["dp=2", "dp=4,zero=1", "dp=8,zero=3", "dp=2,shard=4"] {
+    for mesh in ["dp=2", "dp=4,zero=1", "dp=8,zero=3", "dp=2,shard=4", "pp=2", "pp=2,dp=2"] {
         go(mesh, &["--mesh", mesh]);
         assert_eq!(weights(&p, mesh), weights(&p, "one"), "{mesh}");
     }
     go("moved", &["--mesh", "dp=4,zero=3", "--steps", "3"]);
-    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("dp=2,shard=4", "9"), ("dp=8", "12")] {
+    for (mesh, steps) in [("", "5"), ("dp=2,zero=1", "7"), ("pp=2,dp=2", "8"), ("dp=2,shard=4", "9"), ("dp=8", "12")] {
         let ran = go("moved", &["--mesh", mesh, "--resume", "--steps", steps]);
         assert!(!ran.err.contains("another order"), "{}", ran.err);
     }
@@ -125,6 +125,8 @@ fn strict_shards_give_one_hash_on_any_mesh_and_across_resumes() {
     let ran = p.run(&args);
     assert!(ran.err.contains("resume with --strict-shards 8 for the same bits"), "{}{}", ran.out, ran.err);
     let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=2", "--strict-shards", "8"]);
+    assert!(ran.out.contains("8 of each batch, 4 a device"), "{}{}", ran.out, ran.err);
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "pp=2,dp=2", "--strict-shards", "8"]);
     assert!(ran.out.contains("8 of each batch, 4 a device"), "{}{}", ran.out, ran.err);
     for (more, status, says) in [
         (&["--strict-shards", "6"][..], 2, "--strict-shards 6: 6 is no power of two"),
@@ -321,10 +323,20 @@ fn check_reports_stages_and_what_they_send() {
         assert!(ran.out.lines().any(|l| l.contains("model.") && l.contains(stage)), "{stage}: {}", ran.out);
     }
     assert!(line("send  pp").contains("all.lua:"), "{}", ran.out);
-    // Of GPUs that are not there.
+    // Of GPUs that are not there, with times and the memory of each device.
     let ran = p.run(&["check", "all.lua", "--mesh", "pp=2", "--for", "h200"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
-    assert!(ran.out.contains("schedule 1f1b"), "{}", ran.out);
+    let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
+    assert!(line("schedule 1f1b").contains("2 micro-batches"), "{}", ran.out);
+    assert!(line("mean of the 2 devices along pp").contains("for other stages"), "{}", ran.out);
+    assert!(line("passes kept").contains("intermediate"), "{}", ran.out);
+    assert!(line("pp: ").contains("through NVLink"), "{}", ran.out);
+    // A search ranks meshes with stages among the others.
+    let search = ["check", "all.lua", "--for", "h200", "--devices", "2", "--search", "--set", "lr=0.1"];
+    let ran = p.run(&search);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let row = ran.out.lines().find(|l| l.trim().starts_with("pp=2")).unwrap_or_else(|| panic!("{}", ran.out));
+    assert!(!row.contains(" - "), "{row}");
 }
 
 /// A mixture of 4 experts, of which a sample takes 2.

@@ -163,9 +163,16 @@ fn args<'a>(dir: &'a str, more: &[&'a str]) -> Vec<&'a str> {
 #[test]
 fn several_processes_train_to_the_bits_of_one() {
     let p = all("");
-    for (mesh, processes) in
-        [("dp=2", 2), ("dp=4,zero=3", 2), ("dp=2,tp=2,zero=1", 4), ("tp=2", 2), ("dp=2,shard=2", 2)]
-    {
+    for (mesh, processes) in [
+        ("dp=2", 2),
+        ("dp=4,zero=3", 2),
+        ("dp=2,tp=2,zero=1", 4),
+        ("tp=2", 2),
+        ("dp=2,shard=2", 2),
+        ("pp=2", 2),
+        ("pp=2,dp=2,zero=1", 2),
+        ("pp=2,dp=2", 4),
+    ] {
         let (one, many) = (format!("one-{mesh}"), format!("many-{mesh}"));
         let ran = p.run(&args(&one, &["--mesh", mesh]));
         assert_eq!(ran.status, Some(0), "{mesh}: {}", ran.err);
@@ -445,9 +452,9 @@ fn carry(mut from: TcpStream, mut to: TcpStream, state: &AtomicU8) {
 const STEPS: &str = "200";
 
 /// Lets a run of two processes fail at a random moment, continues it, and compares its weights with those of a run without a fault.
-fn trial(fault: Fault, expected: &str, rng: &mut Rng) {
+fn trial(fault: Fault, mesh: &str, expected: &str, rng: &mut Rng) {
     let (p, q) = (all(""), all(""));
-    let mesh = ["--mesh", "dp=2,zero=1", "--steps", STEPS, "--checkpoint-every", "3", "--keep", "2"];
+    let mesh = ["--mesh", mesh, "--steps", STEPS, "--checkpoint-every", "3", "--keep", "2"];
     let victim = rng.below(2) as usize;
     let moment = 2 + rng.below(60);
     match fault {
@@ -568,12 +575,18 @@ fn trial(fault: Fault, expected: &str, rng: &mut Rng) {
 #[test]
 fn failures_end_all_processes_and_a_restart_continues_to_the_same_bits() {
     let p = all("");
-    let ran = p.run(&args("straight", &["--mesh", "dp=2,zero=1", "--steps", STEPS]));
-    assert_eq!(ran.status, Some(0), "{}", ran.err);
-    let expected = weights(&p, "straight");
+    let meshes = ["dp=2,zero=1", "pp=2"];
+    let expected = meshes.map(|mesh| {
+        let dir = format!("straight-{mesh}");
+        let ran = p.run(&args(&dir, &["--mesh", mesh, "--steps", STEPS]));
+        assert_eq!(ran.status, Some(0), "{}", ran.err);
+        weights(&p, &dir)
+    });
     let trials = std::env::var("PERILUNE_TRIALS").map_or(FAULTS.len(), |n| n.parse().unwrap());
     let mut rng = Rng(7);
     for k in 0..trials {
-        trial(FAULTS[k % FAULTS.len()], &expected, &mut rng);
+        // Each fault in turn on one mesh, then on the other.
+        let which = (k + k / FAULTS.len()) % meshes.len();
+        trial(FAULTS[k % FAULTS.len()], meshes[which], &expected[which], &mut rng);
     }
 }

@@ -1,11 +1,13 @@
 //! Compares the memory that a dry run predicts for each device of a mesh with what the devices of a CPU mesh use.
 #![allow(clippy::unwrap_used)]
 
+use perilune_core::mesh::Axis;
 use perilune_cpu::Cpu;
-use perilune_dist::MeshOptions;
+use perilune_dist::{MeshBackend, MeshOptions};
+use perilune_lua::StateInfo;
 use perilune_plan::estimate::Estimate;
-use perilune_plan::predict::{Calibration, Machine};
-use perilune_plan::{Backend, Memory};
+use perilune_plan::predict::{Calibration, Machine, Prediction};
+use perilune_plan::{Backend, BufferDesc, Memory};
 use perilune_tests::harness::on_mesh;
 use perilune_tests::scripts::script_on;
 use std::path::Path;
@@ -15,7 +17,7 @@ use std::sync::Arc;
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
-local recipe = pl.recipe { name = "sizes", params = { layers = 3, steps = 10 } }
+local recipe = pl.recipe { name = "sizes", params = { layers = 3, steps = 10, accumulate = 1, pipeline = "1f1b" } }
 function recipe.data(p)
   return { train = pl.data.sequence(pl.randint(0, 256, { 4096 }, { dtype = "i32" })):windows { length = 64, batch = 8, seed = 1 } }
 end
@@ -34,9 +36,42 @@ function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatte
 return recipe
 "#;
 
-/// Takes three steps. Returns the memory of a device, and bytes of States and intermediate values.
-fn train(backend: Arc<dyn Backend>, zero: Option<u8>, file: &Path) -> (Memory, [usize; 2]) {
-    let s = script_on(backend, &[]).unwrap();
+/// Layers of equal work, beside which transfers and the update take little time.
+const DEEP: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "deep", params = { layers = 16, width = 2048, steps = 10, accumulate = 1, pipeline = "1f1b" } }
+function recipe.data(p)
+  local x = pl.randn { 2 * p.width, p.width }
+  return { train = pl.data.tensors { x = x }:batch(p.width) }
+end
+function recipe.model(p)
+  local m = { layers = {} }
+  for k = 1, p.layers do m.layers[k] = nn.Linear(p.width, p.width) end
+  function m:forward(x)
+    for _, layer in ipairs(self.layers) do x = layer(x) end
+    return x
+  end
+  return nn.module(m)
+end
+function recipe.optimizer(_, model) return pl.optim.SGD(model, { lr = 1e-3 }) end
+function recipe.loss(model, batch) return model(batch.x):mean() end
+return recipe
+"#;
+
+/// A run of three steps.
+struct Trained {
+    /// Of the device with the most.
+    memory: Memory,
+    /// Bytes of States and intermediate values.
+    parts: [usize; 2],
+    prediction: Prediction,
+    /// Bytes of States of each device along pp.
+    states: Vec<usize>,
+}
+
+fn train(backend: Arc<dyn Backend>, zero: Option<u8>, file: &Path, params: &[(&str, &str)]) -> Trained {
+    let s = script_on(backend, params).unwrap();
     s.runtime.host().engine.borrow_mut().zero = zero;
     let run = s.recipe(file).and_then(|recipe| recipe.start(None, None, None)).unwrap_or_else(|e| panic!("{e}"));
     for _ in 0..3 {
@@ -45,8 +80,15 @@ fn train(backend: Arc<dyn Backend>, zero: Option<u8>, file: &Path) -> (Memory, [
     let engine = s.runtime.host().engine.borrow();
     let stats = engine.stats();
     let machine = Machine::new(Calibration::of("h200").unwrap(), engine.mesh(), None).unwrap();
-    assert!(engine.predict(&machine).is_some_and(|p| p.serial > 0.0));
-    (engine.memory().device, [stats.state_bytes, stats.arena_bytes])
+    let prediction = engine.predict(&machine).unwrap();
+    assert!(prediction.serial > 0.0 && prediction.overlapped <= prediction.serial);
+    let (memory, mesh) = (engine.memory().device, engine.mesh());
+    drop(engine);
+    let infos = run.state_infos().unwrap();
+    let desc = |info: &StateInfo| BufferDesc { shape: info.shape, dtype: info.dtype, placement: info.placement };
+    let on = |k| infos.iter().map(|(_, info)| desc(info).bytes_along_pp(&mesh, k)).sum();
+    let states = (0..mesh.size(Axis::Pp)).map(on).collect();
+    Trained { memory, parts: [stats.state_bytes, stats.arena_bytes], prediction, states }
 }
 
 #[test]
@@ -58,8 +100,8 @@ fn bytes_of_a_device_are_those_that_it_uses() {
     for mode in ["dp=2", "dp=2,zero=1", "dp=4,zero=3", "tp=2", "dp=2,tp=2,zero=1"] {
         let MeshOptions { mesh, zero, .. } = MeshOptions::parse(mode).unwrap();
         let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(mesh);
-        let (predicted, parts) = train(Arc::new(estimate), zero, &file);
-        let (used, own) = train(on_mesh(mesh, 1), zero, &file);
+        let Trained { memory: predicted, parts, .. } = train(Arc::new(estimate), zero, &file, &[]);
+        let Trained { memory: used, parts: own, .. } = train(on_mesh(mesh, 1), zero, &file, &[]);
         assert_eq!(parts, own, "{mode}: States and intermediate values");
         let ratio = predicted.peak as f64 / used.peak as f64;
         assert!((0.95..1.05).contains(&ratio), "{mode}: a peak of {} predicted, {} used", predicted.peak, used.peak);
@@ -67,4 +109,67 @@ fn bytes_of_a_device_are_those_that_it_uses() {
     }
     // The optimizer's States are divided, then the weights too.
     assert!(states[1] < states[0] && states[2] < states[1] && states[3] < states[0], "{states:?}");
+}
+
+/// The devices along pp have different stages: each one's memory is compared with what a device of a CPU mesh has used.
+#[test]
+fn bytes_of_stages_are_those_that_their_devices_use() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sizes.lua");
+    std::fs::write(&file, RECIPE).unwrap();
+    let mut arenas = Vec::new();
+    for (mode, schedule) in
+        [("pp=2", "fill-drain"), ("pp=2", "1f1b"), ("pp=4", "1f1b"), ("pp=2", "zbv"), ("pp=2,dp=2,zero=1", "zb-h1")]
+    {
+        let MeshOptions { mesh, zero, .. } = MeshOptions::parse(mode).unwrap();
+        let params = [("accumulate", "8"), ("pipeline", schedule)];
+        let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(mesh);
+        let predicted = train(Arc::new(estimate), zero, &file, &params);
+        let cpus: Vec<Arc<dyn Backend>> =
+            (0..mesh.devices()).map(|_| Arc::new(Cpu::new(Some(1))) as Arc<dyn Backend>).collect();
+        let used = train(Arc::new(MeshBackend::new(mesh, cpus.clone()).unwrap()), zero, &file, &params);
+        let near = |a: usize, b: usize| (0.95..1.05).contains(&(a as f64 / b as f64));
+        let (peak, most) = (predicted.memory.peak, used.memory.peak);
+        assert!(near(peak, most), "{mode} {schedule}: a peak of {peak} predicted, {most} used");
+        for (rank, cpu) in cpus.iter().enumerate() {
+            let k = mesh.coordinates(rank)[Axis::Pp as usize];
+            let (own, peak) = (predicted.states[k] + predicted.prediction.devices[k].arena, cpu.memory().peak);
+            assert!(near(own, peak), "{mode} {schedule}, device {rank}: {own} predicted, {peak} used");
+        }
+        arenas.push(predicted.prediction.devices[0].arena);
+    }
+    assert!(arenas[1] < arenas[0], "fill-drain keeps all micro-batches: {arenas:?}");
+}
+
+/// Equal stages, whose bubble is (P - 1) / (M + P - 1) of a step but for transfers and the update, and about half of it with two chunks.
+#[test]
+fn waiting_for_stages_is_that_of_the_formulas() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("deep.lua");
+    std::fs::write(&file, DEEP).unwrap();
+    let bubble = |mode: &str, micros: &str, schedule: &str| {
+        let mesh = MeshOptions::parse(mode).unwrap().mesh;
+        let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(mesh);
+        let params = [("accumulate", micros), ("pipeline", schedule)];
+        let p = train(Arc::new(estimate), None, &file, &params).prediction;
+        let sent: usize = p.devices.iter().map(|d| d.sent).sum();
+        (p.bubble().unwrap(), 1.0 - p.devices[1].busy / p.serial, sent)
+    };
+    for (p, m) in [(2, 4), (4, 4)] {
+        let (mode, micros) = (format!("pp={p}"), m.to_string());
+        let formula = (p - 1) as f64 / (m + p - 1) as f64;
+        let (found, _, sent) = bubble(&mode, &micros, "1f1b");
+        assert!(
+            (found / formula - 1.0).abs() < 0.1,
+            "{mode}, {m} micro-batches: {found} predicted, {formula} in theory"
+        );
+        let (drained, ..) = bubble(&mode, &micros, "fill-drain");
+        assert!((drained / formula - 1.0).abs() < 0.1, "{mode}, {m} micro-batches: {drained} with fill-drain");
+        let (chunks, _, more) = bubble(&mode, &micros, "interleaved");
+        assert!(chunks < 0.75 * found, "{mode}, {m} micro-batches: {chunks} with two chunks, {found} with one");
+        assert!(more > sent, "two chunks send {more} bytes, one {sent}");
+        // Activations forward and gradients back, between each two stages, of each micro-batch; and scalars.
+        let least = 2 * (p - 1) * m * 2048 * 2048 * 4;
+        assert!(sent >= least && sent < least + least / 50, "{sent} bytes are sent, of which {least} are activations");
+    }
 }

@@ -107,6 +107,8 @@ fn llama() {
     let small =
         [("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "8"), ("accumulate", "2"), ("warmup", "2")];
     one_hash_on(&["dp=2", "dp=4,zero=1", "dp=8,zero=3"], &recipe_of("llama.lua"), &small, None);
+    one_hash_on(&["pp=2", "pp=2,dp=2", "pp=2,dp=4,zero=1"], &recipe_of("llama.lua"), &small, None);
+    one_hash_on(&["pp=2,dp=2"], &recipe_of("llama.lua"), &small, Some("bf16"));
     one_hash_on(&FEW, &recipe_of("llama.lua"), &small, Some("bf16"));
 }
 
@@ -157,8 +159,10 @@ fn written(text: &str) -> tempfile::NamedTempFile {
 fn ragged_targets_averages_and_accumulation() {
     let file = written(ALL);
     one_hash(file.path(), &[], None);
-    one_hash_on(&FEW, file.path(), &[], Some("bf16"));
-    one_hash_on(&FEW, file.path(), &[], Some("fp16"));
+    one_hash_on(&["pp=2", "pp=2,dp=2,zero=3"], file.path(), &[], None);
+    let few = [&FEW[..], &["pp=2,dp=2,zero=1"]].concat();
+    one_hash_on(&few, file.path(), &[], Some("bf16"));
+    one_hash_on(&few, file.path(), &[], Some("fp16"));
 }
 
 /// Values that the backward pass recomputes have the bits of those that it stores, on any mesh.
@@ -226,6 +230,7 @@ fn what_cannot_be_strict_is_refused_with_the_cure() {
         ("recipe.strict_shards = 6", &[][..], "", "6 is no power of two"),
         ("recipe.strict_shards = 8", &[], "dp=3", "3 devices along dp and shard do not divide 8 shards"),
         ("recipe.strict_shards = 2", &[], "dp=4", "4 devices along dp and shard do not divide 2 shards"),
+        ("recipe.strict_shards = 2", &[], "pp=2,dp=4", "4 devices along dp and shard do not divide 2 shards"),
         ("recipe.strict_shards = 8", &[], "dp=2,tp=2", "tp=2 splits sums in a way that depends on the mesh"),
         ("recipe.strict_shards = 8", &[("batch", "12")], "", "8 shards do not divide a batch of 12 samples"),
         ("recipe.strict_shards = \"many\"", &[], "", "strict_shards"),

@@ -232,7 +232,7 @@ impl Report<'_> {
             (engine.mesh(), engine.transfers(), engine.strict_shards())
         };
         if let Some(shards) = strict {
-            let own = shards / mesh.devices();
+            let own = shards / perilune_plan::shard_devices(&mesh);
             self.row("strict shards", &format!("{shards} of each batch, {own} a device, summed in a fixed tree"));
         }
         let predicted = self.predicted(runtime)?;
@@ -252,6 +252,10 @@ impl Report<'_> {
         };
         let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);
         self.table("stages", &stages);
+        if let Some((_, prediction)) = &predicted {
+            let (schedule, micros) = (engine.schedule(), engine.micro_batches);
+            self.table("devices", &check_predict::devices(prediction, &mesh, schedule, micros, &infos));
+        }
         self.table("States", &states);
         self.table("attention", &check_mesh::keys(&engine.exchanges(), show));
         self.table("sent a step", &sent);

@@ -4,9 +4,13 @@
 
 use super::check_mesh::aligned;
 use crate::format::bytes;
+use perilune_core::Mesh;
 use perilune_core::error::Result;
 use perilune_core::mesh::Axis;
 use perilune_core::source_loc::SourceLoc;
+use perilune_lua::StateInfo;
+use perilune_plan::BufferDesc;
+use perilune_plan::pipelining::Schedule;
 use perilune_plan::predict::{Calibration, KernelClass, Machine, Prediction, Sent};
 
 /// Lines of a table at most; the rest is summed up.
@@ -26,7 +30,7 @@ fn percent(share: f64) -> String {
 }
 
 /// The machine whose times are predicted.
-pub fn machine(gpu: &str, mesh: perilune_core::Mesh, hosts: Option<usize>) -> Result<Machine> {
+pub fn machine(gpu: &str, mesh: Mesh, hosts: Option<usize>) -> Result<Machine> {
     Machine::new(Calibration::of(gpu)?, mesh, hosts)
 }
 
@@ -45,7 +49,45 @@ pub fn step(p: &Prediction) -> Vec<String> {
     let share = |(class, seconds): &&(KernelClass, f64)| {
         format!("{} {} ({})", class.name(), time(*seconds), percent(seconds / p.serial))
     };
-    vec![head, classes.iter().map(share).collect::<Vec<_>>().join(", ")]
+    let mut lines = vec![head, classes.iter().map(share).collect::<Vec<_>>().join(", ")];
+    if let Some(bubble) = p.bubble() {
+        lines.push(format!(
+            "mean of the {} devices along pp; they wait {} for other stages",
+            p.devices.len(),
+            percent(bubble)
+        ));
+    }
+    lines
+}
+
+/// The devices along `pp`: their stages, for how long they work and wait, and their memory. Nothing without stages.
+pub fn devices(
+    p: &Prediction,
+    mesh: &Mesh,
+    schedule: &Schedule,
+    micros: usize,
+    all: &[(String, StateInfo)],
+) -> Vec<String> {
+    let (home, table) = (schedule.devices(p.devices.len()), schedule.table(p.devices.len(), micros));
+    let (Ok(table), false) = (table, p.devices.is_empty()) else { return Vec::new() };
+    let heads = ["device", "stages", "works", "waits", "sends", "passes kept", "States", "intermediate"];
+    let mut rows = vec![heads.map(String::from).to_vec()];
+    for ((k, device), kept) in p.devices.iter().enumerate().zip(table.kept()) {
+        let stages = home.iter().enumerate().filter(|(_, d)| **d == k).map(|(stage, _)| stage.to_string());
+        let desc = |info: &StateInfo| BufferDesc { shape: info.shape, dtype: info.dtype, placement: info.placement };
+        let states: usize = all.iter().map(|(_, info)| desc(info).bytes_along_pp(mesh, k)).sum();
+        rows.push(vec![
+            k.to_string(),
+            stages.collect::<Vec<_>>().join(" "),
+            time(device.busy),
+            percent((1.0 - device.busy / p.serial).max(0.0)),
+            bytes(device.sent),
+            kept.to_string(),
+            bytes(states),
+            bytes(device.arena),
+        ]);
+    }
+    aligned(&rows, 6)
 }
 
 /// The collectives of a step by op, axis and recipe line; those that take longest first. `show` formats a line.
@@ -127,9 +169,33 @@ pub fn memory(roles: Vec<(&'static str, usize)>, overhead: usize) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use perilune_core::Mesh;
+    use perilune_core::mesh::Along;
+    use perilune_core::{DType, Placement, Shape};
     use perilune_plan::Transfer;
-    use perilune_plan::predict::Link;
+    use perilune_plan::predict::{DeviceTime, Link};
+
+    #[test]
+    fn devices_along_pp_have_their_stages_times_and_memory() {
+        let device = |busy, arena| DeviceTime { busy, sent: 2000, arena };
+        let devices = vec![device(0.006, 8000), device(0.009, 4000)];
+        let p = Prediction { serial: 0.01, overlapped: 0.01, devices, ..Prediction::default() };
+        let mesh = Mesh::parse("pp=2").unwrap();
+        let placement = Placement::REPLICATED.with(Axis::Pp, Along::Stage { device: 1, stage: 2 });
+        let (shape, dtype) = (Shape::of(&[250]), DType::F32);
+        let info = StateInfo { shape, dtype, placement, trainable: true, frozen: false };
+        let schedule = Schedule::parse("zbv").unwrap();
+        assert_eq!(
+            super::devices(&p, &mesh, &schedule, 4, &[("model.w".into(), info)]),
+            [
+                "device  stages   works  waits   sends  passes kept  States  intermediate",
+                "0       0 3     6.0 ms   40 %  2.0 kB            4     0 B        8.0 kB",
+                "1       1 2     9.0 ms   10 %  2.0 kB            4  1.0 kB        4.0 kB",
+            ]
+        );
+        let lines = step(&p);
+        assert_eq!(lines[2], "mean of the 2 devices along pp; they wait 25 % for other stages");
+        assert!(super::devices(&Prediction::default(), &mesh, &schedule, 4, &[]).is_empty());
+    }
 
     #[test]
     fn times_have_three_digits_and_a_unit() {

@@ -132,12 +132,20 @@ impl Search<'_> {
     }
 }
 
-/// Seconds of a step, of which kernels and the collectives along each axis are parts.
+/// Seconds of a step, of which kernels, waiting for other stages and the collectives along each axis are parts.
 fn parts(p: &Prediction) -> Vec<(String, f64)> {
+    // What is sent is listed for all devices along pp.
+    let devices = p.devices.len().max(1) as f64;
     let kernels = p.classes.iter().filter(|(class, _)| *class != KernelClass::Collective).map(|(_, s)| s).sum();
-    let along = |axis: Axis| -> f64 { p.sent.iter().filter(|s| s.transfer.axis == axis).map(|s| s.seconds).sum() };
+    let along = |axis: Axis| -> f64 {
+        p.sent.iter().filter(|s| s.transfer.axis == axis).map(|s| s.seconds).sum::<f64>() / devices
+    };
     let sent = Axis::ALL.into_iter().map(|axis| (format!("sending along {}", axis.name()), along(axis)));
-    [("kernels".to_string(), kernels)].into_iter().chain(sent).collect()
+    let waiting = p.bubble().unwrap_or(0.0) * p.serial;
+    [("kernels".to_string(), kernels), ("waiting for other stages".to_string(), waiting)]
+        .into_iter()
+        .chain(sent)
+        .collect()
 }
 
 /// What takes most of the time that a mesh needs more than the best one.

@@ -59,6 +59,12 @@ impl Shared {
         self.workers.on_all(|_| (), move |k| f(k, &*own.backends[k]))
     }
 
+    /// How many devices of this process have a part of such a tensor.
+    fn holding(&self, desc: &BufferDesc) -> usize {
+        let has = |rank: &&usize| desc.placement.is_held(&self.mesh.coordinates(**rank));
+        if self.mesh.size(Axis::Pp) > 1 { self.ranks.iter().filter(has).count() } else { self.ranks.len() }
+    }
+
     fn first(&self) -> &dyn Backend {
         &*self.backends[0]
     }
@@ -176,10 +182,6 @@ impl MeshBackend {
             let message =
                 format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
             return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
-        }
-        if mesh.size(Axis::Pp) > 1 && processes.is_some() {
-            let message = format!("pp={}: all pipeline stages run in one process in this version", mesh.size(Axis::Pp));
-            return Err(Error::argument("mesh", message).hint("start one process, or use dp, shard or tp"));
         }
         let workers = Workers::new(backends.len())?;
         let shared = Shared { mesh, ranks, backends, exchange, workers, processes, runs: AtomicU64::new(0) };
@@ -322,7 +324,7 @@ impl Backend for MeshBackend {
     }
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {
-        Ok(Arc::new(MeshBuffer::new(desc, self.shared.mesh, None, self.shared.ranks.len())))
+        Ok(Arc::new(MeshBuffer::new(desc, self.shared.mesh, None, self.shared.holding(desc))))
     }
 
     fn upload(&self, desc: &BufferDesc, bytes: &[u8]) -> Result<Buffer> {
@@ -331,7 +333,9 @@ impl Backend for MeshBackend {
             return Err(Error::system("mesh", message));
         }
         host_memory::check("mesh", bytes.len())?;
-        Ok(Arc::new(MeshBuffer::new(desc, self.shared.mesh, Some(bytes.into()), self.shared.ranks.len())))
+        let holding = self.shared.holding(desc);
+        let source = (holding > 0).then(|| bytes.into());
+        Ok(Arc::new(MeshBuffer::new(desc, self.shared.mesh, source, holding)))
     }
 
     fn download(&self, buffer: &Buffer) -> Result<Vec<u8>> {
@@ -390,7 +394,8 @@ impl Backend for MeshBackend {
                 b.compile(stages[mesh.coordinates(ranks[k])[Axis::Pp as usize]].program.clone())
             };
             let devices = self.shared.on_all(compile)?.into_iter().collect::<Result<Vec<_>>>()?.into();
-            return Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices, signature: 0 }));
+            let signature = if self.processes() > 1 { Fingerprint::of(&program).digest() } else { 0 };
+            return Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices, signature }));
         }
         // The first device generates machine code, which the others find in the cache.
         let first = self.shared.first().compile(program.clone())?;

@@ -5,7 +5,6 @@
 
 use crate::parts;
 use perilune_core::error::{Error, Result};
-use perilune_core::mesh::Axis;
 use perilune_core::{Mesh, host_memory};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer};
 use std::any::Any;
@@ -34,12 +33,10 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl MeshBuffer {
     /// A buffer whose parts have no memory yet. `bytes`: the elements of the tensor, if it is uploaded. `local`: how many devices
-    /// this process drives.
+    /// of this process have a part.
     pub fn new(desc: &BufferDesc, mesh: Mesh, bytes: Option<Arc<[u8]>>, local: usize) -> MeshBuffer {
         let parts = (0..mesh.devices()).map(|_| Mutex::new(None)).collect();
-        // A process drives all pipeline stages.
-        let stages = if desc.placement.stage().is_some() { mesh.size(Axis::Pp) } else { 1 };
-        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: local / stages }) }
+        MeshBuffer { desc: *desc, mesh, parts, source: Mutex::new(Source { bytes, open: local }) }
     }
 
     /// Downcasts a buffer to one of this mesh.

@@ -4,13 +4,17 @@
 //! All devices begin the same exchanges in the same order, so a message is named by its run, its group and the number of
 //! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
 //! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it. If a process fails or the
-//! connection to it does, all exchanges do.
+//! connection to it does, all exchanges do. Messages from one device to another: [`mail`].
+
+mod mail;
+
+pub use mail::Mail;
 
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::{Axis, Coordinates};
 use perilune_plan::{Peers, Ticket};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -76,14 +80,13 @@ struct Messages {
     waiting: usize,
 }
 
-/// Names a message from one device to another: its run, the ranks of sender and receiver, and its number.
-type Mail = (u64, usize, usize, u64);
-
 #[derive(Debug, Default)]
 struct Board {
     rounds: FxHashMap<Round, Messages>,
     /// Messages from one device to another that have not been received.
     mail: FxHashMap<Mail, Arc<[u8]>>,
+    /// Those for which a device of this process waits.
+    expected: FxHashSet<Mail>,
     /// The program of each run, as far as it is known.
     programs: FxHashMap<u64, u64>,
     /// The last run of each device that has left a message.
@@ -103,6 +106,9 @@ pub trait Carrier: Send + Sync + std::fmt::Debug {
     /// Sends the message of member `from` of a round to those processes that drive other members. `program` identifies what the
     /// device runs, or is 0. Returns before the others have received it.
     fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()>;
+
+    /// Sends a message to the process that drives the device that receives it. Returns before it has received it.
+    fn carry_to(&self, mail: &Mail, program: u64, message: &Arc<[u8]>) -> Result<()>;
 
     /// Reports that a device of this process has failed in a run.
     fn fail(&self, _run: u64, _rank: usize) {}
@@ -144,17 +150,22 @@ impl Exchange {
         let device = round.group.member(&self.mesh, from);
         let mut board = self.lock();
         self.messages(&mut board, round).left[from] = Some(message);
-        let latest = board.latest.entry(device).or_default();
-        *latest = round.run.max(*latest);
-        let differs = program != 0 && *board.programs.entry(round.run).or_insert(program) != program;
-        if differs && board.broken.is_none() {
-            board.broken = Some(self.diverged(format!(
-                "device {device} of mesh {} runs another program than the others in run {}",
-                self.mesh, round.run
-            )));
-        }
+        self.note(&mut board, round.run, device, program);
         drop(board);
         self.changed.notify_all();
+    }
+
+    /// Notes that a device has sent something in a run of a program.
+    fn note(&self, board: &mut Board, run: u64, device: usize, program: u64) {
+        let latest = board.latest.entry(device).or_default();
+        *latest = run.max(*latest);
+        let differs = program != 0 && *board.programs.entry(run).or_insert(program) != program;
+        if differs && board.broken.is_none() {
+            board.broken = Some(self.diverged(format!(
+                "device {device} of mesh {} runs another program than the others in run {run}",
+                self.mesh
+            )));
+        }
     }
 
     fn diverged(&self, what: String) -> Error {
@@ -264,6 +275,7 @@ impl Exchange {
         let board = self.lock();
         let waiting = board.rounds.iter().filter(|(_, messages)| messages.waiting > 0);
         let mut all: Vec<usize> = waiting.flat_map(|(round, m)| missing(&self.mesh, round, m)).collect();
+        all.extend(board.expected.iter().map(|mail| mail.from));
         all.retain(|device| !self.local[*device]);
         all.sort_unstable();
         all.dedup();
@@ -279,49 +291,8 @@ impl Exchange {
     pub fn end(&self, run: u64) {
         let mut board = self.lock();
         board.rounds.retain(|round, _| round.run > run);
-        board.mail.retain(|mail, _| mail.0 > run);
+        board.mail.retain(|mail, _| mail.run > run);
         board.programs.retain(|of, _| *of > run);
-    }
-}
-
-impl Exchange {
-    /// Leaves a message for one device. It does not wait: the board keeps the message.
-    fn post(&self, mail: Mail, message: Arc<[u8]>) -> Result<()> {
-        if !self.local[mail.2] {
-            return Err(self.other_process(mail.2));
-        }
-        self.lock().mail.insert(mail, message);
-        self.changed.notify_all();
-        Ok(())
-    }
-
-    /// Waits for a message of one device.
-    fn collect(&self, mail: Mail) -> Result<Arc<[u8]>> {
-        if !self.local[mail.1] {
-            return Err(self.other_process(mail.1));
-        }
-        let mut board = self.lock();
-        loop {
-            if let Some((_, rank)) = board.failed.filter(|f| f.0 == mail.0) {
-                return Err(self.device_failed(rank));
-            }
-            if let Some(error) = &board.broken {
-                return Err(error.clone());
-            }
-            if let Some((_, rank, _)) = board.failed_elsewhere.filter(|f| f.0 == mail.0) {
-                return Err(self.device_failed(rank));
-            }
-            if let Some(message) = board.mail.remove(&mail) {
-                return Ok(message);
-            }
-            board = self.changed.wait(board).unwrap_or_else(PoisonError::into_inner);
-        }
-    }
-
-    fn other_process(&self, rank: usize) -> Error {
-        let message = format!("device {rank} of mesh {} belongs to another process", self.mesh);
-        Error::system("mesh", message)
-            .hint("put all pipeline stages into one process: the axis pp does not cross processes yet")
     }
 }
 
@@ -394,12 +365,13 @@ const ENDED: u8 = 1;
 impl Peers for Rank {
     fn send_to(&self, axis: Axis, to: usize, number: u64, bytes: &[u8]) -> Result<()> {
         let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, to));
-        self.exchange.post((self.run, own, other, number), bytes.into())
+        let mail = Mail { run: self.run, from: own, to: other, number };
+        self.exchange.post(mail, self.program, bytes.into())
     }
 
     fn receive_from(&self, axis: Axis, from: usize, number: u64) -> Result<Arc<[u8]>> {
         let (own, other) = (self.exchange.mesh.rank(&self.at), self.rank_at(axis, from));
-        self.exchange.collect((self.run, other, own, number))
+        self.exchange.collect(Mail { run: self.run, from: other, to: own, number })
     }
 
     fn coordinate(&self, axis: Axis) -> usize {
@@ -519,7 +491,7 @@ mod tests {
         let peer = Rank::new(Arc::new(Exchange::among(mesh, vec![true, false], None)), 1, 0);
         assert_eq!(
             peer.send_to(Axis::Pp, 1, 0, &[1]).unwrap_err().message,
-            "device 1 of mesh pp=2 belongs to another process"
+            "this is a bug: device 1 of mesh pp=2 belongs to another process"
         );
     }
 
@@ -528,6 +500,13 @@ mod tests {
         #[derive(Debug)]
         struct Other(std::sync::Weak<Exchange>);
         impl Carrier for Other {
+            fn carry_to(&self, mail: &Mail, program: u64, message: &Arc<[u8]>) -> Result<()> {
+                let answer: Arc<[u8]> = message.iter().map(|b| b + 50).collect();
+                let back = Mail { from: mail.to, to: mail.from, ..*mail };
+                self.0.upgrade().unwrap().deliver(back, program, answer);
+                Ok(())
+            }
+
             fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()> {
                 // The other process answers with its own message.
                 let answer: Arc<[u8]> = message.iter().map(|b| b + 100).collect();
@@ -540,6 +519,19 @@ mod tests {
             Arc::new_cyclic(|me| Exchange::among(mesh, vec![true, false], Some(Arc::new(Other(me.clone())))));
         let peer = Rank::new(exchange.clone(), 1, 0);
         assert_eq!(peer.exchange(Axis::Dp, &[5]).unwrap().iter().map(|m| m[0]).collect::<Vec<_>>(), [5, 105]);
-        assert!(exchange.lock().rounds.is_empty());
+        peer.send_to(Axis::Dp, 1, 3, &[7]).unwrap();
+        assert_eq!(peer.receive_from(Axis::Dp, 1, 3).unwrap()[..], [57]);
+        assert!(exchange.lock().rounds.is_empty() && exchange.lock().mail.is_empty());
+        // Of a process that has gone on to the next run, or has ended, no message of this one comes.
+        let late = Mail { run: 2, from: 1, to: 0, number: 0 };
+        exchange.deliver(late, 0, Arc::from([1]));
+        let e = peer.receive_from(Axis::Dp, 1, 4).unwrap_err().message;
+        assert!(e.contains("device 1 of mesh dp=2 is in run 2, others in run 1"), "{e}");
+        exchange.end_devices([1], "rank 1 has finished");
+        let next = Rank::new(exchange.clone(), 2, 0);
+        assert_eq!(next.receive_from(Axis::Dp, 1, 0).unwrap()[..], [1]);
+        let e = next.receive_from(Axis::Dp, 1, 1).unwrap_err().message;
+        assert_eq!(e, "rank 1 has finished, but the other processes still wait for it in a step");
+        assert!(exchange.lock().expected.is_empty());
     }
 }

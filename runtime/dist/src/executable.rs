@@ -138,15 +138,24 @@ impl Executable for MeshExecutable {
                 }),
             };
         }
-        // One device of each stage: the kernels of a program are those of its stages, one stage after the other.
-        let stages = self.program.stages.len().max(1);
-        let step = (results.len() / stages).max(1);
+        let Shared { mesh, ranks, .. } = &*self.shared;
         for (which, sums) in [context.times, context.hidden].into_iter().enumerate() {
             let Some(mut sums) = sums else { continue };
-            for own in results.iter().step_by(step).take(stages).flatten() {
-                let (first, rest) = sums.split_at_mut(own[which].len());
-                first.iter_mut().zip(&own[which]).for_each(|(sum, seconds)| *sum += seconds);
+            let mut add = |count: usize, own: Option<&Outcome>| {
+                let (first, rest) = std::mem::take(&mut sums).split_at_mut(count);
+                if let Some(Ok(own)) = own {
+                    first.iter_mut().zip(&own[which]).for_each(|(sum, seconds)| *sum += seconds);
+                }
                 sums = rest;
+            };
+            if self.program.stages.is_empty() {
+                add(self.program.kernels.len(), results.first());
+            }
+            // The kernels of the program are those of the devices along pp, one after the other; one of each is in the sum, if this
+            // process drives it.
+            for (k, stage) in self.program.stages.iter().enumerate() {
+                let first = ranks.iter().position(|rank| mesh.coordinates(*rank)[Axis::Pp as usize] == k);
+                add(stage.program.kernels.len(), first.and_then(|first| results.get(first)));
             }
         }
         Ok(())

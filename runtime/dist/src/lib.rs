@@ -24,7 +24,7 @@ pub mod submit;
 mod workers;
 
 pub use backend::MeshBackend;
-pub use exchange::{Carrier, Exchange, Group, Rank, Round};
+pub use exchange::{Carrier, Exchange, Group, Mail, Rank, Round};
 pub use links::Links;
 pub use options::MeshOptions;
 pub use rendezvous::Place;

@@ -157,9 +157,7 @@ impl Engine {
 
     /// Predicts the time of the plan that ran last on the devices of a machine.
     pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
-        // The programs of pipeline stages run at the same time, which a prediction of one program does not show.
-        let last = self.executor.cache.last().filter(|plan| plan.step.program.stages.is_empty());
-        last.map(|plan| predict(&plan.step, machine))
+        self.executor.cache.last().map(|plan| predict(&plan.step, machine))
     }
 
     /// Moves everything to another device. Nothing may have been recorded since the last step ended.

@@ -49,7 +49,7 @@ pub use cache::{Cache, Plan, PlannedStep};
 pub use fingerprint::Fingerprint;
 pub use key::Tracer;
 pub use null::{Null, NullWith};
-pub use passes::shard::check_strict_shards;
+pub use passes::shard::{check_strict_shards, shard_devices};
 pub use pipeline::Options;
 pub use pipelining::Schedule;
 pub use request::{Guard, InputBuffer, KeyExchange, Request};

@@ -3,7 +3,7 @@
 
 use perilune_core::HostTensor;
 use perilune_dist::MeshOptions;
-use perilune_lua::{DroppedStates, Run, Source, Taking};
+use perilune_lua::{DroppedStates, Run, Source, StrictShards, Taking};
 use perilune_tests::harness::on_mesh;
 use perilune_tests::scripts::{Script, script_on};
 use std::path::Path;
@@ -120,6 +120,37 @@ fn several_stages_on_a_device_equal_one_device() {
             &[("pipeline", schedule), ("bad", "77"), ("ema", "true")],
             &["pp=2", "pp=2,dp=2,zero=3"],
         );
+    }
+}
+
+/// Shards are cut from each micro-batch, and every stage adds their terms in the tree of one device.
+#[test]
+fn strict_shards_give_the_bits_of_one_device() {
+    let strict = |mode: &str, params: &[(&str, &str)]| {
+        let s = open(mode, params);
+        s.runtime.host().engine.borrow_mut().set_strict_shards(Some(4)).unwrap();
+        s.runtime.host().strict_shards.set(StrictShards::CommandLine);
+        outcome(&s, MODEL, None, STEPS)
+    };
+    let params = |net: &'static str, schedule: &'static str| {
+        [("net", net), ("pipeline", schedule), ("dtype", "f32"), ("batch", "8"), ("dropout", "0.1"), ("layers", "4")]
+    };
+    for net in ["gpt", "mlp"] {
+        let one = strict("", &params(net, "1f1b"));
+        for (mode, schedule) in [
+            ("pp=2", "1f1b"),
+            ("pp=4", "zb-h1"),
+            ("pp=2,dp=2", "zbv"),
+            ("pp=2,dp=4,zero=1", "dualpipev"),
+            ("pp=2,dp=2,zero=3", "interleaved"),
+        ] {
+            let many = strict(mode, &params(net, schedule));
+            let (off, what) = difference(&one, &many);
+            assert!(off == 0.0, "{net} on {mode} with {schedule}: {off:e} in {what}");
+        }
+        // Without strict shards other devices round elsewhere: the comparison can fail.
+        let plain = outcome(&open("pp=2,dp=2", &params(net, "1f1b")), MODEL, None, STEPS);
+        assert!(difference(&one, &plain).0 > 0.0, "{net}");
     }
 }
 

@@ -138,10 +138,13 @@ pub struct MessageHead {
     pub exchange: usize,
     pub round: Round,
     pub program: u64,
+    /// Which member of the group has sent it.
     pub from: usize,
+    /// The device that alone receives it, if it is no message to a group. Then the group is all devices.
+    pub to: Option<usize>,
 }
 
-pub const MESSAGE_HEAD: usize = 4 + 8 + 8 + 8 + 1 + 4 * Axis::ALL.len() + 4;
+pub const MESSAGE_HEAD: usize = 4 + 8 + 8 + 8 + 1 + 4 * Axis::ALL.len() + 4 + 4;
 
 /// The number of "all devices", which is no axis.
 const NO_AXIS: u8 = 255;
@@ -154,7 +157,7 @@ impl MessageHead {
         for at in group.at {
             out = out.u32(at);
         }
-        out.u32(self.from).0
+        out.u32(self.from).u32(self.to.map_or(0, |to| to + 1)).0
     }
 
     pub fn decode(bytes: &[u8]) -> Option<MessageHead> {
@@ -168,9 +171,9 @@ impl MessageHead {
         for coordinate in &mut at {
             *coordinate = d.u32()?;
         }
-        let from = d.u32()?;
+        let (from, to) = (d.u32()?, d.u32()?.checked_sub(1));
         d.end()?;
-        Some(MessageHead { exchange, round: Round { run, group: Group { axis, at }, number }, program, from })
+        Some(MessageHead { exchange, round: Round { run, group: Group { axis, at }, number }, program, from, to })
     }
 
     /// The rank of the sending device, if the mesh has such a group and member.
@@ -178,7 +181,8 @@ impl MessageHead {
         let group = self.round.group;
         let inside = Axis::ALL.into_iter().all(|axis| group.at[axis as usize] < mesh.size(axis));
         let normal = group.axis.map_or(group == Group::ALL, |axis| group.at[axis as usize] == 0);
-        (inside && normal && self.from < group.len(mesh)).then(|| group.member(mesh, self.from))
+        let receives = self.to.is_none_or(|to| group == Group::ALL && to < mesh.devices());
+        (inside && normal && receives && self.from < group.len(mesh)).then(|| group.member(mesh, self.from))
     }
 }
 
@@ -210,11 +214,17 @@ mod tests {
                 (Group::along(Axis::Tp, at), at[Axis::Tp as usize]),
                 (Group::ALL, rank),
             ] {
-                let head = MessageHead { exchange: 3, round: Round { run: 9, group, number: 7 }, program: 5, from };
+                let round = Round { run: 9, group, number: 7 };
+                let head = MessageHead { exchange: 3, round, program: 5, from, to: None };
                 let bytes = head.encode();
                 assert_eq!((bytes.len(), MessageHead::decode(&bytes)), (MESSAGE_HEAD, Some(head)));
                 assert_eq!(head.device(&mesh), Some(rank));
                 assert_eq!(MessageHead { from: 6, ..head }.device(&mesh), None);
+                // A message to one device names all devices as its group.
+                let mail = MessageHead { to: Some(4), ..head };
+                assert_eq!(MessageHead::decode(&mail.encode()), Some(mail));
+                assert_eq!(mail.device(&mesh), (group == Group::ALL).then_some(rank));
+                assert_eq!(MessageHead { to: Some(6), ..head }.device(&mesh), None);
                 for cut in 0..bytes.len() {
                     assert_eq!(MessageHead::decode(&bytes[..cut]), None);
                 }
@@ -223,7 +233,7 @@ mod tests {
         let mut at = Coordinates::default();
         at[Axis::Tp as usize] = 3;
         let round = Round { run: 1, group: Group { axis: Some(Axis::Dp), at }, number: 0 };
-        assert_eq!(MessageHead { exchange: 0, round, program: 0, from: 0 }.device(&mesh), None);
+        assert_eq!(MessageHead { exchange: 0, round, program: 0, from: 0, to: None }.device(&mesh), None);
     }
 
     #[test]

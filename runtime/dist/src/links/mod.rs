@@ -19,7 +19,7 @@ mod tests;
 
 pub use cause::Cause;
 
-use crate::exchange::{Carrier, Exchange, Round};
+use crate::exchange::{Carrier, Exchange, Group, Mail, Round};
 use crate::rendezvous::Place;
 use calls::Inbox;
 use frame::{Decoder, Encoder, Frame, Kind, MessageHead};
@@ -294,6 +294,12 @@ impl Inner {
             return Err("it has sent the message of a device that it does not drive".into());
         }
         match item {
+            Item::Message(MessageHead { round, program, from, to: Some(to), .. }, body) => {
+                if owners.get(to) != Some(&self.rank) {
+                    return Err("it has sent a message for a device of another process".into());
+                }
+                exchange.deliver(Mail { run: round.run, from, to, number: round.number }, program, body);
+            }
             Item::Message(head, body) => exchange.leave(head.round, head.program, head.from, body),
             Item::Failed { run, device } => exchange.fail_elsewhere(run, device),
         }
@@ -586,22 +592,40 @@ struct Route {
     owners: Arc<[usize]>,
 }
 
-impl Carrier for Route {
-    fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()> {
+impl Route {
+    /// Refuses a message that no process would take, and any after the job has failed.
+    fn check(&self, message: &[u8]) -> Result<()> {
         let limit = self.links.options.message_limit;
         if message.len() > limit {
             let message = format!("a message of {} bytes to other processes; the limit is {limit}", message.len());
             return Err(Error::system("mesh", message));
         }
-        if let Some(cause) = &lock(&self.links.state).cause {
-            return Err(self.links.error(cause));
+        match &lock(&self.links.state).cause {
+            Some(cause) => Err(self.links.error(cause)),
+            None => Ok(()),
         }
+    }
+}
+
+impl Carrier for Route {
+    fn carry_to(&self, mail: &Mail, program: u64, message: &Arc<[u8]>) -> Result<()> {
+        self.check(message)?;
+        let round = Round { run: mail.run, group: Group::ALL, number: mail.number };
+        let head = MessageHead { exchange: self.number, round, program, from: mail.from, to: Some(mail.to) };
+        if let Some(peer) = self.links.peers[self.owners[mail.to]].get() {
+            peer.send(Frame { kind: Kind::Message, head: head.encode(), body: message.clone() });
+        }
+        Ok(())
+    }
+
+    fn carry(&self, round: &Round, program: u64, from: usize, message: &Arc<[u8]>) -> Result<()> {
+        self.check(message)?;
         let group = round.group;
         let members = (0..group.len(&self.mesh)).map(|k| self.owners[group.member(&self.mesh, k)]);
         let mut targets: Vec<usize> = members.filter(|owner| *owner != self.links.rank).collect();
         targets.sort_unstable();
         targets.dedup();
-        let head = MessageHead { exchange: self.number, round: *round, program, from }.encode();
+        let head = MessageHead { exchange: self.number, round: *round, program, from, to: None }.encode();
         for peer in targets.iter().filter_map(|rank| self.links.peers[*rank].get()) {
             peer.send(Frame { kind: Kind::Message, head: head.clone(), body: message.clone() });
         }

@@ -81,13 +81,18 @@ fn message(result: Result<impl std::fmt::Debug>) -> String {
     anonymous(&result.unwrap_err().message)
 }
 
-/// The messages of every device in a few rounds along all axes, some of them large.
+/// The messages of every device in a few rounds along all axes, some of them large, and what it receives from its neighbours alone.
 fn rounds(rank: &Rank, device: usize) -> Vec<Vec<Arc<[u8]>>> {
     let mut all = Vec::new();
     for (k, size) in [0usize, 1, 1000, 100_000, 3_000_000].into_iter().enumerate() {
         for axis in [Axis::Dp, Axis::Tp, Axis::Pp] {
             let bytes: Vec<u8> = (0..size + device).map(|i| (i * 31 + device * 7 + k) as u8).collect();
             all.push(rank.exchange(axis, &bytes).unwrap());
+            // All axes have two devices.
+            let other = 1 - rank.coordinate(axis);
+            let number = (k * 10 + axis as usize) as u64;
+            rank.send_to(axis, other, number, &bytes).unwrap();
+            all.push(vec![rank.receive_from(axis, other, number).unwrap()]);
         }
         rank.barrier().unwrap();
     }
@@ -548,7 +553,13 @@ fn by_hand(port: u16) -> TcpStream {
 
 fn first_message(from: usize, group: crate::Group) -> Vec<u8> {
     let round = Round { run: 1, group, number: 0 };
-    MessageHead { exchange: 1, round, program: 0, from }.encode()
+    MessageHead { exchange: 1, round, program: 0, from, to: None }.encode()
+}
+
+/// A message of device 1 to one device only.
+fn first_mail(to: usize) -> Vec<u8> {
+    let round = Round { run: 1, group: crate::Group::ALL, number: 0 };
+    MessageHead { exchange: 1, round, program: 0, from: 1, to: Some(to) }.encode()
 }
 
 /// What process 0 says when the hand-written process 1 sends these pieces, each after a pause, and then nothing, or its end.
@@ -615,6 +626,8 @@ fn broken_connections_are_noticed() {
         (with(Kind::Call, &[]), "it has sent a frame that cannot be read"),
         (not_its_own, "it has sent the message of a device that it does not drive"),
         (no_member, "it has sent the message of a device that it does not drive"),
+        (with(Kind::Message, &first_mail(1)), "it has sent a message for a device of another process"),
+        (with(Kind::Message, &first_mail(2)), "it has sent the message of a device that it does not drive"),
     ] {
         let start = Instant::now();
         let text = message(facing(&[bytes], now, false));

@@ -131,7 +131,7 @@ impl Schedule {
             Schedule::OneForwardOneBackward => generate::one_forward_one_backward(devices, micros),
             Schedule::ZeroBubble => generate::zero_bubble(devices, micros),
             Schedule::Interleaved(chunks) => {
-                if micros % devices != 0 {
+                if !micros.is_multiple_of(devices) {
                     let near = micros.next_multiple_of(devices);
                     return fail(
                         format!("interleaved: {micros} micro-batches are no multiple of pp={devices}"),
@@ -200,7 +200,7 @@ mod tests {
         for (stages, micros) in (1..7).flat_map(|p| [1, 2, 3, 4, 5, 8, 13].map(|m| (p, m))) {
             for schedule in &NAMED {
                 let fits = match schedule {
-                    Schedule::Interleaved(_) => micros % stages == 0,
+                    Schedule::Interleaved(_) => micros.is_multiple_of(stages),
                     Schedule::DualPipeV => micros >= 2 * stages,
                     _ => true,
                 };
@@ -216,6 +216,7 @@ mod tests {
                 let time = table.check(stages, micros, stash(schedule, stages, micros)).unwrap_or_else(|e| {
                     panic!("{} of {micros} micro-batches on {stages} devices: {}\n{table}", schedule.name(), e.message)
                 });
+                assert!(table.kept().iter().all(|kept| *kept <= stash(schedule, stages, micros)), "{table}");
                 let cells: usize = table.lines.iter().map(Vec::len).sum();
                 assert_eq!(time.order.len(), cells);
                 assert_eq!(Table::parse(&table.to_string()).unwrap(), table);

@@ -110,6 +110,22 @@ impl Table {
         out.into_iter().map(|device| device.unwrap_or(0)).collect()
     }
 
+    /// For each device, the most pairs of a stage and a micro-batch whose activations it keeps at once.
+    pub fn kept(&self) -> Vec<usize> {
+        let most = |line: &Vec<Cell>| {
+            let open = line.iter().scan(0usize, |open, cell| {
+                match cell.action {
+                    Action::Forward => *open += 1,
+                    Action::Backward | Action::Weight => *open = open.saturating_sub(1),
+                    Action::Input => {}
+                }
+                Some(*open)
+            });
+            open.max().unwrap_or(0)
+        };
+        self.lines.iter().map(most).collect()
+    }
+
     /// Checks that the table is one of `devices` lines and `micros` micro-batches: each stage is on one device and takes every action on
     /// each micro-batch once, no device deadlocks, and none keeps the activations of more than `stash` pairs of a stage and a
     /// micro-batch, from their first to their last action.

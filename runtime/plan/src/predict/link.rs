@@ -78,11 +78,14 @@ impl Machine {
         if n < 2.0 || bytes == 0 {
             return 0.0;
         }
+        // From stage to stage two devices take part, each with its own network card.
+        let is_pair = op == "send";
+        let n = if is_pair { 2.0 } else { n };
         let rate = |quantity: &str, at: f64| self.rates.at(quantity, at).unwrap_or(1.0);
         let alpha = rate("alpha", n) * 1e-6 + if link == Link::Host { 0.0 } else { rate("nic_alpha", 1.0) * 1e-6 };
         // A device sends all that it has to one other, at the rate at which slices go to all.
         let (op, factor) = match op {
-            "collective_permute" => ("all_to_all", 1.0),
+            "collective_permute" | "send" => ("all_to_all", 1.0),
             "all_reduce" => (op, 2.0 * (n - 1.0) / n),
             _ => (op, (n - 1.0) / n),
         };
@@ -90,6 +93,7 @@ impl Machine {
             let host = rate(&format!("bus_{op}"), mb) * rate(&format!("growth_{op}"), n);
             match link {
                 Link::Host => host,
+                Link::Network { .. } if is_pair => host.min(rate("nic", 1.0)),
                 Link::Network { of_a_host } => host.min(rate("nic", 1.0) * of_a_host as f64),
             }
         };
@@ -155,6 +159,12 @@ mod tests {
         assert_eq!(machine("dp=8", None).collective("all_reduce", Axis::Tp, 1 << 20), 0.0);
         let slices = machine("cp=2", None).collective("all_to_all", Axis::Cp, 1 << 30);
         assert!(machine("cp=2", None).collective("collective_permute", Axis::Cp, 1 << 30) > 1.9 * slices);
+        // A transfer between two stages does not depend on how many there are, but on the network.
+        let sent = |mesh: &str, hosts| machine(mesh, hosts).collective("send", Axis::Pp, 1 << 30);
+        assert_eq!(sent("pp=2", None), sent("pp=8", None));
+        assert_eq!(sent("pp=2", Some(2)), sent("pp=16", Some(2)));
+        let network = sent("pp=2", Some(2));
+        assert!((network - (1u64 << 30) as f64 / 45e9).abs() < 1e-6 && network > sent("pp=2", None), "{network}");
     }
 
     #[test]

@@ -28,7 +28,7 @@ mod strict;
 mod visibility;
 mod zigzag;
 
-pub use strict::check as check_strict_shards;
+pub use strict::{check as check_strict_shards, shard_devices};
 
 use crate::key::Trace;
 use crate::lowered::Lowered;

@@ -8,6 +8,9 @@
 //! What follows from complete sums is equal on all devices. Where States are divided among them (ZeRO), a third pass divides this part
 //! along the axis of the States, by factors that change no bit: elementwise ops, views, and reductions of whole rows. A term that
 //! only blocks are read of is then reduced and scattered, in the same tree.
+//!
+//! Pipeline stages come afterwards and divide no sum: every stage computes its nodes of all copies, in the recorded order of terms, and
+//! each micro-batch has L shards of its own.
 
 use super::divider::{Divider, Strict};
 use super::{fold, gather};
@@ -27,6 +30,11 @@ const SAMPLES: [Axis; 2] = [Axis::Dp, Axis::Shard];
 /// The axis of the logical shards.
 const LOGICAL: Axis = Axis::Dp;
 
+/// The devices that share the shards of a batch. Stages along `pp` have the same shards.
+pub fn shard_devices(mesh: &Mesh) -> usize {
+    SAMPLES.iter().map(|axis| mesh.size(*axis)).product()
+}
+
 /// Refuses numbers of shards that no tree fits, and axes that split sums in other ways.
 pub fn check(mesh: &Mesh, shards: usize) -> Result<()> {
     let wrong = |message: String, hint: String| Err(Error::argument("strict_shards", message).hint(hint));
@@ -41,13 +49,14 @@ pub fn check(mesh: &Mesh, shards: usize) -> Result<()> {
             },
         );
     }
-    if let Some(axis) = Axis::ALL.into_iter().find(|axis| !SAMPLES.contains(axis) && mesh.size(*axis) > 1) {
+    let divides_no_sum = |axis: &Axis| SAMPLES.contains(axis) || *axis == Axis::Pp;
+    if let Some(axis) = Axis::ALL.into_iter().find(|axis| !divides_no_sum(axis) && mesh.size(*axis) > 1) {
         return wrong(
             format!("{}={} splits sums in a way that depends on the mesh", axis.name(), mesh.size(axis)),
-            "use dp, shard and zero with strict shards".into(),
+            "use dp, shard, zero and pp with strict shards".into(),
         );
     }
-    let devices = mesh.devices();
+    let devices = shard_devices(mesh);
     if !shards.is_multiple_of(devices) {
         return wrong(
             format!("{devices} devices along dp and shard do not divide {shards} shards"),
@@ -82,8 +91,10 @@ pub(super) fn apply(
         .into());
     }
     let split = |p: &Placement| SAMPLES.iter().any(|axis| matches!(p.along(*axis), Along::Split(0)));
+    // The value of a State that moves to another stage is split like the State, and is no batch.
+    let is_batch = |p: &Placement| split(p) && p.stage().is_none();
     let samples: Vec<bool> =
-        division.inputs.iter().zip(&step.states).map(|(p, is_state)| !is_state && split(p)).collect();
+        division.inputs.iter().zip(&step.states).map(|(p, is_state)| !is_state && is_batch(p)).collect();
     let placed =
         |own: &bool| if *own { Placement::REPLICATED.with(LOGICAL, Along::Split(0)) } else { Placement::REPLICATED };
     let inputs = samples.iter().map(placed).collect();
@@ -98,10 +109,11 @@ pub(super) fn apply(
     };
     let axes: Vec<(Axis, usize)> =
         SAMPLES.map(|axis| (axis, mesh.size(axis))).into_iter().filter(|a| a.1 > 1).collect();
-    let copies = shards / mesh.devices();
+    let copies = shards / shard_devices(mesh);
     let step = fold::apply(&step, &samples, LOGICAL, copies, &axes)?;
     let states = division.inputs.iter().zip(&samples).filter(|(_, own)| !**own).map(|(p, _)| p);
-    let Some(&(axis, _)) = axes.last().filter(|_| states.clone().any(|p| !p.is_replicated(mesh))) else {
+    let is_split = |p: &Placement| axes.iter().any(|(axis, _)| p.along(*axis).split().is_some());
+    let Some(&(axis, _)) = axes.last().filter(|_| states.clone().any(is_split)) else {
         return Ok(step);
     };
     if let Some((outer, _)) =
@@ -136,18 +148,20 @@ mod tests {
             (
                 "dp=2,tp=2",
                 8,
-                "tp=2 splits sums in a way that depends on the mesh (use dp, shard and zero with strict shards)",
+                "tp=2 splits sums in a way that depends on the mesh (use dp, shard, zero and pp with strict shards)",
             ),
             (
                 "cp=2",
                 8,
-                "cp=2 splits sums in a way that depends on the mesh (use dp, shard and zero with strict shards)",
+                "cp=2 splits sums in a way that depends on the mesh (use dp, shard, zero and pp with strict shards)",
             ),
         ] {
             let e = check(&Mesh::parse(mesh).unwrap(), shards).unwrap_err();
             assert_eq!(format!("{} ({})", e.message, e.hint.unwrap_or_default()), message, "{mesh}");
         }
-        for (mesh, shards) in [("", 1), ("", 8), ("dp=8", 8), ("dp=2,shard=4", 8), ("dp=2", 64)] {
+        for (mesh, shards) in
+            [("", 1), ("", 8), ("dp=8", 8), ("dp=2,shard=4", 8), ("dp=2", 64), ("pp=3,dp=2", 2), ("pp=2", 1)]
+        {
             check(&Mesh::parse(mesh).unwrap(), shards).unwrap();
         }
     }
