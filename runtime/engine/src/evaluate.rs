@@ -190,7 +190,7 @@ impl Engine {
         let (plan, hit) = match found {
             Ok(found) => found,
             Err(failed) => {
-                self.executor.attempt = failed.step;
+                self.executor.attempt = failed.step.map(|step| *step);
                 return Err(Fault { error: failed.error, loc: failed.loc });
             }
         };

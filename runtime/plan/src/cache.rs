@@ -37,7 +37,7 @@ pub struct NoPlan {
     /// The recipe line of the node at fault, if one is.
     pub loc: Option<SourceLoc>,
     /// The step, if it has been planned.
-    pub step: Option<PlannedStep>,
+    pub step: Option<Box<PlannedStep>>,
 }
 
 impl From<Error> for NoPlan {
@@ -163,7 +163,7 @@ impl Cache {
             Err(failed) => {
                 let node = failed.origin.position().and_then(|p| trace.order.get(p));
                 let loc = node.map(|id| g.loc_of(*id)).filter(|loc| *loc != SourceLoc::NONE);
-                return Err(NoPlan { error: failed.error, loc, step: failed.least.map(|p| step(*p)) });
+                return Err(NoPlan { error: failed.error, loc, step: failed.least.map(|p| Box::new(step(*p))) });
             }
         };
         if cfg!(debug_assertions)
@@ -173,7 +173,7 @@ impl Cache {
         }
         let exec = match backend.compile(step.program.clone()) {
             Ok(exec) => exec,
-            Err(error) => return Err(NoPlan { step: Some(step), ..error.into() }),
+            Err(error) => return Err(NoPlan { step: Some(Box::new(step)), ..error.into() }),
         };
         self.counts.compile_ms += start.elapsed().as_secs_f64() * 1e3;
         let last_use = std::cell::Cell::new(self.clock);

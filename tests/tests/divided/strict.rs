@@ -7,7 +7,7 @@ use perilune_core::mesh::{Along, Axis};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::request::InputBuffer;
 use perilune_tests::harness::{ints, t};
-use perilune_tests::virtual_devices::{Spread, Values};
+use perilune_tests::virtual_devices::{self, Spread, Values};
 
 const SHARDS: usize = 8;
 const SPLIT: Along = Along::Split(0);
@@ -67,6 +67,20 @@ fn a_transformer_block() {
     check(&gpt_of(DType::F64, 8), 1e-10);
     // AdamW makes whole updates of gradients that are zero but for rounding: no tolerance holds in f32.
     same_bits(&gpt_of(DType::F32, 16));
+}
+
+/// The shards of a device run one after the other, so the planned peak is that of one shard and a few sums, not that of the batch.
+#[test]
+fn a_device_has_the_values_of_one_shard_at_a_time() {
+    let s = gpt_of(DType::F32, 64);
+    let peak = |mesh: &str, strict| {
+        let spread = Spread { strict, ..whole(&s, mesh) };
+        virtual_devices::plan(&s.e.recorder.graph, &s.request, &spread).unwrap().0.live_bytes
+    };
+    let (batch, two, eight) = (peak("", None), peak("", Some(2)), peak("", Some(SHARDS)));
+    assert!(2 * eight < batch && eight < two && two < batch, "{batch} B of the batch, {two} and {eight} B in shards");
+    // With a shard for each device nothing is saved, and nothing lost.
+    assert!(peak("dp=8", Some(SHARDS)) <= eight, "{eight}");
 }
 
 /// Ignored targets make the shards count differently.
