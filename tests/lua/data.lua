@@ -189,7 +189,7 @@ describe("token files", function()
   end)
 
   it("name the path, the pattern and the range that are wrong", function()
-    expect(function() data.token_files "files/none-*.bin" end):to_raise 'no file of'
+    expect(function() data.token_files "files/none-*.bin" end):to_raise 'no file of the folder "files" matches "none-*.bin"'
     expect(function() data.token_files "files/out-4.npy" end):to_raise "did you mean"
     expect(function() data.token_files "f*/part-1.npy" end):to_raise "in the name of a folder"
     expect(function() data.token_files {} end):to_raise "name a file, a pattern"

@@ -84,17 +84,21 @@ pub(crate) fn matching(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua
         "" => ".",
         parent => parent,
     };
-    let folder = folder(host, lua, op, parent)?;
-    let entries = host.policy.list(&folder).map_err(|e| fail(host, lua, op, e.into()))?;
-    let files = entries.into_iter().filter(|e| e.kind == perilune_policy::Kind::File);
-    let mut names: Vec<String> = files.filter_map(|e| e.name.into_string().ok()).collect();
-    names.retain(|name| pattern.matches(name));
-    names.sort();
-    if names.is_empty() {
-        let message = format!("no file of \"{}\" matches \"{name}\"", folder.display());
-        return Err(bad(message, "paths start beside the recipe, then at the current directory"));
+    let place = lua.app_data_ref::<Place>().map(|p| p.clone()).unwrap_or_default();
+    for folder in [place.at(parent), PathBuf::from(parent)] {
+        let Ok(entries) = host.policy.list(&folder) else { continue };
+        let files = entries.into_iter().filter(|e| e.kind == perilune_policy::Kind::File);
+        let mut names: Vec<String> = files.filter_map(|e| e.name.into_string().ok()).collect();
+        names.retain(|name| pattern.matches(name));
+        names.sort();
+        if !names.is_empty() {
+            return Ok(names.into_iter().map(|name| folder.join(name)).collect());
+        }
     }
-    Ok(names.into_iter().map(|name| folder.join(name)).collect())
+    // A folder that is missing or may not be read is the error, if it is one.
+    folder(host, lua, op, parent)?;
+    let hint = "paths start beside the recipe, then at the current directory";
+    Err(bad(format!("no file of the folder \"{parent}\" matches \"{name}\""), hint))
 }
 
 fn found<T>(
