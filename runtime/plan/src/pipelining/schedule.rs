@@ -197,7 +197,7 @@ mod tests {
 
     #[test]
     fn generated_tables_are_complete_and_keep_no_more_than_they_promise() {
-        for (stages, micros) in (1..7).flat_map(|p| [1, 2, 3, 4, 5, 8, 13].map(|m| (p, m))) {
+        for (stages, micros) in (1..7usize).flat_map(|p| [1usize, 2, 3, 4, 5, 8, 13].map(|m| (p, m))) {
             for schedule in &NAMED {
                 let fits = match schedule {
                     Schedule::Interleaved(_) => micros.is_multiple_of(stages),
