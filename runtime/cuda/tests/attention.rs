@@ -106,6 +106,7 @@ fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, output
         results: vec![],
         arena_bytes: 0,
         live_bytes: 0,
+        exchanges: Vec::new(),
         stages: Vec::new(),
     };
     let always = if backward { 6 } else { 3 };

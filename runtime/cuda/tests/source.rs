@@ -58,6 +58,7 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         results: vec![Root::Output(0)],
         arena_bytes: 0,
         live_bytes: 0,
+        exchanges: Vec::new(),
         stages: Vec::new(),
     };
     library::routine(&program, &l, &Props::H200)

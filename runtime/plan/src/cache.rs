@@ -32,6 +32,7 @@ impl PlannedStep {
 }
 
 /// Why there is no plan.
+#[derive(Debug)]
 pub struct NoPlan {
     pub error: Error,
     /// The recipe line of the node at fault, if one is.

@@ -166,6 +166,7 @@ impl Build {
             results: (0..self.outputs.len() as u32).map(Root::Output).collect(),
             arena_bytes: 0,
             live_bytes: 0,
+            exchanges: Vec::new(),
             stages: Vec::new(),
         })
     }

@@ -197,6 +197,7 @@ impl Case {
             results: vec![Root::Output(0)],
             arena_bytes: 0,
             live_bytes: 0,
+            exchanges: Vec::new(),
             stages: Vec::new(),
         });
         Call { label: format!("{op} {}", self.label), program, library, inputs: self.inputs }
