@@ -79,6 +79,7 @@ function Loader:span(k, from, size)
   from, size = from or 0, size or self.size
   if self.shuffled and not self.drop_last then return from + k * size, size end
   -- An epoch ends with its last full batch, or with a smaller one.
+  ---@return integer
   local function batches(samples) return self.drop_last and samples // size or (samples + size - 1) // size end
   local epoch, index = from // n, from % n
   local left = batches(n - index)

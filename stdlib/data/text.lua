@@ -69,7 +69,7 @@ end
 ---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
 ---@return perilune.Text
 local function token_files(paths)
-  local list = paths
+  local list = paths ---@type any
   if type(paths) == "string" then list = { paths } end
   if type(list) ~= "table" or #list == 0 then
     pl.error("data.token_files", "the paths are " .. check.show(paths), "name a file, a pattern like \"train_*.bin\", or a list of them")

@@ -24,7 +24,7 @@ local function forward(self, x)
   -- With K = 1 the probability itself is the weight: normalized to 1 it would give the router no gradient.
   if K > 1 then weight_NK = weight_NK / weight_NK:sum(-1, { keepdim = true }) end
 
-  local y_NKC = native.expert_mlp(x_NC, expert_NK, self.up, self.down, self.gate, self.gelu.approximate == "tanh")
+  local y_NKC = native.expert_mlp(x_NC, expert_NK, self.up, self.down, self.gate, self.gelu.approximate == "tanh") --[[@as perilune.Tensor]]
   local y = (y_NKC * weight_NK:unsqueeze(-1)):sum(1):to(x.dtype):view(x.shape)
 
   -- Load-balancing loss, 1 if all experts get the same load (Fedus et al., Switch Transformers, 2021, equation 4).

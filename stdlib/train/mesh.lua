@@ -222,9 +222,10 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
   local axis = axes.shard > 1 and "shard" or "dp"
   local stage = axes.zero or (axes.shard > 1 and 3 or 0)
   for _, entry in ipairs(run:states()) do
-    local state, shape, dims, taken = entry.state, entry.state.shape, {}, {}
+    local state, shape, taken = entry.state, entry.state.shape, {}
+    local dims = {} ---@type table<string, integer|table>
     local function share(name)
-      local dim = axes[name] > 1 and shared_dim(shape, axes[name], taken)
+      local dim = axes[name] > 1 and shared_dim(shape, axes[name], taken) --[[@as integer?]]
       if dim then dims[name], taken[dim] = dim, (taken[dim] or 1) * axes[name] end
     end
     local weight = owner[state] or state

@@ -110,7 +110,8 @@ function position.load(run, cursor)
       accumulate = check.whole(op, "the batches of a segment", math.tointeger(accumulate)),
     }
   end
-  local last, first = list[#list], run.segments[1] ---@type perilune.train.Segment?, perilune.train.Segment
+  local last = list[#list] ---@type perilune.train.Segment?
+  local first = run.segments[1] --[[@as perilune.train.Segment]]
   if not last then return end
   run.segments = list
   if last.size ~= first.size or last.accumulate ~= first.accumulate then
