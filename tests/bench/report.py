@@ -40,6 +40,7 @@ rows, with their history, are in [docs/benchmarks/](benchmarks/README.md); older
     perilune bench --device cuda --python PYTHON         PYTHON has PyTorch with CUDA
     perilune bench --device cuda softmax gpt2_b32        some cases; --list names all, --no-rival measures Perilune only, --json is for programs
     python3 tests/bench/llmc.py TRAIN_GPT2CU             GPT-2 steps beside llm.c's program, on a GPU
+    python3 tests/bench/data.py PERILUNE                 readers of data beside NumPy's
     python3 kernels/lab/attention_lab.py time f32 tf32   the attention kernels beside cuDNN and PyTorch, on a GPU
     cargo run --release -p perilune-lua --example record the cost of recording an op and of a plan lookup
 
