@@ -5,6 +5,7 @@
 //! - [`reference`](mod@reference) reads PyTorch's results (`golden/ops`) and compares with them;
 //! - [`machine`] compiles plans for GPUs without having them;
 //! - [`recording`] collects the programs of a run that computes nothing, and [`fingerprint`] and [`ptx`] hash them;
+//! - [`outcome`] collects and compares what training comes to;
 //! - [`random`] makes random graphs;
 //! - [`skip`] reports tests that this machine cannot run;
 //! - [`virtual_devices`] runs programs on the CPU devices of a mesh;
@@ -15,6 +16,7 @@ pub mod case;
 pub mod fingerprint;
 pub mod harness;
 pub mod machine;
+pub mod outcome;
 pub mod ptx;
 pub mod random;
 pub mod recording;

@@ -11,7 +11,7 @@
 //! Not included: the order of samples (`sample_order`) and the upload to a device.
 
 use crate::error::{Error, Result};
-use perilune_core::{DType, HostTensor, Interrupt, Shape};
+use perilune_core::{DType, HostTensor, Interrupt, Shape, host_memory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -245,7 +245,11 @@ impl<S: Source> Prefetcher<S> {
                 format!("does not exist: there are {rows}, from 0"),
             ));
         }
-        let columns = self.source.columns().iter().map(|column| zeros(count.checked_mul(column.nbytes()?)?));
+        let columns = self
+            .source
+            .columns()
+            .iter()
+            .map(|column| host_memory::filled("batch", count.checked_mul(column.nbytes()?)?).ok());
         let columns = columns.collect::<Option<Vec<_>>>().ok_or_else(|| self.source.too_large(count))?;
         let grain = self.source.grain().max(1);
         let state = Mutex::new(State { columns, left: count.div_ceil(grain), failed: None });
@@ -257,14 +261,6 @@ impl<S: Source> Prefetcher<S> {
         }
         Ok(job)
     }
-}
-
-/// Allocates zeros; `None` if the host's memory has no room.
-fn zeros(nbytes: usize) -> Option<Vec<u8>> {
-    let mut out = Vec::new();
-    out.try_reserve_exact(nbytes).ok()?;
-    out.resize(nbytes, 0);
-    Some(out)
 }
 
 impl<S> Drop for Prefetcher<S> {

@@ -175,3 +175,39 @@ impl Drop for Hasher {
         self.stop.store(true, Ordering::Relaxed);
     }
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    /// A large file is hashed by its length and samples: the first and the last chunk are among them.
+    #[test]
+    fn large_files_are_sampled() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("large.bin");
+        let file = File::create(&path).unwrap();
+        if file.set_len(WHOLE + 1).is_err() {
+            println!("skipped: large_files_are_sampled: this file system has no sparse file of 16 GiB");
+            return;
+        }
+        let policy = Policy::builder().allow_read(dir.path()).unwrap().build();
+        let hash = || {
+            let opened = policy.open(&path).unwrap();
+            let kind = ReadKind::File { len: opened.len(), modified: opened.modified() };
+            let read = DataRead { name: "large.bin".into(), path: path.clone(), kind };
+            digest(&read, &policy, &AtomicBool::new(false)).unwrap()
+        };
+        let zeros = hash();
+        assert!(zeros.hash.starts_with("sampled-") && zeros.bytes == WHOLE + 1, "{zeros:?}");
+        assert_eq!(hash(), zeros);
+        for at in [0, WHOLE] {
+            file.write_all_at(&[1], at).unwrap();
+            assert_ne!(hash().hash, zeros.hash, "byte {at}");
+            file.write_all_at(&[0], at).unwrap();
+        }
+        assert_eq!(hash(), zeros);
+        file.set_len(WHOLE + 2).unwrap();
+        assert_ne!(hash().hash, zeros.hash);
+    }
+}

@@ -222,7 +222,7 @@ fn blocks_move_from_device_to_device() {
                     let (roots, sent) = compare(&s, mesh, &placements);
                     let want = moved_by_hand(&s.values[&buffer], dim, senders);
                     close(&roots[0], &want, &format!("{mesh} {op} {senders:?} {dim}"));
-                    // Forward and backward; what nobody receives is not sent.
+                    // Forward and backward; a block without a receiver is not sent.
                     let moves = if senders.iter().all(Option::is_none) { 0 } else { 2 };
                     assert_eq!(sent.get("collective_permute").copied().unwrap_or(0), moves, "{mesh} {op}");
                 }

@@ -1,11 +1,11 @@
 //! Experts over devices: training on an axis `ep`, alone and with other axes, equals that of one device.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::HostTensor;
 use perilune_core::mesh::Axis;
 use perilune_dist::MeshOptions;
 use perilune_lua::Run;
 use perilune_tests::harness::on_mesh;
+use perilune_tests::outcome::Outcome;
 use perilune_tests::scripts::{Script, script_on};
 use std::path::Path;
 
@@ -25,52 +25,17 @@ fn start(s: &Script, file: &str) -> Result<Run, String> {
     recipe.start(None, None, None).map_err(|e| e.to_string())
 }
 
-struct Outcome {
-    values: Vec<(String, f64)>,
-    states: Vec<(String, HostTensor)>,
-}
-
 fn outcome(s: &Script, file: &str, steps: usize) -> Outcome {
     let run = start(s, file).unwrap_or_else(|e| panic!("{e}"));
-    let mut values = Vec::new();
-    for _ in 0..steps {
-        let numbers = run.step().and_then(|step| run.read(&step)).unwrap_or_else(|e| panic!("{e}"));
-        values.push(("loss".into(), numbers.loss));
-        values.extend(numbers.metrics);
-    }
-    for split in run.evaluated_splits() {
-        values.extend(run.evaluate_batches(&split, Some(2)).unwrap_or_else(|e| panic!("{e}")));
-    }
-    let mut states = Vec::new();
-    run.each_state(|path, t| states.push((path, t))).unwrap();
-    Outcome { values, states }
-}
-
-/// The largest difference of a value or an element, relative to values above 1.
-fn difference(a: &Outcome, b: &Outcome) -> (f64, String) {
-    let mut worst = (0.0, String::new());
-    let mut compare = |name: &str, a: f64, b: f64| {
-        let off = (a - b).abs() / a.abs().max(1.0);
-        if off > worst.0 || off.is_nan() {
-            worst = (if off.is_nan() { f64::INFINITY } else { off }, format!("{name}: {a} and {b}"));
-        }
-    };
-    assert_eq!((a.values.len(), a.states.len()), (b.values.len(), b.states.len()));
-    for ((name, a), (_, b)) in a.values.iter().zip(&b.values) {
-        compare(name, *a, *b);
-    }
-    for ((path, a), (other, b)) in a.states.iter().zip(&b.states) {
-        assert_eq!((path, a.shape, a.dtype), (other, b.shape, b.dtype));
-        (0..a.numel()).for_each(|i| compare(path, a.get_f64(i), b.get_f64(i)));
-    }
-    worst
+    Outcome::of(&run, steps)
 }
 
 fn equals_one_device(params: &[(&str, &str)], modes: &[&str]) {
     let one = outcome(&open("", params), MODEL, STEPS);
     assert!(one.values.len() > 3 * STEPS && one.states.len() > 30, "{} States", one.states.len());
+    assert!(one.is_finite(), "{params:?} on one device");
     for mode in modes {
-        let (off, what) = difference(&one, &outcome(&open(mode, params), MODEL, STEPS));
+        let (off, what) = one.difference(&outcome(&open(mode, params), MODEL, STEPS));
         assert!(off <= 1e-10, "{params:?} on {mode}: {off:e} in {what}");
     }
 }

@@ -1,10 +1,10 @@
 //! Pipeline stages on virtual devices: a step in stages equals that of one device.
 #![allow(clippy::unwrap_used)]
 
-use perilune_core::HostTensor;
 use perilune_dist::MeshOptions;
 use perilune_lua::{DroppedStates, Run, Source, StrictShards, Taking};
 use perilune_tests::harness::on_mesh;
+use perilune_tests::outcome::Outcome;
 use perilune_tests::scripts::{Script, script_on};
 use std::path::Path;
 
@@ -24,45 +24,9 @@ fn start(s: &Script, file: &str, precision: Option<&str>) -> Result<Run, String>
     recipe.start(None, precision, None).map_err(|e| e.to_string())
 }
 
-struct Outcome {
-    values: Vec<(String, f64)>,
-    states: Vec<(String, HostTensor)>,
-}
-
 fn outcome(s: &Script, file: &str, precision: Option<&str>, steps: usize) -> Outcome {
     let run = start(s, file, precision).unwrap_or_else(|e| panic!("{e}"));
-    let mut values = Vec::new();
-    for _ in 0..steps {
-        let numbers = run.step().and_then(|step| run.read(&step)).unwrap_or_else(|e| panic!("{e}"));
-        values.push(("loss".into(), numbers.loss));
-        values.extend(numbers.metrics);
-    }
-    for split in run.evaluated_splits() {
-        values.extend(run.evaluate_batches(&split, Some(2)).unwrap_or_else(|e| panic!("{e}")));
-    }
-    let mut states = Vec::new();
-    run.each_state(|path, t| states.push((path, t))).unwrap();
-    Outcome { values, states }
-}
-
-/// The largest difference of a value or an element, relative to values above 1.
-fn difference(a: &Outcome, b: &Outcome) -> (f64, String) {
-    let mut worst = (0.0, String::new());
-    let mut compare = |name: &str, a: f64, b: f64| {
-        let off = (a - b).abs() / a.abs().max(1.0);
-        if off > worst.0 || off.is_nan() && !(a.is_nan() && b.is_nan()) {
-            worst = (if off.is_nan() { f64::INFINITY } else { off }, format!("{name}: {a} and {b}"));
-        }
-    };
-    assert_eq!((a.values.len(), a.states.len()), (b.values.len(), b.states.len()));
-    for ((name, a), (_, b)) in a.values.iter().zip(&b.values) {
-        compare(name, *a, *b);
-    }
-    for ((path, a), (other, b)) in a.states.iter().zip(&b.states) {
-        assert_eq!((path, a.shape, a.dtype), (other, b.shape, b.dtype));
-        (0..a.numel()).for_each(|i| compare(path, a.get_f64(i), b.get_f64(i)));
-    }
-    worst
+    Outcome::of(&run, steps)
 }
 
 fn equals_one_device(net: &str, more: &[(&str, &str)], modes: &[&str]) {
@@ -72,7 +36,7 @@ fn equals_one_device(net: &str, more: &[(&str, &str)], modes: &[&str]) {
     assert!(finite * 4 > one.values.len() * 3 && one.states.len() > 10, "{finite} finite values");
     for mode in modes {
         let many = outcome(&open(mode, &params), MODEL, None, STEPS);
-        let (off, what) = difference(&one, &many);
+        let (off, what) = one.difference(&many);
         assert!(off <= 1e-10, "{net} {more:?} on {mode}: {off:e} in {what}");
     }
 }
@@ -145,12 +109,12 @@ fn strict_shards_give_the_bits_of_one_device() {
             ("pp=2,dp=2,zero=3", "interleaved"),
         ] {
             let many = strict(mode, &params(net, schedule));
-            let (off, what) = difference(&one, &many);
+            let (off, what) = one.difference(&many);
             assert!(off == 0.0, "{net} on {mode} with {schedule}: {off:e} in {what}");
         }
         // Without strict shards other devices round elsewhere: the comparison can fail.
         let plain = outcome(&open("pp=2,dp=2", &params(net, "1f1b")), MODEL, None, STEPS);
-        assert!(difference(&one, &plain).0 > 0.0, "{net}");
+        assert!(one.difference(&plain).0 > 0.0, "{net}");
     }
 }
 
@@ -322,7 +286,7 @@ fn states_move_between_meshes() {
         let mut states = Vec::new();
         run.each_state(|path, t| states.push((path, t))).unwrap();
         let outcome = Outcome { values: reference.values.clone(), states };
-        let (off, what) = difference(&reference, &outcome);
+        let (off, what) = reference.difference(&outcome);
         assert!(off <= 1e-10, "from {from} to {to}: {off:e} in {what}");
     }
 }

@@ -6,8 +6,7 @@ local nn, optim, data = pl.nn, pl.optim, pl.data
 local recipe = pl.recipe {
   name = "stages",
   params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, checkpoint = false, dtype = "f64",
-             on_nan = "skip", 
-             pipeline = "1f1b" },
+             on_nan = "skip", pipeline = "1f1b" },
 }
 
 local vocab, context = 24, 6

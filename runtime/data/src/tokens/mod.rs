@@ -14,12 +14,15 @@ pub use windows::TokenWindows;
 use crate::error::{Error, Result};
 use crate::open_files::OpenFiles;
 use layout::{Layout, Width};
-use perilune_core::{DType, HostTensor, Shape};
+use perilune_core::{DType, HostTensor, Shape, host_memory};
 use perilune_policy::{Opened, Opener};
 use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// Bytes that are read from a file at a time.
+const PIECE: u64 = 1 << 20;
 
 /// A sequence of token ids, numbered from 0 across its shards.
 #[derive(Debug)]
@@ -96,21 +99,29 @@ impl Tokens {
     /// Appends the ids of a range to `to`, as little-endian i32.
     ///
     /// # Errors
-    /// The range exceeds the corpus, an id is negative or above 2^31 - 1, or a file cannot be read.
+    /// The range exceeds the corpus or the host's memory, an id is negative or above 2^31 - 1, or a file cannot be read.
     pub fn read(&self, range: Range<u64>, to: &mut Vec<u8>) -> Result<()> {
         if range.end > self.len() || range.start > range.end {
             let rule = format!("are not in a corpus of {}", self.len());
             return Err(Error::argument(format!("tokens {} to {}", range.start, range.end), rule));
+        }
+        let bytes = usize::try_from(range.end - range.start).unwrap_or(usize::MAX).saturating_mul(4);
+        if host_memory::check("token ids", bytes).is_err() || to.try_reserve(bytes).is_err() {
+            let rule = format!("do not fit into the host's memory: they take {bytes} bytes");
+            let subject = format!("tokens {} to {}", range.start, range.end);
+            return Err(Error::argument(subject, rule).hint("read fewer at a time, as windows do"));
         }
         let mut at = range.start;
         let mut k = self.shards.partition_point(|s| s.range.end <= at);
         let mut buffer = Vec::new();
         while at < range.end {
             let shard = &self.shards[k];
-            let part = at - shard.range.start..range.end.min(shard.range.end) - shard.range.start;
-            self.read_shard(shard, part, &mut buffer, to)?;
-            at = shard.range.end;
-            k += 1;
+            let end = range.end.min(shard.range.end).min(at + PIECE / shard.width.bytes() as u64);
+            self.read_shard(shard, at - shard.range.start..end - shard.range.start, &mut buffer, to)?;
+            at = end;
+            if at == shard.range.end {
+                k = self.shards.partition_point(|s| s.range.end <= at);
+            }
         }
         Ok(())
     }
