@@ -53,6 +53,7 @@ impl Source for TokenWindows {
 
     fn too_large(&self, count: usize) -> Error {
         let rule = format!("of {count} windows of {} tokens does not fit into the host's memory", self.span);
-        Error::argument("a batch", rule).hint("a smaller batch, with `accumulate = n` for the same gradients")
+        Error::argument("a batch", rule)
+            .hint("shorter windows, or a smaller batch with `accumulate = n` for the same gradients")
     }
 }
