@@ -5,6 +5,7 @@ use perilune_core::Mesh;
 use perilune_core::byte_size::{amount, show};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
+use perilune_dist::rendezvous::Place;
 use perilune_dist::{MeshBackend, MeshOptions};
 use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards, set_mesh_options};
 use perilune_plan::Backend;
@@ -164,19 +165,37 @@ impl PlaceArgs {
         self.mesh.map(|mesh| mesh.to_string()).unwrap_or_default() + &strict
     }
 
-    /// The kind of device of a process in a job of several, which all have to have. GPUs of different processes have no way to
-    /// exchange tensors yet.
-    pub fn kind_in_job(&self) -> Result<String> {
+    /// The kind of device of a process in a job of several, which all have to have.
+    pub fn kind_in_job(&self, place: &Place) -> Result<String> {
         let isa = || perilune_cpu::Isa::chosen().map_err(|e| Error::Usage(e.to_string()));
         if self.device == "cpu" || (self.device == "auto" && Cuda::new(0).is_err()) {
             return Ok(format!("cpu with {:?}", isa()?));
         }
-        let given = if self.device == "auto" { "a GPU was found".into() } else { format!("--device {}", self.device) };
-        Err(Error::Usage(format!(
-            "{given}: several processes share a mesh of CPU devices only; their GPUs cannot exchange tensors in this version\n  \
-             hint: one process drives all GPUs of a host: start it without a launcher, as in perilune run recipe.lua --mesh dp=8; \
-             --device cpu trains in several processes"
-        )))
+        let first = *self.gpus_of(1, place)?.first().unwrap_or(&0);
+        match Cuda::new(first) {
+            Ok(gpu) => Ok(gpu.kind()),
+            Err(e) => Err(Error::System(format!("--device {}: {}", self.device, e.message))),
+        }
+    }
+
+    /// The GPUs of a process that drives `n` devices, among those that it may open. Processes of a host take theirs in the order of their
+    /// local ranks, from all GPUs or from those that `--device` lists, unless a launcher shows each process its own only.
+    fn gpus_of(&self, n: usize, place: &Place) -> Result<Vec<usize>> {
+        let listed = self.device.strip_prefix("cuda:").and_then(numbers);
+        let all = match listed {
+            Some(list) => list,
+            None => (0..Cuda::count().map_err(|e| Error::System(e.message))?).collect(),
+        };
+        own_gpus(&all, n, place).ok_or_else(|| {
+            let processes = place.local_processes;
+            Error::Usage(format!(
+                "--device {}: {processes} processes of this host with {n} devices each need {} GPUs, not {}\n  \
+                 hint: start one process for each GPU, or one process without a launcher, which drives all of them",
+                self.device,
+                processes * n,
+                all.len()
+            ))
+        })
     }
 
     /// Opens the devices of a mesh; in a job, those of this process.
@@ -193,6 +212,7 @@ impl PlaceArgs {
             return match self.device.as_str() {
                 "cpu" => self.virtual_cpus(mesh, limit, job),
                 "auto" if Cuda::new(0).is_err() => self.virtual_cpus(mesh, limit, job),
+                _ if job.is_some_and(Job::has_several) => self.gpus_in_job(mesh, job),
                 "auto" | "cuda" => self.gpus(mesh, &(0..mesh.devices()).collect::<Vec<_>>()),
                 d => match d.strip_prefix("cuda:").and_then(numbers) {
                     Some(list) => self.gpus(mesh, &list),
@@ -267,6 +287,24 @@ impl PlaceArgs {
         backend.map(|b| Arc::new(b) as Arc<dyn Backend>).map_err(|e| Error::System(e.to_string()))
     }
 
+    /// Opens the GPUs of this process for a mesh of several processes.
+    fn gpus_in_job(&self, mesh: Mesh, job: Option<&Job>) -> Result<Arc<dyn Backend>> {
+        let Some(job) = job else { return Err(Error::System("this is a bug: no job".into())) };
+        let n = (mesh.devices() / job.place.processes).max(1);
+        let mut ordinals = self.gpus_of(n, &job.place)?.into_iter();
+        let open = |_| {
+            let ordinal = ordinals.next().unwrap_or_default();
+            Cuda::new(ordinal).map(|gpu| Arc::new(gpu) as Arc<dyn Backend>)
+        };
+        match MeshBackend::among(mesh, &job.links, open) {
+            Ok(backend) => Ok(Arc::new(backend)),
+            Err(e) if e.kind == perilune_core::error::Kind::Argument => {
+                Err(Error::Usage(perilune_core::Error { op: String::new(), ..e }.to_string()))
+            }
+            Err(e) => Err(Error::System(e.to_string())),
+        }
+    }
+
     /// Returns what opens the mesh that a recipe asks for.
     fn opener(self, job: Option<Job>) -> OpenMesh {
         Rc::new(move |text, now| {
@@ -279,6 +317,17 @@ impl PlaceArgs {
             Ok(OpenedMesh { backend, options })
         })
     }
+}
+
+/// The GPUs of a process with `n` devices, among those that it can open.
+fn own_gpus(all: &[usize], n: usize, place: &Place) -> Option<Vec<usize>> {
+    let first = place.local_rank * n;
+    match all.len() {
+        shown if shown >= place.local_processes * n => all.get(first..first + n),
+        shown if shown == n => Some(all),
+        _ => None,
+    }
+    .map(<[usize]>::to_vec)
 }
 
 /// Parses `--mesh`.
@@ -299,5 +348,23 @@ pub fn key_value(text: &str) -> std::result::Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.trim().is_empty() => Ok((key.trim().to_string(), value.to_string())),
         _ => Err(format!("write it as {}=VALUE", if text.is_empty() { "KEY" } else { text.trim_matches('=') })),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn processes_of_a_host_take_gpus_in_the_order_of_their_ranks() {
+        let place = |rank, n| Place { local_rank: rank, local_processes: n, ..Place::alone() };
+        let all = [0, 1, 2, 3];
+        assert_eq!(own_gpus(&all, 4, &place(0, 1)), Some(vec![0, 1, 2, 3]));
+        assert_eq!(own_gpus(&all, 1, &place(2, 4)), Some(vec![2]));
+        assert_eq!(own_gpus(&all, 2, &place(1, 2)), Some(vec![2, 3]));
+        assert_eq!(own_gpus(&[5, 7], 1, &place(1, 2)), Some(vec![7]));
+        assert_eq!(own_gpus(&[0], 1, &place(3, 4)), Some(vec![0]), "a launcher shows each process its own");
+        assert_eq!(own_gpus(&[0, 1, 2], 2, &place(0, 2)), None);
+        assert_eq!(own_gpus(&[], 1, &place(0, 1)), None);
     }
 }

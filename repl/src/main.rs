@@ -35,10 +35,13 @@ fn install_panic_hook() {
     }));
 }
 
-#[expect(unsafe_code, reason = "it sets an environment variable")]
+#[expect(unsafe_code, reason = "it sets environment variables")]
 fn main() -> ExitCode {
     // SAFETY: the process has one thread yet.
-    unsafe { perilune_cuda::nvrtc::place_vendor_cache() };
+    unsafe {
+        perilune_cuda::nvrtc::place_vendor_cache();
+        perilune_cuda::nccl::set_environment();
+    }
     install_panic_hook();
     let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(cmd::dispatch);
     match result {

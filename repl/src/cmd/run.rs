@@ -133,7 +133,7 @@ impl RunArgs {
         let terms = [
             ("recipe", self.recipe.file_name().unwrap_or_default().to_string_lossy().into_owned()),
             ("mesh", self.device.place.mesh_text()),
-            ("kind of device", self.device.place.kind_in_job()?),
+            ("kind of device", self.device.place.kind_in_job(&place)?),
         ];
         Job::join(place, &terms)
     }

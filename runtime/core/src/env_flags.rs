@@ -31,10 +31,13 @@ pub static REPORT_MISSES: EnvFlag = EnvFlag::plain("PERILUNE_REPORT_MISSES");
 pub static REPLAY: EnvFlag = EnvFlag::plain("PERILUNE_REPLAY");
 pub static TUNE: EnvFlag = EnvFlag::plain("PERILUNE_TUNE");
 pub static CUDNN: EnvFlag = EnvFlag::plain("PERILUNE_CUDNN");
+/// How GPUs of one process exchange tensors: by reading each other's memory, unless it is `nccl`.
+pub static COLLECTIVES: EnvFlag = EnvFlag { name: "PERILUNE_COLLECTIVES", words: &["memory", "nccl"], toggled: false };
 /// The instruction set of the CPU's loops, in ascending order.
 pub static CPU_ISA: EnvFlag = EnvFlag { name: "PERILUNE_CPU_ISA", words: &["sse2", "avx2", "avx512"], toggled: false };
 
-pub static ALL: [&EnvFlag; 8] = [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN, &CPU_ISA];
+pub static ALL: [&EnvFlag; 9] =
+    [&FUSION, &PRINT_PLAN, &CHECK_NAN, &REPORT_MISSES, &REPLAY, &TUNE, &CUDNN, &COLLECTIVES, &CPU_ISA];
 
 const ON: [&str; 4] = ["1", "on", "true", "yes"];
 const OFF: [&str; 4] = ["0", "off", "false", "no"];

@@ -6,7 +6,7 @@ use crate::blas::{self, Blas};
 use crate::dnn::Dnn;
 use crate::driver::{self, Allocation, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::dylib;
-use crate::executable::{Connection, CudaExecutable, Fault, Faults};
+use crate::executable::{Communicators, Connection, CudaExecutable, Fault, Faults};
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::env_flags;
@@ -30,6 +30,7 @@ pub(crate) struct SharedDevice {
     context: Mutex<DeviceContext>,
     heap: Arc<Heap>,
     device: Arc<Device>,
+    communicators: Arc<Communicators>,
 }
 
 /// State that all programs of a device share. Memory is the last field, so that it is unmapped after everything that
@@ -37,6 +38,8 @@ pub(crate) struct SharedDevice {
 pub(crate) struct DeviceContext {
     /// What connects the device to its mesh, once a run has had peers. Dropped first: other devices may use memory until then.
     pub connection: Option<Arc<Connection>>,
+    /// Those of NCCL. A thread that ends them does not wait for the lock.
+    pub communicators: Arc<Communicators>,
     pub compiler: Compiler,
     pub modules: HashMap<[u8; 32], Arc<Module>>,
     pub blas: Blas,
@@ -73,8 +76,10 @@ impl Cuda {
         let workspace = heap.alloc(blas::WORKSPACE)?;
         let halt = heap.alloc(4)?;
         device.upload(halt.address, &[0; 4])?;
+        let communicators: Arc<Communicators> = Arc::default();
         let context = DeviceContext {
             connection: None,
+            communicators: communicators.clone(),
             compiler: Compiler::new(device.props.arch, nvrtc::folder())?,
             modules: HashMap::new(),
             blas: Blas::new(&device, workspace.address)?,
@@ -92,8 +97,21 @@ impl Cuda {
             heap: heap.clone(),
             device: device.clone(),
         };
-        let shared = SharedDevice { context: Mutex::new(context), heap, device };
+        let shared = SharedDevice { context: Mutex::new(context), heap, device, communicators };
         Ok(Cuda { name: format!("cuda:{ordinal}"), shared: Arc::new(shared) })
+    }
+
+    /// The number of GPUs that this process may open.
+    pub fn count() -> Result<usize> {
+        Device::count()
+    }
+
+    /// What tells kinds of GPUs apart: name, architecture and size.
+    pub fn kind(&self) -> String {
+        let d = &self.shared.device;
+        let (major, minor) = d.props.arch;
+        let gib = d.total_bytes as f64 / (1u64 << 30) as f64;
+        format!("{}, sm_{major}{minor}, {} SMs, {gib:.0} GiB", d.name, d.props.sms)
     }
 
     /// Opens the device with that name: `cuda` or `cuda:N`.
@@ -147,10 +165,7 @@ impl Backend for Cuda {
     }
 
     fn describe(&self) -> String {
-        let d = &self.shared.device;
-        let (major, minor) = d.props.arch;
-        let gib = d.total_bytes as f64 / (1u64 << 30) as f64;
-        format!("{} ({}, sm_{major}{minor}, {} SMs, {gib:.0} GiB)", self.name, d.name, d.props.sms)
+        format!("{} ({})", self.name, self.kind())
     }
 
     fn peak_flops(&self, precision: &str) -> Option<f64> {
@@ -220,6 +235,7 @@ impl Backend for Cuda {
                 context.beside.queued()
             }
         };
+        self.shared.communicators.raise()?;
         context.check_download(finished, made_by(buffer))?;
         Ok(out)
     }
@@ -227,6 +243,7 @@ impl Backend for Cuda {
     fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
         let parts = buffers.iter().map(|buffer| Ok((address(buffer, buffer.nbytes())?, buffer.nbytes())));
         let mut context = self.shared.lock()?;
+        self.shared.communicators.raise()?;
         // A checkpoint must not pass States off as those of a step whose bad index has not been reported yet.
         if context.faults.may_report() {
             context.device.synchronize()?;
@@ -260,6 +277,13 @@ impl Backend for Cuda {
             functions.extend(crate::executable::functions(&mut context, program)?);
         }
         Ok(context.compiler.prepare(&functions))
+    }
+
+    fn cut_off(&self, why: Option<&Error>) {
+        match why {
+            Some(why) => self.shared.communicators.cut_off(why),
+            None => self.shared.communicators.forget(),
+        }
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {

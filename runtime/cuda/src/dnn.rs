@@ -32,32 +32,8 @@ pub const ALIGNMENT: i64 = 16;
 type Handle = *mut c_void;
 type Descriptor = *mut c_void;
 
-macro_rules! api {
-    ($($name:ident: fn($($arg:ty),*) -> $out:ty = $symbol:literal),* $(,)?) => {
-        /// The library and its functions.
-        struct Api {
-            $($name: unsafe extern "C" fn($($arg),*) -> $out,)*
-            _library: libloading::os::unix::Library,
-        }
-
-        impl Api {
-            fn load() -> Result<Api> {
-                let library = dylib::open_found("cuDNN")?;
-                // SAFETY: the signatures are those of the headers of cuDNN 9.
-                unsafe {
-                    Ok(Api {
-                        $($name: *library.get($symbol).map_err(|e| {
-                            Error::system("cuda", format!("cuDNN lacks a function: {e}")).hint("cuDNN 9 is needed")
-                        })?,)*
-                        _library: library,
-                    })
-                }
-            }
-        }
-    };
-}
-
-api! {
+dylib::functions! {
+    "cuDNN", "cuDNN 9 is needed",
     version: fn() -> usize = b"cudnnGetVersion\0",
     error: fn(c_int) -> *const c_char = b"cudnnGetErrorString\0",
     create: fn(*mut Handle) -> c_int = b"cudnnCreate\0",

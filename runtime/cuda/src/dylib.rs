@@ -83,6 +83,35 @@ fn extra_dirs() -> Vec<PathBuf> {
     out
 }
 
+/// Declares `Api`: a library of [`WANTED`] with functions of it. Their signatures must be those of the library's headers.
+macro_rules! functions {
+    ($library:literal, $cure:literal, $($name:ident: fn($($arg:ty),*) -> $out:ty = $symbol:literal),* $(,)?) => {
+        /// The library and its functions.
+        struct Api {
+            $($name: unsafe extern "C" fn($($arg),*) -> $out,)*
+            _library: libloading::os::unix::Library,
+        }
+
+        impl Api {
+            fn load() -> perilune_core::error::Result<Api> {
+                let library = $crate::dylib::open_found($library)?;
+                let lacks = |e| {
+                    let message = format!(concat!($library, " lacks a function: {}"), e);
+                    perilune_core::error::Error::system("cuda", message).hint($cure)
+                };
+                // SAFETY: the signatures are those of the library's headers.
+                unsafe {
+                    Ok(Api {
+                        $($name: *library.get($symbol).map_err(lacks)?,)*
+                        _library: library,
+                    })
+                }
+            }
+        }
+    };
+}
+pub(crate) use functions;
+
 /// Folders with CUDA's headers, from a toolkit or from wheels.
 pub fn include_dirs() -> Vec<PathBuf> {
     let mut out: Vec<PathBuf> = extra_dirs().iter().filter_map(|d| Some(d.parent()?.join("include"))).collect();

@@ -17,7 +17,7 @@ mod run;
 
 use errors::DeviceErrors;
 pub(crate) use errors::{Fault, Faults};
-pub(crate) use mesh::Connection;
+pub(crate) use mesh::{Communicators, Connection};
 pub(crate) use products::{epilogue, product};
 pub use replay::STAGED_BYTES;
 

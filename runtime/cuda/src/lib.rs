@@ -1,7 +1,7 @@
 //! Runs plans on NVIDIA GPUs from sm_80 on.
 //!
 //! - `schedule` analyses fused regions and `emit` generates CUDA C++ for them, `library` and `attention` launch the
-//!   hand-written kernels of `kernels/`, `blas` calls cuBLASLt, and `dnn` calls cuDNN if it is installed.
+//!   hand-written kernels of `kernels/`, `blas` calls cuBLASLt, `dnn` calls cuDNN if it is installed, and `nccl` calls NCCL for GPUs of several processes.
 //! - Generated and hand-written kernels are [`launch::Work`]: plain data that needs no device. `nvrtc` compiles it and caches the
 //!   machine code on disk.
 //! - `executable` runs a program through `driver`; `backend` implements the plan's `Backend` trait.
@@ -27,6 +27,7 @@ pub mod headers;
 pub mod lab;
 pub mod launch;
 pub mod library;
+pub mod nccl;
 pub mod nvml;
 pub mod nvrtc;
 pub mod offline_target;

@@ -18,6 +18,7 @@ use perilune_core::ops::collective::{ALL_REDUCE, code};
 use perilune_core::{DType, HostTensor};
 use perilune_cuda::launch::{Arg, Props};
 use perilune_cuda::library::collective::{self, Collective, Task};
+use perilune_cuda::library::messages::{Message, Messages, Place, Step};
 use perilune_plan::ir::{Kernel, Operand, Program};
 use perilune_plan::{Null, lanes};
 use std::collections::BTreeSet;
@@ -156,6 +157,154 @@ fn phases_have_the_bits_of_the_cpu() {
         }
     }
     assert_eq!(phases.into_iter().collect::<Vec<_>>(), [1, 2]);
+}
+
+/// The memory of a device: piece, result and scratch.
+struct Memory([Vec<u8>; 3]);
+
+impl Memory {
+    fn at(&self, place: Place, nbytes: usize) -> Vec<u8> {
+        let (k, at) = Memory::place(place);
+        self.0[k][at..at + nbytes].to_vec()
+    }
+
+    fn write(&mut self, place: Place, bytes: &[u8]) {
+        let (k, at) = Memory::place(place);
+        self.0[k][at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    fn place(place: Place) -> (usize, usize) {
+        match place {
+            Place::Piece(at) => (0, at),
+            Place::Result(at) => (1, at),
+            Place::Scratch(at) => (2, at),
+        }
+    }
+}
+
+/// Executes the messages of all devices, as NCCL and the GPU do; sums in the order of the devices. Returns their results.
+fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Vec<Vec<u8>> {
+    let ranks = pieces.len();
+    let all: Vec<Messages> = (0..ranks).map(|k| c.messages(k, ranks).unwrap()).collect();
+    let memory = |k: usize| Memory([pieces[k].clone(), vec![0xA5; nbytes], vec![0x5A; all[k].scratch]]);
+    let mut memory: Vec<Memory> = (0..ranks).map(memory).collect();
+    let how = match case.kind {
+        Kind::AllReduce(how) | Kind::ReduceScatter(_, how) => how,
+        Kind::AllGather(_) | Kind::AllToAll | Kind::Shift(_) | Kind::Reverse => Combine::Sum,
+    };
+    let sum = |pieces: &[Vec<u8>], n: usize| {
+        let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
+        (0..n).flat_map(|i| combined(case.dtype, how, &pieces, i * c.size)).collect::<Vec<u8>>()
+    };
+    for at in 0..all[0].steps.len() {
+        // What the devices write when the messages of this step have arrived.
+        let mut writes: Vec<(usize, Place, Vec<u8>)> = Vec::new();
+        for own in 0..ranks {
+            let Step::Messages(messages) = &all[own].steps[at] else { continue };
+            let same = |k: usize, m: usize| {
+                let Step::Messages(all) = &all[k].steps[at] else { panic!("{case:?}: another step on {k}") };
+                all[m]
+            };
+            for (m, message) in messages.iter().enumerate() {
+                match *message {
+                    Message::Sum { to, n, dtype, .. } => {
+                        assert_eq!((dtype, how), (case.dtype, Combine::Sum));
+                        let from = |k: usize| match same(k, m) {
+                            Message::Sum { from, n: other, .. } if other == n => memory[k].at(from, n * c.size),
+                            other => panic!("{case:?}: {other:?}"),
+                        };
+                        writes.push((own, to, sum(&(0..ranks).map(from).collect::<Vec<_>>(), n)));
+                    }
+                    Message::SumSlices { to, n, dtype, .. } => {
+                        assert_eq!((dtype, how), (case.dtype, Combine::Sum));
+                        let from = |k: usize| match same(k, m) {
+                            Message::SumSlices { from, n: other, .. } if other == n => {
+                                memory[k].at(from, ranks * n * c.size)[own * n * c.size..].to_vec()
+                            }
+                            other => panic!("{case:?}: {other:?}"),
+                        };
+                        writes.push((own, to, sum(&(0..ranks).map(from).collect::<Vec<_>>(), n)));
+                    }
+                    Message::Gather { to, nbytes, .. } => {
+                        let from = |k: usize| match same(k, m) {
+                            Message::Gather { from, nbytes: other, .. } if other == nbytes => memory[k].at(from, nbytes),
+                            other => panic!("{case:?}: {other:?}"),
+                        };
+                        writes.push((own, to, (0..ranks).flat_map(from).collect()));
+                    }
+                    Message::Receive { to, nbytes, peer } => {
+                        let Step::Messages(sent) = &all[peer].steps[at] else { panic!("{case:?}") };
+                        let sends = sent.iter().filter_map(|message| match *message {
+                            Message::Send { from, nbytes, peer } if peer == own => Some((from, nbytes)),
+                            _ => None,
+                        });
+                        let sends: Vec<(Place, usize)> = sends.collect();
+                        assert!(sends.len() == 1 && sends[0].1 == nbytes, "{case:?}: {sends:?} for {nbytes}");
+                        writes.push((own, to, memory[peer].at(sends[0].0, nbytes)));
+                    }
+                    Message::Send { peer, .. } => {
+                        let Step::Messages(received) = &all[peer].steps[at] else { panic!("{case:?}") };
+                        let is_from = |m: &&Message| matches!(m, Message::Receive { peer, .. } if *peer == own);
+                        assert_eq!(received.iter().filter(is_from).count(), 1, "{case:?}");
+                    }
+                }
+            }
+        }
+        writes.into_iter().for_each(|(k, place, bytes)| memory[k].write(place, &bytes));
+        for (own, memory) in memory.iter_mut().enumerate() {
+            match &all[own].steps[at] {
+                Step::Messages(_) => {}
+                Step::Rows { from, to, nbytes, apart, rows } => {
+                    let (from_at, to_at) = (Memory::place(*from), Memory::place(*to));
+                    for row in 0..*rows {
+                        let bytes = memory.0[from_at.0][from_at.1 + row * apart[0]..][..*nbytes].to_vec();
+                        memory.0[to_at.0][to_at.1 + row * apart[1]..][..*nbytes].copy_from_slice(&bytes);
+                    }
+                }
+                Step::Launch { phase, .. } if phase.grid.contains(&0) => {}
+                Step::Launch { phase, first, apart } => {
+                    let Task::Reduce { n, len, row } = phase.task else { panic!("{case:?}: {phase:?}") };
+                    assert!(!phase.reads_results && (phase.first, phase.step) == (0, 0));
+                    assert!(first % c.vector == 0 && apart % c.vector == 0 && phase.out % c.vector == 0, "{case:?}");
+                    let text = &c.functions[phase.function].text;
+                    let (v, in_rows) = (c.vector / c.size, text.contains("true>"));
+                    let terms: Vec<Vec<u8>> = (0..ranks).map(|k| memory.0[2][first + k * apart..].to_vec()).collect();
+                    let terms: Vec<&[u8]> = terms.iter().map(Vec::as_slice).collect();
+                    for i in 0..n {
+                        let vector = if in_rows { i / v / len * row + i / v % len } else { i / v };
+                        let element = combined(case.dtype, how, &terms, (vector * v + i % v) * c.size);
+                        memory.0[1][phase.out + i * c.size..][..c.size].copy_from_slice(&element);
+                    }
+                }
+            }
+        }
+    }
+    memory.into_iter().map(|memory| memory.0[1].clone()).collect()
+}
+
+#[test]
+fn messages_have_the_bits_of_the_cpu() {
+    let mut steps = BTreeSet::new();
+    for ranks in [1, 2, 3, 8] {
+        for case in cases(ranks, Axis::Dp) {
+            if case.dims.iter().product::<usize>() > 400_000 && case.dtype != DType::BF16 {
+                continue; // the same steps as those of fewer elements
+            }
+            let planned = case.plan(&Null);
+            let (_, c) = lowered(&planned.program, &Props::H200);
+            if c.is_empty() {
+                continue;
+            }
+            let want = case.on_cpu();
+            let pieces: Vec<_> = (0..ranks).map(|k| piece(&case.data(k), &planned.program, &c)).collect();
+            let got = exchanged(&case, &c, &pieces, want[0].bytes.len());
+            for (k, (got, want)) in got.into_iter().zip(&want).enumerate() {
+                same(&case, k, &HostTensor::new(want.dtype, want.shape, got), want);
+            }
+            steps.insert(c.messages(0, ranks).unwrap().steps.len());
+        }
+    }
+    assert!(steps.is_superset(&BTreeSet::from([1, 2, 3])), "{steps:?}");
 }
 
 /// A program that combines two computed tensors in one bucket.

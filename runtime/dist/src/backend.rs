@@ -184,6 +184,8 @@ impl MeshBackend {
             return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
         }
         let workers = Workers::new(backends.len())?;
+        let watched = backends.clone();
+        exchange.set_watch(Box::new(move |why| watched.iter().for_each(|backend| backend.cut_off(Some(why)))));
         let shared = Shared { mesh, ranks, backends, exchange, workers, processes, runs: AtomicU64::new(0) };
         Ok(MeshBackend { shared: Arc::new(shared) })
     }

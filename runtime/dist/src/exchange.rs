@@ -4,7 +4,8 @@
 //! All devices begin the same exchanges in the same order, so a message is named by its run, its group and the number of
 //! exchanges that the group had before in this run. Messages of devices in other processes are left on the board by whoever
 //! receives them. If a device fails, the exchanges of its run fail on all others, so none waits for it. If a process fails or the
-//! connection to it does, all exchanges do. Messages from one device to another: [`mail`].
+//! connection to it does, all exchanges do, and a [`Watch`] learns why: it ends what devices do without the exchange. Messages from one
+//! device to another: [`mail`].
 
 mod mail;
 
@@ -16,7 +17,7 @@ use perilune_core::mesh::{Axis, Coordinates};
 use perilune_plan::{Peers, Ticket};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// How long an exchange waits for the cause after a device of another process has failed.
@@ -114,8 +115,10 @@ pub trait Carrier: Send + Sync + std::fmt::Debug {
     fn fail(&self, _run: u64, _rank: usize) {}
 }
 
+/// Is told that a device has failed, on the thread that learns of it.
+pub type Watch = Box<dyn Fn(&Error) + Send + Sync>;
+
 /// The board of one process.
-#[derive(Debug)]
 pub struct Exchange {
     mesh: Mesh,
     /// Whether this process drives a device, by rank.
@@ -123,6 +126,13 @@ pub struct Exchange {
     carrier: Option<Arc<dyn Carrier>>,
     board: Mutex<Board>,
     changed: Condvar,
+    watch: OnceLock<Watch>,
+}
+
+impl std::fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter) -> std::fmt::Result {
+        f.debug_struct("Exchange").field("mesh", &self.mesh).field("board", &self.board).finish_non_exhaustive()
+    }
 }
 
 impl Exchange {
@@ -133,11 +143,30 @@ impl Exchange {
 
     /// An exchange whose devices other processes drive too, except those that are `local`.
     pub fn among(mesh: Mesh, local: Vec<bool>, carrier: Option<Arc<dyn Carrier>>) -> Exchange {
-        Exchange { mesh, local, carrier, board: Mutex::default(), changed: Condvar::new() }
+        Exchange {
+            mesh,
+            local,
+            carrier,
+            board: Mutex::default(),
+            changed: Condvar::new(),
+            watch: OnceLock::new(),
+        }
     }
 
     pub fn mesh(&self) -> &Mesh {
         &self.mesh
+    }
+
+    /// Sets who is told of failures, once.
+    pub fn set_watch(&self, watch: Watch) {
+        // There is one backend for an exchange.
+        let _ = self.watch.set(watch);
+    }
+
+    fn tell(&self, why: &Error) {
+        if let Some(watch) = self.watch.get() {
+            watch(why);
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Board> {
@@ -242,6 +271,7 @@ impl Exchange {
         }
         drop(board);
         self.changed.notify_all();
+        self.tell(&self.device_failed(rank));
         if let Some(carrier) = self.carrier.as_ref().filter(|_| first && !known) {
             carrier.fail(run, rank);
         }
@@ -255,12 +285,14 @@ impl Exchange {
         }
         drop(board);
         self.changed.notify_all();
+        self.tell(&self.device_failed(rank));
     }
 
     /// Ends all exchanges of this and later runs with an error. The first one counts.
     pub fn break_off(&self, error: &Error) {
         self.lock().broken.get_or_insert_with(|| error.clone());
         self.changed.notify_all();
+        self.tell(error);
     }
 
     /// Ends exchanges that still need a message of these devices: their process has ended, as `how` says.
@@ -450,6 +482,19 @@ mod tests {
                 scope.spawn(|| peer.barrier().unwrap());
             }
         });
+    }
+
+    #[test]
+    fn a_watch_is_told_of_every_failure() {
+        let exchange = Exchange::new(Mesh::parse("dp=2").unwrap());
+        let told = Arc::new(Mutex::new(Vec::new()));
+        let heard = told.clone();
+        exchange.set_watch(Box::new(move |why| heard.lock().unwrap().push(why.message.clone())));
+        exchange.fail(3, 1);
+        exchange.fail_elsewhere(4, 0);
+        exchange.break_off(&Error::system("mesh", "rank 1 ended"));
+        let want = ["device 1 of mesh dp=2 has failed", "device 0 of mesh dp=2 has failed", "rank 1 ended"];
+        assert_eq!(*told.lock().unwrap(), want);
     }
 
     #[test]

@@ -128,6 +128,10 @@ impl Executable for MeshExecutable {
         let failed = exchange.failed(run);
         exchange.end(run);
         let mut results = results.map_err(|error| Failure { origin: Origin::NONE, error })?;
+        if failed.is_some() || results.iter().any(Outcome::is_err) {
+            // The failure of this run is about to be reported, for all devices.
+            self.shared.backends.iter().for_each(|backend| backend.cut_off(None));
+        }
         if let Some(rank) = failed {
             // It is a device of this process. The failure of the first one is the cause of the others'.
             return match results.swap_remove(self.shared.ranks.binary_search(&rank).unwrap_or_default()) {

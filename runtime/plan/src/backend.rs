@@ -182,6 +182,10 @@ pub trait Backend: Send + Sync {
         Vec::new()
     }
 
+    /// Ends what is in flight with devices of other processes, because one of them has failed: any thread may call it, also during a run.
+    /// `None`: the failure has been reported, and need not be raised by the next call.
+    fn cut_off(&self, _why: Option<&Error>) {}
+
     /// Starts a thread that generates the machine code that `compile` will need for these programs. `None` if there is nothing
     /// to generate.
     fn prepare(&self, _programs: &[Program]) -> Result<Option<JoinHandle<()>>> {

@@ -225,6 +225,13 @@ pub struct Allocation {
     pub address: Address,
 }
 
+impl Allocation {
+    /// Its bytes, at least those that were asked for.
+    pub fn nbytes(&self) -> usize {
+        self.room
+    }
+}
+
 impl Drop for Allocation {
     fn drop(&mut self) {
         let mut space = self.heap.lock();

@@ -26,14 +26,23 @@ pub struct Device {
 }
 
 impl Device {
-    pub fn open(ordinal: usize) -> Result<Arc<Device>> {
+    /// The number of GPUs that this process may open.
+    pub fn count() -> Result<usize> {
         dylib::load("CUDA driver")?;
-        // SAFETY: the library is loaded; out-pointers are to locals.
+        let mut count = 0;
+        // SAFETY: the library is loaded; the out-pointer is to a local.
         unsafe {
             check(sys::cuInit(0), "starting the CUDA driver")?;
-            let mut count = 0;
             check(sys::cuDeviceGetCount(&mut count), "counting GPUs")?;
-            if ordinal >= count as usize {
+        }
+        Ok(count as usize)
+    }
+
+    pub fn open(ordinal: usize) -> Result<Arc<Device>> {
+        let count = Device::count()?;
+        // SAFETY: the library is loaded; out-pointers are to locals.
+        unsafe {
+            if ordinal >= count {
                 let message = format!("there is no device cuda:{ordinal}: {count} found");
                 return Err(Error::system("cuda", message).hint("perilune doctor lists devices; they count from 0"));
             }

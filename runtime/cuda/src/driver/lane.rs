@@ -1,7 +1,8 @@
 //! Streams for collectives, beside the stream of the device's other work.
 
-use super::{Device, Event, Handle, check, sys};
+use super::{Address, Device, Event, Handle, check, sys};
 use perilune_core::error::Result;
+use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -34,6 +35,32 @@ impl Lane {
     pub fn record(&self, event: &Event) -> Result<()> {
         // SAFETY: both are of this device and alive.
         check(unsafe { sys::cuEventRecord(event.event.0, self.stream.0) }, "recording an event")
+    }
+
+    /// The stream, for libraries that queue on it.
+    pub fn raw(&self) -> *mut c_void {
+        self.stream.0.cast()
+    }
+
+    /// Queues a copy within the device.
+    pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
+        // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
+        check(status, "copying on the GPU")
+    }
+
+    /// Queues a copy of `rows` rows of `nbytes` within the device. `apart`: from the start of a row to that of the next, where they are
+    /// read and where they are written.
+    pub fn copy_rows(&self, from: Address, to: Address, nbytes: usize, apart: [usize; 2], rows: usize) -> Result<()> {
+        // SAFETY: a plain C structure for which zero means "from the start".
+        let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
+        (copy.srcMemoryType, copy.dstMemoryType) =
+            (sys::CUmemorytype::CU_MEMORYTYPE_DEVICE, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
+        (copy.srcDevice, copy.dstDevice) = (from, to);
+        (copy.srcPitch, copy.dstPitch) = (apart[0], apart[1]);
+        (copy.WidthInBytes, copy.Height) = (nbytes, rows);
+        // SAFETY: the rows lie in memory of the device, and do not overlap (callers check).
+        check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.0) }, "copying rows on the GPU")
     }
 
     /// Waits for all work of the lane.

@@ -414,7 +414,7 @@ impl Executable for CudaExecutable {
         let is_timed = times.is_some();
         let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh { connection, peers, is_timed });
         if let Some(mesh) = &mesh {
-            mesh.begin();
+            mesh.begin().map_err(first)?;
         }
         // The devices of a mesh raise the error of an earlier run where they agree.
         if mesh.is_none() || !compiled.agrees() {
@@ -432,6 +432,7 @@ impl Executable for CudaExecutable {
         let operands = Operands { inputs, slots, outputs };
         if let Err((k, error)) = compiled.run_steps(context, &self.program, operands, mesh.as_ref(), [times, hidden]) {
             if let Some(mesh) = &mesh {
+                mesh.fail();
                 mesh.settle().map_err(first)?;
                 // Other devices may read this one's memory, and have reported a bad index to it.
                 context.device.synchronize().map_err(first)?;

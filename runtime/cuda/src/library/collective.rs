@@ -51,7 +51,10 @@ pub struct Collective {
     pub in_place: bool,
     /// Distinct functions of its phases.
     pub functions: Vec<Arc<Function>>,
-    kind: Kind,
+    pub(super) kind: Kind,
+    pub(super) dtype: DType,
+    /// The attribute that stands for the combination, if it combines terms.
+    pub(super) code: i64,
     /// Bytes of an element, of a vector of `reduce` and of a word of the copies.
     pub size: usize,
     pub vector: usize,
@@ -61,7 +64,7 @@ pub struct Collective {
 
 /// Lengths are in elements.
 #[derive(Clone, Debug)]
-enum Kind {
+pub(super) enum Kind {
     AllReduce {
         n: usize,
     },
@@ -241,8 +244,8 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         Kind::Permute { n, .. } => (size, aligned(n)),
     };
     // A sum in a tree keeps a partial sum of each level in registers, which are too few for 16 elements.
-    let is_tree = code_of(l.op, &l.attrs) == Some(TREE);
-    let vector = if is_tree { vector.min(MOST_IN_TREE * size) } else { vector };
+    let code = code_of(l.op, &l.attrs).unwrap_or_default();
+    let vector = if code == TREE { vector.min(MOST_IN_TREE * size) } else { vector };
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
     // By the attribute of the combination.
     let reduce = |how: i64, in_rows: bool| {
@@ -258,9 +261,9 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         function("gather", params, &body, "out, ranks, own, total, step")
     };
     let functions = match kind {
-        Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(c.attr(1), false)],
-        Kind::AllReduce { .. } => vec![reduce(c.attr(1), false), spans(true)],
-        Kind::ReduceScatter { rows, .. } => vec![reduce(c.attr(3), rows > 1)],
+        Kind::AllReduce { .. } if nbytes <= ONE_PHASE && !in_place => vec![reduce(code, false)],
+        Kind::AllReduce { .. } => vec![reduce(code, false), spans(true)],
+        Kind::ReduceScatter { rows, .. } => vec![reduce(code, rows > 1)],
         Kind::AllGather { rows: 0 | 1, .. } | Kind::AllToAll { .. } | Kind::Permute { .. } => vec![spans(false)],
         Kind::AllGather { .. } => {
             let w = sized(word);
@@ -271,8 +274,22 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     };
     let most_blocks = BLOCKS * props.sms as usize;
     let (name, axis, output) = (l.op.name, axis(&l.attrs), c.output(0));
-    let collective =
-        Collective { name, axis, input, output, nbytes, in_place, functions, kind, size, vector, word, most_blocks };
+    let collective = Collective {
+        name,
+        axis,
+        input,
+        output,
+        nbytes,
+        in_place,
+        functions,
+        kind,
+        dtype,
+        code,
+        size,
+        vector,
+        word,
+        most_blocks,
+    };
     Ok((c.finish(), collective))
 }
 
@@ -342,6 +359,12 @@ impl Collective {
         Ok(Work { launches, scratch_bytes: 0 })
     }
 
+    /// The blocks of a launch of so many threads for each of some pieces.
+    pub(super) fn blocks(&self, threads: usize, pieces: usize) -> [u32; 3] {
+        let x = threads.div_ceil(BLOCK).min((self.most_blocks / pieces).max(1));
+        [x as u32, pieces as u32, 1]
+    }
+
     /// The launches of the device at `coordinate` of `ranks`.
     pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
         let devices = match self.kind {
@@ -360,10 +383,7 @@ impl Collective {
             let message = format!("this is a bug: {} of {devices} devices along {axis}, which has {ranks}", self.name);
             return Err(Error::system("cuda", message));
         }
-        let blocks = |threads: usize, pieces: usize| {
-            let x = threads.div_ceil(BLOCK).min((self.most_blocks / pieces).max(1));
-            [x as u32, pieces as u32, 1]
-        };
+        let blocks = |threads: usize, pieces: usize| self.blocks(threads, pieces);
         let phase = |function, task, reads_results, [first, step, out]: [usize; 3], grid| Phase {
             function,
             task,

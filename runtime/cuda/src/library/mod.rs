@@ -11,6 +11,7 @@ pub mod fp8;
 mod grouped;
 mod index;
 mod matmul;
+pub mod messages;
 mod movement;
 pub mod pool;
 mod reduce;
