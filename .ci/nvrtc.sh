@@ -1,5 +1,5 @@
 # Sourced by run and soak: installs NVRTC into target/tools, and lets the tests find and require it. It needs no GPU.
-tools=${CARGO_TARGET_DIR:-target}/tools
+tools=${CARGO_TARGET_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/target}/tools
 if ! ls "$tools"/nvrtc/nvidia/*/lib/libnvrtc.so.13 >/dev/null 2>&1; then
   python3 -m pip install --quiet --disable-pip-version-check --target "$tools/nvrtc" nvidia-cuda-nvrtc==13.0.88
 fi
