@@ -44,6 +44,7 @@ fn main() -> ExitCode {
     }
     install_panic_hook();
     let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(cmd::dispatch);
+    perilune_cuda::nccl::finish();
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,
         Ok(Err(failure)) => {

@@ -11,9 +11,9 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::{Arc, LazyLock};
 use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, channel};
+use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 use support::{Place, Ran, place, save};
 

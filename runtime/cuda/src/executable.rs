@@ -34,7 +34,6 @@ use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::op::IndexFault;
 use perilune_core::ops::matmul::LINEAR;
-use perilune_plan::BufferDesc;
 use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
 use replay::{Graphs, Operand};
 use std::collections::{BTreeSet, HashMap};
@@ -318,9 +317,10 @@ fn waits(program: &Program, steps: &[(usize, Step)]) -> Vec<(usize, usize)> {
 /// Returns the operands of a program, which writes the inputs `states`. The bytes of each are those of its largest value.
 fn operands(program: &Program, states: &BTreeSet<usize>) -> Vec<Operand> {
     let input = |k| Operand { nbytes: 0, is_state: states.contains(&k), is_output: false };
-    let output = |desc: &BufferDesc| Operand { nbytes: desc.nbytes(), is_state: false, is_output: true };
+    // The description of an output is that of the whole tensor, of which a device may have a part.
+    let output = Operand { nbytes: 0, is_state: false, is_output: true };
     let mut operands: Vec<Operand> = (0..program.inputs.len()).map(input).collect();
-    operands.extend(program.outputs.iter().map(output));
+    operands.extend(program.outputs.iter().map(|_| output));
     for v in &program.values {
         let k = match v.storage {
             Storage::Input(k) => k as usize,

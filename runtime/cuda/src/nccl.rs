@@ -10,7 +10,7 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Bytes of the name of a new communicator, which all its devices get.
@@ -127,6 +127,42 @@ fn failure(api: &Api, status: c_int, raw: Option<Raw>, what: &str) -> Error {
     let last = if last.is_empty() || last == name { String::new() } else { format!(": {last}") };
     Error::system("cuda", format!("{what} failed: {name}{last} (NCCL error {status})"))
         .hint("NCCL_DEBUG=INFO prints what NCCL does")
+}
+
+/// Communicators that threads are about to end; `None` once the process ends.
+static RETIRING: Mutex<Option<usize>> = Mutex::new(Some(0));
+static RETIRED: Condvar = Condvar::new();
+
+fn retiring() -> MutexGuard<'static, Option<usize>> {
+    RETIRING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Ends a communicator on a thread of its own: a kernel of one may wait behind that of another. See [`Communicator::retire`].
+pub fn retire(communicator: Arc<Communicator>) {
+    let Some(count) = &mut *retiring() else { return };
+    *count += 1;
+    let own = communicator.clone();
+    let work = move || {
+        own.retire();
+        drop(own);
+        if let Some(count) = &mut *retiring() {
+            *count -= 1;
+        }
+        RETIRED.notify_all();
+    };
+    if std::thread::Builder::new().name("nccl-retire".into()).spawn(work).is_err() {
+        *count -= 1;
+    }
+}
+
+/// Waits, before the process ends, for threads that use NCCL, which must not be unloaded meanwhile. Later calls of [`retire`] do nothing.
+pub fn finish() {
+    let until = Instant::now() + GRACE + CLOSE_WAIT;
+    let mut guard = retiring();
+    while guard.is_some_and(|count| count > 0) && Instant::now() < until {
+        guard = RETIRED.wait_timeout(guard, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+    }
+    *guard = None;
 }
 
 /// A place of a device in a group of GPUs that exchange messages.
@@ -300,6 +336,8 @@ impl Communicator {
 
     /// An error that NCCL has met since the last call, as one of the network.
     pub fn error(&self) -> Option<Error> {
+        let alive = retiring();
+        (*alive)?;
         let guard = self.lock();
         let raw = (*guard)?.0;
         match self.poll(raw) {
@@ -339,7 +377,11 @@ impl Drop for Communicator {
                 std::thread::sleep(Duration::from_millis(1));
                 state = self.poll(raw);
             }
-            if state == SUCCESS { (self.api.destroy)(raw) } else { (self.api.abort)(raw) };
+            if state == SUCCESS {
+                (self.api.destroy)(raw)
+            } else {
+                (self.api.abort)(raw)
+            };
         }
     }
 }

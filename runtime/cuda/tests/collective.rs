@@ -227,7 +227,9 @@ fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> 
                     }
                     Message::Gather { to, nbytes, .. } => {
                         let from = |k: usize| match same(k, m) {
-                            Message::Gather { from, nbytes: other, .. } if other == nbytes => memory[k].at(from, nbytes),
+                            Message::Gather { from, nbytes: other, .. } if other == nbytes => {
+                                memory[k].at(from, nbytes)
+                            }
                             other => panic!("{case:?}: {other:?}"),
                         };
                         writes.push((own, to, (0..ranks).flat_map(from).collect()));

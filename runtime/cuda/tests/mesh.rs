@@ -427,7 +427,8 @@ fn a_failed_device_ends_the_run_of_all() {
             (0..6).for_each(|_| drop(rank.run(&loaded).unwrap_or_else(|f| panic!("{}", f.error))));
             (between, rank.value(state))
         });
-        let sum = |runs| (0..runs).fold(vec![0.0, 1.0], |w: Vec<f64>, _| w.iter().map(|x| n as f64 * (x + w[1])).collect());
+        let sum =
+            |runs| (0..runs).fold(vec![0.0, 1.0], |w: Vec<f64>, _| w.iter().map(|x| n as f64 * (x + w[1])).collect());
         let values = |runs| ones(DType::F32, &[1000], |i| sum(runs)[i % 2]);
         for (between, end) in all {
             assert!(between == values(good) && end == values(good + 6), "after {good} runs");

@@ -143,14 +143,7 @@ impl Exchange {
 
     /// An exchange whose devices other processes drive too, except those that are `local`.
     pub fn among(mesh: Mesh, local: Vec<bool>, carrier: Option<Arc<dyn Carrier>>) -> Exchange {
-        Exchange {
-            mesh,
-            local,
-            carrier,
-            board: Mutex::default(),
-            changed: Condvar::new(),
-            watch: OnceLock::new(),
-        }
+        Exchange { mesh, local, carrier, board: Mutex::default(), changed: Condvar::new(), watch: OnceLock::new() }
     }
 
     pub fn mesh(&self) -> &Mesh {

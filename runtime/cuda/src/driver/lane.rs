@@ -52,13 +52,25 @@ impl Lane {
     /// Queues a copy of `rows` rows of `nbytes` within the device. `apart`: from the start of a row to that of the next, where they are
     /// read and where they are written.
     pub fn copy_rows(&self, from: Address, to: Address, nbytes: usize, apart: [usize; 2], rows: usize) -> Result<()> {
-        // SAFETY: a plain C structure for which zero means "from the start".
-        let mut copy: sys::CUDA_MEMCPY2D = unsafe { std::mem::zeroed() };
-        (copy.srcMemoryType, copy.dstMemoryType) =
-            (sys::CUmemorytype::CU_MEMORYTYPE_DEVICE, sys::CUmemorytype::CU_MEMORYTYPE_DEVICE);
-        (copy.srcDevice, copy.dstDevice) = (from, to);
-        (copy.srcPitch, copy.dstPitch) = (apart[0], apart[1]);
-        (copy.WidthInBytes, copy.Height) = (nbytes, rows);
+        let kind = sys::CUmemorytype::CU_MEMORYTYPE_DEVICE;
+        let copy = sys::CUDA_MEMCPY2D {
+            srcXInBytes: 0,
+            srcY: 0,
+            srcMemoryType: kind,
+            srcHost: std::ptr::null(),
+            srcDevice: from,
+            srcArray: null_mut(),
+            srcPitch: apart[0],
+            dstXInBytes: 0,
+            dstY: 0,
+            dstMemoryType: kind,
+            dstHost: null_mut(),
+            dstDevice: to,
+            dstArray: null_mut(),
+            dstPitch: apart[1],
+            WidthInBytes: nbytes,
+            Height: rows,
+        };
         // SAFETY: the rows lie in memory of the device, and do not overlap (callers check).
         check(unsafe { sys::cuMemcpy2DAsync_v2(&copy, self.stream.0) }, "copying rows on the GPU")
     }

@@ -22,13 +22,35 @@ pub enum Place {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Message {
     /// Adds `n` elements of all devices.
-    Sum { from: Place, to: Place, n: usize, dtype: DType },
+    Sum {
+        from: Place,
+        to: Place,
+        n: usize,
+        dtype: DType,
+    },
     /// Adds the slices with this device's number; each has `n` elements.
-    SumSlices { from: Place, to: Place, n: usize, dtype: DType },
+    SumSlices {
+        from: Place,
+        to: Place,
+        n: usize,
+        dtype: DType,
+    },
     /// Joins pieces of `nbytes`.
-    Gather { from: Place, to: Place, nbytes: usize },
-    Send { from: Place, nbytes: usize, peer: usize },
-    Receive { to: Place, nbytes: usize, peer: usize },
+    Gather {
+        from: Place,
+        to: Place,
+        nbytes: usize,
+    },
+    Send {
+        from: Place,
+        nbytes: usize,
+        peer: usize,
+    },
+    Receive {
+        to: Place,
+        nbytes: usize,
+        peer: usize,
+    },
 }
 
 /// What a device queues on the lane, one step after the other.
@@ -148,8 +170,11 @@ impl Collective {
             }
             Kind::AllToAll { block, .. } => {
                 let nbytes = block * size;
-                let slices =
-                    exchange(ranks, |to| (Place::Piece(to * nbytes), nbytes), |at| (Place::Result(at * nbytes), nbytes));
+                let slices = exchange(
+                    ranks,
+                    |to| (Place::Piece(to * nbytes), nbytes),
+                    |at| (Place::Result(at * nbytes), nbytes),
+                );
                 (vec![slices], 0)
             }
             Kind::Permute { ref senders, .. } => {

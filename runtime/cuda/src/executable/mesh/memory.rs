@@ -105,17 +105,19 @@ impl Group {
 
 impl Mesh<'_> {
     /// Exchanges addresses with the devices along an axis, with the events that are recorded now.
-    pub(super) fn exchange(&self, state: &mut State, axis: Axis, what: &str, pieces: Vec<Piece>, failed: bool) -> Result<Group> {
+    pub(super) fn exchange(
+        &self,
+        state: &mut State,
+        axis: Axis,
+        what: &str,
+        pieces: Vec<Piece>,
+        failed: bool,
+    ) -> Result<Group> {
         let endpoint = &self.connection.endpoint;
         let axial = &mut state.lanes[axis as usize];
         axial.turn ^= 1;
         endpoint.record(axis, axial.turn, axial.lane.as_ref())?;
-        let own = Offer {
-            number: endpoint.number,
-            turn: axial.turn as u64,
-            failed: u64::from(failed),
-            pieces,
-        };
+        let own = Offer { number: endpoint.number, turn: axial.turn as u64, failed: u64::from(failed), pieces };
         let sent = self.peers.exchange(axis, &own.bytes())?;
         let all: Option<Vec<Offer>> = sent.iter().map(|bytes| Offer::read(bytes)).collect();
         let bug = |what: String| Error::system("cuda", format!("this is a bug: {what}"));
@@ -178,7 +180,14 @@ impl Mesh<'_> {
         let group = self.meet(axis, "the agreement of a step", piece, failed)?;
         let failed = group.all.iter().any(|o| o.failed != 0);
         if let Some(cell) = cell {
-            self.connection.spread(group.pieces(0, false, |_| 0), cell, group.all.len(), group.coordinate, axis, None)?;
+            self.connection.spread(
+                group.pieces(0, false, |_| 0),
+                cell,
+                group.all.len(),
+                group.coordinate,
+                axis,
+                None,
+            )?;
             // The words may be cleared only after all have read them.
             self.meet(axis, "the agreement of a step", piece, failed)?;
         }
@@ -214,7 +223,6 @@ impl Mesh<'_> {
         started.push_back(collective);
         Ok(())
     }
-
 }
 
 impl Started {

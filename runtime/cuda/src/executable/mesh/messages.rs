@@ -110,7 +110,8 @@ impl Communicators {
         let is_cut_off = || self.lock().cause.is_some();
         let communicator = Communicator::join(device, &name, coordinate, ranks, &is_cut_off)?;
         // A hash of the name that every process computes alike.
-        let number = name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
+        let number =
+            name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
         Ok((number.max(1), communicator))
     }
 
@@ -123,14 +124,7 @@ impl Communicators {
         }
         state.cause.get_or_insert_with(|| why.clone());
         drop(state);
-        // A kernel of one communicator may wait behind that of another.
-        for (_, communicator) in all {
-            let aborted = communicator.clone();
-            let thread = std::thread::Builder::new().name("nccl-abort".into()).spawn(move || aborted.retire());
-            if thread.is_err() {
-                communicator.retire();
-            }
-        }
+        all.into_iter().for_each(|(_, communicator)| nccl::retire(communicator));
     }
 
     /// Ends what is in flight, because the run of this device has failed, which is reported by itself.
