@@ -19,7 +19,7 @@ pub struct PlaceArgs {
     /// Device: cpu, cuda, cuda:N, several as cuda:0,1, or auto
     #[arg(long, value_name = "DEVICE", default_value = "auto")]
     device: String,
-    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2, or pp=2 with --set accumulate=8 (bucket=25M: bytes of gradients sent at once). Without GPUs the devices are virtual ones that
+    /// Divide the work among devices, such as dp=2 or dp=4,zero=1 or dp=2,tp=2, or pp=2,schedule=zb-h1 with --set accumulate=8 (bucket=25M: bytes of gradients sent at once). Without GPUs the devices are virtual ones that
     /// share the threads of the CPU
     #[arg(long, value_name = "AXIS=N,...", value_parser = mesh_options, env = "PERILUNE_MESH", hide_env = true)]
     mesh: Option<MeshOptions>,
@@ -82,8 +82,8 @@ impl DeviceArgs {
 
     fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
-        match self.place.mesh {
-            Some(options) => set_mesh_options(&mut runtime.host().engine.borrow_mut(), options),
+        match &self.place.mesh {
+            Some(options) => set_mesh_options(&mut runtime.host().engine.borrow_mut(), options.clone()),
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
         }
         if let Some(shards) = self.place.strict_shards {
@@ -131,7 +131,7 @@ impl PlaceArgs {
 
     /// The mesh that `--mesh` names, or one device.
     pub fn mesh(&self) -> Mesh {
-        self.mesh.unwrap_or_default().mesh
+        self.mesh.as_ref().map_or(Mesh::ONE, |options| options.mesh)
     }
 
     /// Whether `--mesh` is given.
@@ -162,7 +162,7 @@ impl PlaceArgs {
     /// The mesh as the command line gives it, with its strict shards.
     pub fn mesh_text(&self) -> String {
         let strict = self.strict_shards.map(|n| format!(" with {n} strict shards")).unwrap_or_default();
-        self.mesh.map(|mesh| mesh.to_string()).unwrap_or_default() + &strict
+        self.mesh.as_ref().map(ToString::to_string).unwrap_or_default() + &strict
     }
 
     /// The kind of device of a process in a job of several, which all have to have.

@@ -337,6 +337,14 @@ fn check_reports_stages_and_what_they_send() {
     assert_eq!(ran.status, Some(0), "{}", ran.err);
     let row = ran.out.lines().find(|l| l.trim().starts_with("pp=2")).unwrap_or_else(|| panic!("{}", ran.out));
     assert!(!row.contains(" - "), "{row}");
+    for schedule in ["zb-h1", "zbv"] {
+        let begins = format!("pp=2,schedule={schedule} ");
+        assert!(ran.out.lines().any(|l| l.trim().starts_with(&begins)), "{schedule}: {}", ran.out);
+    }
+    assert!(!ran.out.contains("ep="), "the model has no experts: {}", ran.out);
+    // The command line names a schedule.
+    let ran = p.run(&["check", "all.lua", "--mesh", "pp=2,schedule=zb-h1"]);
+    assert!(ran.status == Some(0) && ran.out.contains("schedule zb-h1"), "{}{}", ran.out, ran.err);
 }
 
 /// A mixture of 4 experts, of which a sample takes 2.
@@ -387,6 +395,10 @@ fn experts_are_divided_along_ep() {
     let text = check(&["--mesh", "ep=4", "--for", "h200"]);
     let sent = text.lines().filter(|l| l.contains("all_to_all") && l.contains("NVLink"));
     assert!(sent.count() >= 1, "{text}");
+    let text = check(&["--for", "h200", "--devices", "4", "--search"]);
+    for mesh in ["ep=4 ", "dp=2,ep=2,zero=1 ", "dp=4 "] {
+        assert!(text.lines().any(|l| l.trim().starts_with(mesh) && !l.contains(" - ")), "{mesh}: {text}");
+    }
     run(&p, "one", &["--mesh", ""]);
     for mesh in ["ep=2", "ep=4,zero=3", "dp=2,ep=2"] {
         run(&p, mesh, &["--mesh", mesh]);

@@ -1,7 +1,8 @@
 //! `perilune check --search`: predicts a step of a recipe on every mesh of a number of devices, and ranks them.
 //!
 //! Each mesh is a dry run of its own: the recipe is built, a step is recorded and planned, and nothing runs. Meshes that a check
-//! refuses are listed with the reason, those that do not fit with what they need, and slower ones with what takes longer.
+//! refuses are listed with the reason, those that do not fit with what they need, and slower ones with what takes longer. Experts are divided
+//! (`ep`) if the model has some, and meshes with stages are tried with several schedules if they are not refused.
 
 use super::check_mesh::aligned;
 use super::check_predict::time;
@@ -41,11 +42,19 @@ struct Fits {
     prediction: Prediction,
 }
 
-/// The meshes of a number of devices, as `--mesh` names them: along all axes but `ep`, each with the stages of ZeRO that differ.
-pub fn meshes(devices: usize) -> Vec<String> {
+/// Schedules that are tried beside the recipe's.
+const SCHEDULES: [&str; 3] = ["zb-h1", "interleaved", "zbv"];
+
+/// The axis of a mesh as a search names it.
+fn size(mesh: &str, axis: Axis) -> usize {
+    MeshOptions::parse(mesh).map_or(1, |options| options.mesh.size(axis))
+}
+
+/// The meshes of a number of devices, as `--mesh` names them, each with the stages of ZeRO that differ. `has_experts`: also along `ep`.
+pub fn meshes(devices: usize, has_experts: bool) -> Vec<String> {
     let divides = |n: usize| (1..=n).filter(move |k| n.is_multiple_of(*k));
-    // Most models have no experts, and refuse `ep`; `shard` is tried with `dp`.
-    let tried = |axis: &Axis| ![Axis::Shard, Axis::Ep].contains(axis);
+    // `shard` is tried with `dp`.
+    let tried = |axis: &Axis| *axis != Axis::Shard && (has_experts || *axis != Axis::Ep);
     let axes: Vec<Axis> = Axis::ALL.into_iter().filter(tried).collect();
     let mut sizes: Vec<Vec<(Axis, usize)>> = vec![vec![]];
     for axis in &axes {
@@ -62,9 +71,10 @@ pub fn meshes(devices: usize) -> Vec<String> {
     };
     let mut out = Vec::new();
     for one in &sizes {
-        let dp = one.iter().find(|(axis, _)| *axis == Axis::Dp).map_or(1, |(_, n)| *n);
+        let along = |wanted: Axis| one.iter().find(|(axis, _)| *axis == wanted).map_or(1, |(_, n)| *n);
+        let dp = along(Axis::Dp);
         out.push(text(one));
-        if dp > 1 {
+        if dp * along(Axis::Ep) > 1 {
             // Stages 1 and 2 are the same program.
             out.extend([1, 3].map(|zero| format!("{},zero={zero}", text(one))));
         }
@@ -113,18 +123,35 @@ impl Search<'_> {
         Ok(Fits { peak: engine.memory().device.peak.saturating_add(OVERHEAD), prediction })
     }
 
+    /// Dry-runs the meshes along `ep`; none if the model has no experts, which the first one tells.
+    fn with_experts(&self) -> Vec<Candidate> {
+        let mut out = Vec::new();
+        for mesh in meshes(self.devices, true).into_iter().filter(|mesh| size(mesh, Axis::Ep) > 1) {
+            let outcome = self.dry_run(&mesh);
+            if outcome.as_ref().is_err_and(|reason| reason.contains("it has no experts")) {
+                return Vec::new();
+            }
+            out.push(Candidate { mesh, outcome });
+        }
+        out
+    }
+
     /// Dry-runs every mesh and prints the ranking.
     pub fn run(&self, screen: &ConsoleOut) -> Result<(), Failure> {
-        let all = meshes(self.devices);
+        let outcome = |mesh: String| Candidate { outcome: self.dry_run(&mesh), mesh };
+        let mut candidates: Vec<Candidate> = meshes(self.devices, false).into_iter().map(outcome).collect();
+        candidates.extend(self.with_experts());
+        let stages = candidates.iter().filter(|c| size(&c.mesh, Axis::Pp) > 1 && c.outcome.is_ok());
+        let scheduled = stages.flat_map(|c| SCHEDULES.map(|name| format!("{},schedule={name}", c.mesh)));
+        let scheduled: Vec<String> = scheduled.collect();
+        candidates.extend(scheduled.into_iter().map(outcome));
         screen.line(&format!(
             "{} · {} meshes of {} devices, {} each; times are predictions",
             self.source.path.display(),
-            all.len(),
+            candidates.len(),
             self.devices,
             self.target.name
         ));
-        let outcome = |mesh: String| Candidate { outcome: self.dry_run(&mesh), mesh };
-        let candidates: Vec<Candidate> = all.into_iter().map(outcome).collect();
         for line in ranking(candidates, self.target.bytes) {
             screen.line(&format!("  {line}"));
         }
@@ -194,15 +221,20 @@ mod tests {
 
     #[test]
     fn all_meshes_of_a_number_of_devices() {
-        let all = meshes(8);
+        let all = meshes(8, false);
         for mesh in ["dp=8", "dp=8,zero=1", "dp=8,zero=3", "dp=4,tp=2", "dp=2,tp=4,zero=3", "tp=8"] {
             assert_eq!(all.iter().filter(|m| *m == mesh).count(), 1, "{mesh}: {all:?}");
         }
         for mesh in &all {
             assert_eq!(MeshOptions::parse(mesh).unwrap().mesh.devices(), 8, "{mesh}");
         }
-        assert!(meshes(32).contains(&"dp=4,shard=8,zero=3".to_string()));
-        assert_eq!(meshes(1), [""]);
+        assert!(meshes(32, false).contains(&"dp=4,shard=8,zero=3".to_string()));
+        assert_eq!(meshes(1, true), [""]);
+        let experts = meshes(8, true);
+        for mesh in ["ep=8", "ep=8,zero=1", "dp=4,ep=2,zero=3", "ep=2,tp=4"] {
+            assert_eq!(experts.iter().filter(|m| *m == mesh).count(), 1, "{mesh}: {experts:?}");
+        }
+        assert!(all.iter().all(|mesh| experts.contains(mesh)) && all.iter().all(|mesh| !mesh.contains("ep")));
     }
 
     #[test]

@@ -4,7 +4,7 @@ use perilune_core::Mesh;
 use perilune_core::byte_size::amount;
 use perilune_core::error::{Error, Result, did_you_mean};
 use perilune_core::mesh::Axis;
-use perilune_plan::KeyExchange;
+use perilune_plan::{KeyExchange, Schedule};
 use std::fmt::{self, Display};
 
 /// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
@@ -14,7 +14,7 @@ const MOST_ZERO: u8 = 3;
 const SAMPLES: [Axis; 3] = [Axis::Dp, Axis::Shard, Axis::Ep];
 
 /// A mesh as the command line and recipes write it: `dp=8,zero=1` or `dp=8,bucket=25M`.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct MeshOptions {
     pub mesh: Mesh,
     /// The stage of ZeRO (Rajbhandari et al., arXiv:1910.02054), if it is given.
@@ -23,17 +23,25 @@ pub struct MeshOptions {
     pub bucket: Option<usize>,
     /// How attention gets its keys along cp.
     pub keys: KeyExchange,
+    /// How the stages along pp take turns, if it is given: by name, with its chunks.
+    pub schedule: Option<Schedule>,
 }
 
+/// The options beside the axes.
+const OPTIONS: [&str; 5] = ["zero", "bucket", "keys", "schedule", "chunks"];
+
 impl MeshOptions {
-    /// Parses axes with their sizes, `zero`, `bucket` and `keys`, in any order. Empty text is one device.
+    /// Parses axes with their sizes, `zero`, `bucket`, `keys`, `schedule` and `chunks`, in any order. Empty text is one device.
     pub fn parse(text: &str) -> Result<MeshOptions> {
         let (mut zero, mut bucket, mut keys, mut axes) = (None, None, None, Vec::new());
+        let (mut schedule, mut chunks): (Option<String>, Option<String>) = (None, None);
         for part in text.split(',').filter(|_| !text.trim().is_empty()) {
             match part.split_once('=').map(|(name, value)| (name.trim(), value.trim())) {
                 Some(("zero", value)) => once("zero", &mut zero, stage(value)?)?,
                 Some(("bucket", value)) => once("bucket", &mut bucket, bucket_bytes(value)?)?,
                 Some(("keys", value)) => once("keys", &mut keys, key_exchange(value)?)?,
+                Some(("schedule", value)) => once("schedule", &mut schedule, value.to_string())?,
+                Some(("chunks", value)) => once("chunks", &mut chunks, value.to_string())?,
                 Some((name, _)) if misspelt_option(name).is_some() => {
                     let hint = format!("did you mean {}?", misspelt_option(name).unwrap_or_default());
                     return Err(Error::argument("mesh", format!("there is no axis {name:?}")).hint(hint));
@@ -42,7 +50,8 @@ impl MeshOptions {
             }
         }
         let mesh = Mesh::parse(&axes.join(","))?;
-        let options = MeshOptions { mesh, zero, bucket, keys: keys.unwrap_or_default() };
+        let schedule = schedule_of(schedule, chunks, &mesh)?;
+        let options = MeshOptions { mesh, zero, bucket, keys: keys.unwrap_or_default(), schedule };
         if options.keys != KeyExchange::Auto && mesh.size(Axis::Cp) == 1 {
             let message = format!(
                 "keys={} says how attention gets keys along cp, which the mesh does not have",
@@ -65,7 +74,7 @@ impl MeshOptions {
 fn misspelt_option(name: &str) -> Option<&'static str> {
     let is_like_an_axis = did_you_mean(name, Axis::ALL.map(Axis::name)).is_some();
     let is_axis = Axis::ALL.into_iter().any(|axis| axis.name() == name);
-    if is_axis || is_like_an_axis { None } else { did_you_mean(name, ["zero", "bucket", "keys"]) }
+    if is_axis || is_like_an_axis { None } else { did_you_mean(name, OPTIONS) }
 }
 
 /// Stores an option, which may be given once.
@@ -95,6 +104,24 @@ fn bucket_bytes(text: &str) -> Result<usize> {
     })
 }
 
+/// Parses the name of a schedule with its chunks.
+fn schedule_of(name: Option<String>, chunks: Option<String>, mesh: &Mesh) -> Result<Option<Schedule>> {
+    let text = match (name, chunks) {
+        (None, None) => return Ok(None),
+        (None, Some(chunks)) => {
+            return Err(Error::argument("mesh", format!("chunks={chunks}, and no schedule"))
+                .hint("name the one that has chunks, as in pp=2,schedule=interleaved,chunks=2"));
+        }
+        (Some(name), None) => name,
+        (Some(name), Some(chunks)) => format!("{name},chunks={chunks}"),
+    };
+    if mesh.size(Axis::Pp) == 1 {
+        let message = format!("schedule={text} says how stages along pp take turns, which the mesh does not have");
+        return Err(Error::argument("mesh", message).hint("leave it out, or add pp, as in pp=2,schedule=zb-h1"));
+    }
+    Schedule::parse(&text).map(Some).map_err(|e| Error { op: "mesh".into(), ..e })
+}
+
 fn key_exchange(name: &str) -> Result<KeyExchange> {
     let names = || KeyExchange::ALL.map(KeyExchange::name);
     KeyExchange::ALL.into_iter().find(|keys| keys.name() == name).ok_or_else(|| {
@@ -113,7 +140,13 @@ impl Display for MeshOptions {
         let zero = self.zero.map(|zero| format!("zero={zero}"));
         let bucket = self.bucket.map(|bucket| format!("bucket={bucket}"));
         let keys = (self.keys != KeyExchange::Auto).then(|| format!("keys={}", self.keys.name()));
-        f.write_str(&mesh.into_iter().chain(zero).chain(bucket).chain(keys).collect::<Vec<_>>().join(","))
+        let schedule = self.schedule.as_ref().map(|schedule| match schedule {
+            Schedule::Interleaved(chunks) => format!("schedule={},chunks={chunks}", schedule.name()),
+            _ => format!("schedule={}", schedule.name()),
+        });
+        f.write_str(
+            &mesh.into_iter().chain(zero).chain(bucket).chain(keys).chain(schedule).collect::<Vec<_>>().join(","),
+        )
     }
 }
 
@@ -132,6 +165,8 @@ mod tests {
             "dp=2,cp=2,zero=3,keys=ring",
             "pp=4,dp=2,zero=1",
             "ep=2,zero=3",
+            "pp=4,dp=2,schedule=zb-h1",
+            "pp=2,schedule=interleaved,chunks=4",
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap().to_string(), text);
         }
@@ -152,6 +187,10 @@ mod tests {
             ("dp=2,zer=1", "there is no axis \"zer\""),
             ("cp=2,keys=rings", "keys=rings: attention has no such way to get keys"),
             ("cp=2,keys=ring,keys=ring", "keys is given twice"),
+            ("dp=2,schedule=zbv", "schedule=zbv says how stages along pp take turns, which the mesh does not have"),
+            ("pp=2,schedule=zbw", "there is no schedule \"zbw\""),
+            ("pp=2,chunks=2", "chunks=2, and no schedule"),
+            ("pp=2,schedule=zbv,chunks=2", "schedule zbv has a fixed number of stages a device, and no chunks"),
             ("dp=2,keys=ring", "keys=ring says how attention gets keys along cp, which the mesh does not have"),
         ] {
             assert_eq!(MeshOptions::parse(text).unwrap_err().message, message, "{text}");

@@ -9,8 +9,8 @@ use crate::step::{Step, Switches};
 use perilune_core::Interrupt;
 use perilune_core::error::Error;
 use perilune_core::source_loc::SourceLoc;
-use perilune_plan::Backend;
 use perilune_plan::pipelining::StageCost;
+use perilune_plan::{Backend, Schedule};
 use std::sync::Arc;
 
 /// An error, and the recipe line of the kernel or node at fault where that is not the line being run.
@@ -68,6 +68,8 @@ pub struct Engine {
     pub(crate) stats: Stats,
     /// How far the States of a run are divided among devices with different samples (ZeRO); `None` for the default of the mesh.
     pub zero: Option<u8>,
+    /// How pipeline stages take turns, if the mesh says so and not the recipe.
+    pub mesh_schedule: Option<Schedule>,
     /// Logical shards of a batch, if bits must not depend on the number of devices: see [`Engine::set_strict_shards`].
     pub(crate) strict: Option<usize>,
     /// What each pipeline stage does in the forward pass of a micro-batch, once the model has been cut into stages.
@@ -94,6 +96,7 @@ impl Engine {
             step: Step::default(),
             stats: Stats::default(),
             zero: None,
+            mesh_schedule: None,
             strict: None,
             stage_costs: Vec::new(),
             micro_batches: 1,

@@ -21,12 +21,14 @@ pub struct OpenedMesh {
     pub options: MeshOptions,
 }
 
-/// Sets what the options of a mesh say beside its devices: how States are divided, the size of buckets, how attention gets its keys.
+/// Sets what the options of a mesh say beside its devices: how States are divided, the size of buckets, how attention gets its keys
+/// and stages take turns.
 pub fn set_mesh_options(engine: &mut Engine, options: MeshOptions) {
-    let MeshOptions { mesh: _, zero, bucket, keys } = options;
+    let MeshOptions { mesh: _, zero, bucket, keys, schedule } = options;
     engine.zero = zero;
     engine.set_bucket(bucket);
     engine.set_key_exchange(keys);
+    engine.mesh_schedule = schedule;
 }
 
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
@@ -180,15 +182,20 @@ fn cut_stages(lua: &Lua, (f, stages, states): (Function, usize, Vec<Value>)) -> 
     Ok((places, costs))
 }
 
-/// `native.schedule(text, devices, micros)`: sets how pipeline stages take turns, by name or as a table; nil: by default. Checks it for so
-/// many devices and micro-batches. Returns the device of each stage.
+/// `native.schedule(text, devices, micros)`: sets how pipeline stages take turns, by name or as a table; nil: by default. One that the mesh
+/// names goes first. Checks it for so many devices and micro-batches. Returns the device of each stage.
 fn schedule(lua: &Lua, (text, devices, micros): (Option<String>, usize, usize)) -> mlua::Result<Vec<usize>> {
     let host = host(lua)?;
     if devices > MOST_DEVICES {
         let message = format!("pp={devices}: a mesh has at most {MOST_DEVICES} devices along pp");
         return Err(errors::argument(&host, lua, "mesh", message, Some("use a smaller pp".into())));
     }
-    let parsed = text.map_or(Ok(Schedule::default()), |text| Schedule::parse(&text));
+    let of_mesh = host.engine.borrow().mesh_schedule.clone();
+    let parsed = match (of_mesh, text) {
+        (Some(schedule), _) => Ok(schedule),
+        (None, Some(text)) => Schedule::parse(&text),
+        (None, None) => Ok(Schedule::default()),
+    };
     let checked = parsed.and_then(|schedule| schedule.table(devices, micros).map(|_| schedule));
     let fail = |e: perilune_core::Error| errors::argument(&host, lua, "recipe.pipeline", e.message, e.hint);
     let schedule = checked.map_err(fail)?;
