@@ -5,7 +5,7 @@
 
 mod support;
 
-use support::{Place, Ran, place};
+use support::{Place, Ran, SEQUENCES, place};
 
 /// A recipe with everything that a run carries from step to step. Batches of 8 divide among up to 8 devices.
 const RECIPE: &str = r#"
@@ -192,25 +192,6 @@ fn check_reports_placements_and_collectives() {
     assert_eq!(ran.status, Some(0), "{}", ran.err);
     assert!(ran.out.contains("mesh dp=4 of 4 x "), "{}", ran.out);
 }
-
-/// A model of sequences: its loader states how long they are.
-const SEQUENCES: &str = r#"
-local pl = require "perilune"
-local nn, optim = pl.nn, pl.optim
-local recipe = pl.recipe { name = "sequences", params = { steps = 2, seed = 3, context = 16, stated = 16 } }
-function recipe.data(p)
-  local ids = pl.randint(0, 20, { 32, p.context }, { dtype = "i64" })
-  return { train = pl.data.tensors { x = ids, y = ids }:shuffle(p.seed):batch(4, { context = p.stated }) }
-end
-function recipe.model(p)
-  local m = { embed = nn.Embedding(20, 16), block = nn.TransformerBlock(16, 4, { causal = true, rope = true, kv_heads = 2 }) }
-  function m:forward(x) return pl.linear(self.block(self.embed(x)), self.embed.weight) end
-  return nn.module(m)
-end
-function recipe.optimizer(p, model) return optim.AdamW(model, { lr = 0.01 }) end
-function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatten(0, 1), batch.y:flatten()) end
-return recipe
-"#;
 
 #[test]
 fn sequences_are_divided_along_cp() {

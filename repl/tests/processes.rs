@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
-use support::{Place, Ran, place, save};
+use support::{Place, Ran, SEQUENCES, place, save};
 
 /// A recipe with what a run carries from step to step, a module of its own, and a file of its process: at the step that it names
 /// the process raises.
@@ -222,6 +222,29 @@ fn strict_shards_have_the_bits_of_one_device() {
         assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
     }
     assert_eq!(weights(&p, "one"), weights(&p, "two"));
+}
+
+/// Keys come to the queries of other processes by heads, whole, and in a ring.
+#[test]
+fn sequences_divided_among_processes_have_the_bits_of_one() {
+    let p = place();
+    p.file("sequences.lua", SEQUENCES);
+    for (mesh, devices) in
+        [("cp=2", 2), ("cp=2,keys=gather", 2), ("cp=2,keys=ring", 2), ("cp=4,keys=ring", 4), ("dp=2,cp=2,zero=3", 4)]
+    {
+        if !has_room(devices) {
+            continue;
+        }
+        let args = |dir: &'static str| {
+            ["run", "sequences.lua", "--device", device(), "--json", "--mesh", mesh, "--run-dir", dir, "--overwrite"]
+        };
+        let ran = p.run(&args("one"));
+        assert_eq!(ran.status, Some(0), "{mesh}: {}", ran.err);
+        for r in ended(start(&[&p, &p], &args("many"))) {
+            assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{mesh}");
+        }
+        assert_eq!(weights(&p, "one"), weights(&p, "many"), "{mesh}");
+    }
 }
 
 #[test]

@@ -166,7 +166,7 @@ impl Engine {
         let plan = self.executor.attempt.as_ref();
         let report = self.report(plan, true);
         let budget = fault.error.op == "memory_budget";
-        let states: usize = STATES.iter().map(|role| report.of(*role)).sum();
+        let states = self.states.nbytes(&self.mesh());
         let beyond = self.executor.memory_budget.filter(|most| budget && states > *most);
         if budget && fault.loc.is_none() {
             // A recipe's step has no current line: use the line of the largest owner, of States where they alone are too large.

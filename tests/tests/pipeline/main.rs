@@ -48,7 +48,7 @@ fn mlp_in_stages_equals_one_device() {
 
 #[test]
 fn gpt_with_tied_embeddings_equals_one_device() {
-    equals_one_device("gpt", &[], &["pp=2", "pp=4", "pp=2,dp=2,zero=1", "pp=2,tp=2"]);
+    equals_one_device("gpt", &[], &["pp=2", "pp=4", "pp=2,dp=2,zero=1", "pp=2,tp=2", "pp=2,cp=2", "pp=2,cp=3"]);
 }
 
 #[test]
@@ -184,6 +184,28 @@ fn a_stage_needs_less_memory_than_the_whole() {
     // Keeping the activations of all micro-batches takes more.
     let drained = peak("pp=4", "fill-drain");
     assert!(four.1 < drained.1, "intermediate values: {four:?} with 1f1b, {drained:?} with fill-drain");
+}
+
+/// Values that exceed a budget are recomputed by the stage that has them, and no number changes.
+#[test]
+fn a_memory_budget_is_kept_by_every_stage() {
+    let params = [("net", "gpt"), ("width", "64"), ("batch", "16"), ("layers", "8"), ("pipeline", "fill-drain")];
+    let train = |mode: &str, budget: Option<usize>| {
+        let s = open(mode, &params);
+        let recipe = s.recipe(Path::new(MODEL)).unwrap();
+        let run = recipe.start(None, None, budget).unwrap();
+        let outcome = Outcome::of(&run, 4);
+        (outcome, s.runtime.host().engine.borrow().backend().memory().peak)
+    };
+    for mode in ["pp=2", "pp=2,dp=2"] {
+        let (plain, most) = train(mode, None);
+        let budget = most * 3 / 4;
+        let (lean, less) = train(mode, Some(budget));
+        // The batch and the numbers of a run are beside the step.
+        assert!(less * 100 <= budget * 101, "{mode}: {less} of {budget}, {most} without");
+        let (off, what) = plain.difference(&lean);
+        assert!(off <= 1e-10, "{mode}: {off:e} in {what}");
+    }
 }
 
 #[test]

@@ -20,7 +20,8 @@ function recipe.data(p)
     return { train = set:shuffle(3):batch(p.batch), valid = set:batch(p.batch) }
   end
   local set = data.tensors { x = pl.randint(0, vocab, { n, context }), y = pl.randint(0, vocab, { n, context }) }
-  return { train = set:shuffle(3):batch(p.batch), valid = set:batch(p.batch) }
+  local of = { context = context }
+  return { train = set:shuffle(3):batch(p.batch, of), valid = set:batch(p.batch, of) }
 end
 
 -- Replaces the States of a model by States of another dtype.
