@@ -1,12 +1,14 @@
 -- tests/bench/collectives.lua: times one collective of f32 numbers along dp and prints the median microseconds, once a size
 --
---     perilune run tests/bench/collectives.lua --mesh dp=2 --device cuda [--set op=all_gather] [--set mib=1,16,128]
+--     perilune run tests/bench/collectives.lua --mesh dp=2,bucket=0 --device cuda [--set op=all_gather] [--set mib=1,16,128]
+--
+-- `bucket=0`: calls are not merged.
 --
 -- `mib`: the MiB of a device's piece of an all-reduce; in all of the result of an all-gather, and of what is summed in a reduce-scatter.
 
 local pl = require "perilune"
 
-local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 20 }
+local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 5 }
 
 -- The operand: pieces that the devices have already.
 local makers = {
@@ -18,20 +20,34 @@ local make = makers[p.op]
 if not make then pl.error("collectives", "there is no op '" .. p.op .. "'", "all_reduce, all_gather or reduce_scatter") end
 
 for text in p.mib:gmatch("[^,]+") do
-  local x, call = make(math.tointeger(tonumber(text)) * (1 << 18))
-  x = pl.step(function() return x:shard { dp = 0 } end)
-  local function run() return pl.step(function() return call(x) end) end
+  local mib = math.tointeger(tonumber(text))
+  -- Several in a step, so that what a step costs the host is shared among them.
+  local count = mib <= 128 and 8 or 2
+  local xs, call = {}, nil
+  for i = 1, count do
+    local x
+    x, call = make(mib * (1 << 18))
+    xs[i] = pl.step(function() return x:shard { dp = 0 } end)
+  end
+  local function run()
+    return { pl.step(function()
+      local ys = {}
+      for i, x in ipairs(xs) do ys[i] = call(x) end
+      return table.unpack(ys)
+    end) }
+  end
+  local function free(ys) for _, y in ipairs(ys) do y:free() end end
   local function wait(y) pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() end
   local times = {}
   for round = 1, p.rounds do
     local start = pl.clock()
-    for _ = 2, p.runs do run():free() end
+    for _ = 2, p.runs do free(run()) end
     local last = run()
-    wait(last)
-    last:free()
-    if round > 1 then times[#times + 1] = (pl.clock() - start) * 1e6 / p.runs end
+    wait(last[count])
+    free(last)
+    if round > 1 then times[#times + 1] = (pl.clock() - start) * 1e6 / (p.runs * count) end
   end
   table.sort(times)
   print(("%s %.3f"):format(text, times[(#times + 1) // 2]))
-  x:free()
+  free(xs)
 end

@@ -16,7 +16,7 @@ LUA = os.path.join(os.path.dirname(__file__), "collectives.lua")
 
 def ours(program, op, processes):
     """Microseconds by MiB."""
-    run = ["run", LUA, "--mesh", "dp=2", "--device", "cuda", "--set", f"op={op}", "--set", f"mib={','.join(map(str, MIB))}"]
+    run = ["run", LUA, "--mesh", "dp=2,bucket=0", "--device", "cuda", "--set", f"op={op}", "--set", f"mib={','.join(map(str, MIB))}"]
     command = [program] + (["launch", "-n", "2"] if processes == 2 else []) + run
     out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout
     rows = [line.split() for line in out.splitlines()]
@@ -25,7 +25,7 @@ def ours(program, op, processes):
 
 def theirs(op):
     command = ["torchrun", "--nproc-per-node=2", __file__, "--rival", op]
-    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=os.environ | {"NCCL_NVLS_ENABLE": "0"})
+    out = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, stderr=subprocess.DEVNULL, env=os.environ | {"NCCL_NVLS_ENABLE": "0"})
     return {int(mib): us for mib, us in json.loads(out.stdout.splitlines()[-1]).items()}
 
 

@@ -3,7 +3,7 @@
     python3 tests/bench/mesh.py PERILUNE [CASE...]      PERILUNE is the program; needs two GPUs, and torchrun for the rival
 
 A figure is the median over rounds of the median time between `step` events. Scaling is samples a second on the mesh over twice those
-on one GPU: 1 is ideal. NVLink multicast stays off.
+on one GPU: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
 """
 import json, os, statistics, subprocess, sys, tempfile, time
 
@@ -14,6 +14,9 @@ CASES = {
     "gpt2_dp2_zero1": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2,zero=1"], 2),
     "gpt2_1558m_zero3": (GPT2, 24, ["batch=8", "--set", "size=1558M"], ["batch=16", "--set", "size=1558M", "--mesh", "dp=2,zero=3"], 2),
     "llama_1b_tp2": (LLAMA, 18, ["batch=4"], ["batch=4", "--mesh", "tp=2"], 1),
+    # The price of strict shards: of one GPU both, and the strict run on two.
+    "gpt2_strict": (GPT2, 24, ["batch=4", "--set", "accumulate=8"], ["batch=32", "--strict-shards", "8"], 2),
+    "gpt2_strict_dp2": (GPT2, 24, ["batch=4", "--set", "accumulate=8"], ["batch=32", "--strict-shards", "8", "--mesh", "dp=2"], 1),
 }
 RIVALS = {"gpt2_dp2": 32}
 SECONDS = 120
@@ -92,7 +95,7 @@ def main(program, names):
     print(f"{'case':18} {'one GPU':>10} {'two GPUs':>10} {'scaling':>8} {'DDP one':>10} {'DDP two':>10} {'scaling':>8} {'speed-up':>8}")
     for name in names or CASES:
         recipe, steps, one, two, samples = CASES[name]
-        rounds = [(step_ms(program, recipe, steps, "cuda:0", one), step_ms(program, recipe, steps, "cuda:0,1", two)) for _ in range(2)]
+        rounds = [(step_ms(program, recipe, steps, "cuda:0", one), step_ms(program, recipe, steps, "cuda:0,1" if "--mesh" in two else "cuda:0", two)) for _ in range(2)]
         a, b = (statistics.median(side) for side in zip(*rounds))
         row = f"{name:18} {a:7.2f} ms {b:7.2f} ms {a / b * samples / 2:8.3f}"
         if name in RIVALS:
