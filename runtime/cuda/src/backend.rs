@@ -240,7 +240,7 @@ impl Backend for Cuda {
         let (used, peak, mapped) = self.shared.heap.counts();
         // The arena and the scratch stay as large as the largest program required.
         let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
-        let fixed = fixed + self.shared.device.snapshots.held();
+        let fixed = fixed + self.shared.device.snapshots.held() + self.shared.device.landing_bytes();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }

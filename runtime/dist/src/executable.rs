@@ -3,11 +3,11 @@
 use crate::backend::Shared;
 use crate::buffer::MeshBuffer;
 use crate::exchange::Rank;
+use perilune_core::Interrupt;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
-use perilune_core::{DType, Interrupt, Shape};
 use perilune_plan::ir::{Origin, Program};
-use perilune_plan::{Buffer, BufferDesc, Executable, Failure, RunContext};
+use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use rustc_hash::FxHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub struct MeshExecutable {
     pub(crate) program: Arc<Program>,
     /// Those of the devices that this process drives.
     pub(crate) devices: Arc<[Box<dyn Executable>]>,
+    /// For each device what stands for the buffers that its stages do not use; empty without stages.
+    pub(crate) unused: Arc<[Buffer]>,
     /// Identifies the program among processes; 0 with one process.
     pub(crate) signature: u64,
 }
@@ -61,15 +63,14 @@ impl MeshExecutable {
             None => (parts(&operands.inputs).map_err(fail)?, parts(&operands.outputs).map_err(fail)?),
             Some(stage) => {
                 // A device makes no part of what its stage neither reads nor writes.
-                let none = backends[k].alloc(&BufferDesc::new(Shape::of(&[0]), DType::U8)).map_err(fail)?;
-                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(none.clone()) };
+                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(self.unused[k].clone()) };
                 let inputs = operands.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>();
                 let own = stage.outputs.iter().map(|o| part(&operands.outputs[*o as usize]));
                 (inputs.map_err(fail)?, own.collect::<Result<Vec<_>>>().map_err(fail)?)
             }
         };
         let numbers = self.program.numbers(&operands.recorded, &at);
-        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
+        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity).in_stages(stage.is_some());
         let kernels = stage.map_or(self.program.kernels.len(), |stage| stage.program.kernels.len());
         let zeros = vec![0.0; if operands.timed { kernels } else { 0 }];
         let (mut times, mut hidden) = (zeros.clone(), zeros);
@@ -111,6 +112,7 @@ impl Executable for MeshExecutable {
             shared: self.shared.clone(),
             program: self.program.clone(),
             devices: self.devices.clone(),
+            unused: self.unused.clone(),
             signature: self.signature,
         };
         let own = Arc::new(own);

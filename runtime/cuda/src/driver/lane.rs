@@ -1,11 +1,11 @@
-//! Streams for collectives, beside the stream of the device's other work.
+//! Streams for collectives and transfers, beside the stream of the device's other work.
 
-use super::{Device, Event, Handle, check, sys};
+use super::{Address, Device, Event, Handle, check, sys};
 use perilune_core::error::Result;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A stream in which collectives run in order.
+/// A stream in which collectives or transfers run in order.
 pub struct Lane {
     device: Arc<Device>,
     pub(super) stream: Handle<sys::CUstream_st>,
@@ -34,6 +34,13 @@ impl Lane {
     pub fn record(&self, event: &Event) -> Result<()> {
         // SAFETY: both are of this device and alive.
         check(unsafe { sys::cuEventRecord(event.event.0, self.stream.0) }, "recording an event")
+    }
+
+    /// Queues a copy between memory that the device may access.
+    pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
+        // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
+        let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
+        check(status, "copying to another device")
     }
 
     /// Waits for all work of the lane.

@@ -20,6 +20,7 @@
 //! `Started` is the seam for other transports: NCCL would be chosen there, once for the devices along an axis.
 
 use super::errors::peer_fault;
+use super::transfer::Transfers;
 use crate::backend::DeviceContext;
 use crate::driver::{Address, Device, Endpoint, Entry, Event, Lane, Recorded};
 use crate::library::collective::{self, Collective, MOST, Phase, Task};
@@ -35,7 +36,9 @@ pub(crate) struct Connection {
     device: Arc<Device>,
     /// Its lanes are closed before the endpoint.
     state: Mutex<State>,
-    endpoint: Endpoint,
+    /// What it sends to other pipeline stages (`transfer.rs`); closed before the endpoint too.
+    pub(super) transfers: Mutex<Transfers>,
+    pub(super) endpoint: Endpoint,
     /// Spreads a bad index.
     agree: Entry,
 }
@@ -125,7 +128,7 @@ impl Connection {
     /// `agree`: the kernel of [`collective::agree`].
     pub fn new(device: &Arc<Device>, agree: Entry) -> Result<Connection> {
         let endpoint = Endpoint::new(device)?;
-        Ok(Connection { device: device.clone(), state: Mutex::default(), endpoint, agree })
+        Ok(Connection { device: device.clone(), state: Mutex::default(), transfers: Mutex::default(), endpoint, agree })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -195,7 +198,8 @@ impl Mesh<'_> {
     /// Waits for what the lanes of this device have queued.
     pub fn settle(&self) -> Result<()> {
         let state = self.connection.state();
-        state.lanes.iter().filter_map(|axial| axial.lane.as_ref()).try_for_each(Lane::synchronize)
+        state.lanes.iter().filter_map(|axial| axial.lane.as_ref()).try_for_each(Lane::synchronize)?;
+        self.settle_transfers()
     }
 
     /// Exchanges addresses with the devices along an axis, with the events that are recorded now.
