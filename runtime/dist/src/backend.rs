@@ -9,7 +9,7 @@ use crate::exchange::Exchange;
 use crate::executable::MeshExecutable;
 use crate::links::Links;
 use crate::workers::Workers;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::Node;
 use perilune_core::mesh::Axis;
 use perilune_core::{DType, Layout, Mesh, Shape, host_memory};
@@ -271,14 +271,21 @@ impl MeshBackend {
         all.into_iter().map(|made| made.ok_or_else(missing)).collect()
     }
 
-    /// Lets every device raise an error that an earlier run has caused, after one has: a bad index is reported on all of them, and is
-    /// one error.
-    fn raise_late_faults(&self) {
+    /// Lets every device raise an error that an earlier run has caused, after one has raised `error`: a bad index is reported on all of
+    /// them, and is one error. Returns that of the device that has the index.
+    fn raise_late_faults(&self, error: Error) -> Error {
+        let mut cause = error;
         for backend in &self.shared.backends {
             // Each raises the error that has been returned, or nothing.
             let word = BufferDesc::new(Shape::SCALAR, DType::I32);
-            let _ = backend.upload(&word, &[0; 4]).and_then(|word| backend.download(&word));
+            let raised = backend.upload(&word, &[0; 4]).and_then(|word| backend.download(&word));
+            if let Err(e) = raised
+                && (cause.kind, e.kind) == (Kind::Elsewhere, Kind::Argument)
+            {
+                cause = e;
+            }
         }
+        cause
     }
 }
 
@@ -368,11 +375,11 @@ impl Backend for MeshBackend {
                 backend.download(&buffer.part(rank, &**backend)?)
             }),
         };
-        bytes.inspect_err(|_| self.raise_late_faults())
+        bytes.map_err(|e| self.raise_late_faults(e))
     }
 
     fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
-        self.copy(buffers, room).inspect_err(|_| self.raise_late_faults())
+        self.copy(buffers, room).map_err(|e| self.raise_late_faults(e))
     }
 
     /// The memory of the device that uses the most.

@@ -4,7 +4,7 @@ use crate::backend::Shared;
 use crate::buffer::MeshBuffer;
 use crate::exchange::Rank;
 use perilune_core::Interrupt;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::mesh::Axis;
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
@@ -37,6 +37,16 @@ struct Operands {
 }
 
 type Outcome = std::result::Result<[Vec<f64>; 2], Failure>;
+
+/// Which of the outcomes of a failed run is the cause of the others: that of the device that failed first, unless this one has stopped
+/// for a mistake that another one reports.
+fn cause(results: &[Outcome], first: usize) -> usize {
+    let is = |k: Kind| move |outcome: &Outcome| matches!(outcome, Err(failure) if failure.error.kind == k);
+    match results.get(first) {
+        Some(outcome) if is(Kind::Elsewhere)(outcome) => results.iter().position(is(Kind::Argument)).unwrap_or(first),
+        _ => first,
+    }
+}
 
 impl MeshExecutable {
     /// Identifies a run among processes: its program, and the numbers of the recording, which are the same in all of them.
@@ -131,8 +141,9 @@ impl Executable for MeshExecutable {
         exchange.end(run);
         let mut results = results.map_err(|error| Failure { origin: Origin::NONE, error })?;
         if let Some(rank) = failed {
-            // It is a device of this process. The failure of the first one is the cause of the others'.
-            return match results.swap_remove(self.shared.ranks.binary_search(&rank).unwrap_or_default()) {
+            // It is a device of this process.
+            let first = self.shared.ranks.binary_search(&rank).unwrap_or_default();
+            return match results.swap_remove(cause(&results, first)) {
                 Err(failure) => Err(failure),
                 Ok(_) => Err(Failure {
                     origin: Origin::NONE,
@@ -161,5 +172,19 @@ impl Executable for MeshExecutable {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_failed_run_is_not_a_device_that_stopped_for_another_one() {
+        let failed = |kind| Err(Failure { origin: Origin::NONE, error: Error::new(kind, "", "") });
+        let results =
+            || vec![Ok(Default::default()), failed(Kind::Elsewhere), failed(Kind::System), failed(Kind::Argument)];
+        assert_eq!([1, 2, 3].map(|first| cause(&results(), first)), [3, 2, 3]);
+        assert_eq!(cause(&results()[..3], 1), 1, "another process reports it");
     }
 }
