@@ -21,6 +21,9 @@ const MOST_ROOM: usize = 2;
 const LEAST_ROOM: usize = 64 << 10;
 /// As long as a message fits fewer slots, it gets one more rather than one that the receiver's GPU has yet to empty.
 const SPARE: usize = 4;
+/// The same for messages of at least `LARGE` bytes, such as tied weights.
+const SPARE_OF_LARGE: usize = 2;
+const LARGE: usize = 32 << 20;
 
 /// Landing memory for one message at a time.
 pub struct Slot {
@@ -144,7 +147,8 @@ impl Outbox {
         let fitting = || (0..self.slots.len()).filter(|k| rooms.contains(&self.slots[*k].slot.room));
         let empty = fitting().filter(|k| self.slots[*k].is_empty()).min_by_key(|k| self.slots[*k].slot.room);
         let oldest = || fitting().filter(|k| self.slots[*k].is_free()).min_by_key(|k| self.slots[*k].sent);
-        empty.or_else(|| if fitting().count() < SPARE { None } else { oldest() })
+        let spare = if nbytes < LARGE { SPARE } else { SPARE_OF_LARGE };
+        empty.or_else(|| if fitting().count() < spare { None } else { oldest() })
     }
 
     /// Makes a slot of `room` bytes.
