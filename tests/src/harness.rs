@@ -41,18 +41,30 @@ pub fn device(threads: usize) -> Arc<dyn Backend> {
     }
 }
 
-/// The devices of a mesh: CPUs, or virtual ones on the GPU that `PERILUNE_DEVICE` names.
+/// The devices of a mesh: CPUs, or virtual ones on the GPU that `PERILUNE_DEVICE` names. `PERILUNE_MESH_GPUS=2` spreads them over that GPU
+/// and the next one, the outermost axis first.
 pub fn on_mesh(mesh: Mesh, threads: usize) -> Arc<dyn Backend> {
     if mesh.devices() == 1 {
         return one_device(threads);
     }
-    let devices = (0..mesh.devices()).map(|_| one_device(threads)).collect();
+    let gpus: usize = std::env::var("PERILUNE_MESH_GPUS").map_or(1, |n| n.parse().expect("PERILUNE_MESH_GPUS"));
+    let devices = (0..mesh.devices()).map(|rank| nth_device(threads, rank * gpus / mesh.devices())).collect();
     Arc::new(MeshBackend::new(mesh, devices).unwrap_or_else(|e| panic!("{e}")))
 }
 
 fn one_device(threads: usize) -> Arc<dyn Backend> {
+    nth_device(threads, 0)
+}
+
+/// The CPU, or the `n`-th GPU from the one that `PERILUNE_DEVICE` names.
+fn nth_device(threads: usize, n: usize) -> Arc<dyn Backend> {
+    let fail = |e| panic!("PERILUNE_DEVICE: {e}");
     match std::env::var("PERILUNE_DEVICE") {
-        Ok(name) if name != "cpu" => Arc::new(Cuda::named(&name).unwrap_or_else(|e| panic!("PERILUNE_DEVICE: {e}"))),
+        Ok(name) if name != "cpu" => {
+            let first = name.strip_prefix("cuda:").and_then(|k| k.parse::<usize>().ok());
+            let name = if n == 0 { name } else { format!("cuda:{}", first.unwrap_or(0) + n) };
+            Arc::new(Cuda::named(&name).unwrap_or_else(fail))
+        }
         _ => {
             Isa::chosen().unwrap_or_else(|e| panic!("{e}"));
             Arc::new(Cpu::new(Some(threads)))

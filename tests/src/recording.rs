@@ -1,8 +1,8 @@
 //! Records the programs of a run on a device that plans like another one and runs nothing.
 
-use perilune_core::Layout;
 use perilune_core::error::Result;
 use perilune_core::graph::Node;
+use perilune_core::{Layout, Mesh};
 use perilune_plan::ir::Program;
 use perilune_plan::{Backend, Buffer, BufferDesc, Executable, Null};
 use std::sync::{Arc, Mutex};
@@ -58,6 +58,10 @@ impl Backend for Recording {
 
     fn defers_index_faults(&self) -> bool {
         self.planner.defers_index_faults()
+    }
+
+    fn mesh(&self) -> Mesh {
+        self.planner.mesh()
     }
 
     fn alloc(&self, desc: &BufferDesc) -> Result<Buffer> {

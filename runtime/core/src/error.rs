@@ -24,6 +24,8 @@ pub enum Kind {
     System,
     /// The user interrupted the run.
     Interrupted,
+    /// A device has stopped for a mistake that another device of its mesh reports.
+    Elsewhere,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

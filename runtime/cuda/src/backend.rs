@@ -10,7 +10,7 @@ use crate::executable::{Communicators, Connection, CudaExecutable, Fault, Faults
 use crate::nvrtc::{self, Compiler};
 use perilune_core::Layout;
 use perilune_core::env_flags;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::Node;
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, Snapshot};
@@ -257,7 +257,7 @@ impl Backend for Cuda {
         let (used, peak, mapped) = self.shared.heap.counts();
         // The arena and the scratch stay as large as the largest program required.
         let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
-        let fixed = fixed + self.shared.device.snapshots.held();
+        let fixed = fixed + self.shared.device.snapshots.held() + self.shared.device.landing_bytes();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }
     }
@@ -338,7 +338,7 @@ impl DeviceContext {
         match self.take_fault().map_err(|error| Failure { origin: Origin::NONE, error })? {
             None => Ok(()),
             Some(Fault { program: failed, origin, error }) => {
-                if !Arc::ptr_eq(program, &failed) {
+                if !Arc::ptr_eq(program, &failed) && error.kind != Kind::Elsewhere {
                     self.fault_origin = Some((failed, origin));
                 }
                 Err(Failure { origin, error })
@@ -350,7 +350,7 @@ impl DeviceContext {
     /// that has finished.
     fn check_download(&mut self, finished: u64, maker: u64) -> Result<()> {
         if let Some(Fault { program, origin, error }) = self.take_fault()? {
-            self.fault_origin = Some((program, origin));
+            self.fault_origin = Some((program, origin)).filter(|_| error.kind != Kind::Elsewhere);
             return Err(error);
         }
         self.faults.finished(finished);

@@ -14,6 +14,7 @@ mod mesh;
 mod products;
 mod replay;
 mod run;
+mod transfer;
 
 use errors::DeviceErrors;
 pub(crate) use errors::{Fault, Faults};
@@ -28,6 +29,7 @@ use crate::driver::{Allocation, Entry, Module};
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::collective::{self, Collective};
 use crate::library::fp8;
+use crate::library::transfer::{self as transfers, Transfer};
 use crate::{attention, conv, emit, library, nvrtc};
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
@@ -51,6 +53,8 @@ pub fn has_kernel(node: &Node, props: &Props) -> bool {
 enum Step {
     /// A collective of one or several tensors, each with the entries of its functions.
     Collective(Vec<(Collective, Vec<Entry>)>),
+    /// One end of a transfer between pipeline stages.
+    Transfer(Transfer),
     Conv {
         plan: Arc<Plan>,
         call: conv::Call,
@@ -100,8 +104,9 @@ struct Compiled {
     /// Steps that are collectives, and before which step each is waited for.
     waits: Vec<(usize, usize)>,
     graphs: Graphs,
-    /// Whether the last run was on a mesh, and what such a run queues.
+    /// Whether the last run was on a mesh, and as a pipeline stage, and what such a run queues.
     is_meshed: bool,
+    has_stages: bool,
     parts: Vec<run::Part>,
     /// Inputs, then outputs.
     operands: Vec<Operand>,
@@ -113,10 +118,11 @@ struct Compiled {
     writes: Vec<usize>,
 }
 
-/// What a kernel takes: launches, products and collectives.
+/// What a kernel takes: launches, products, collectives and transfers.
 enum Part {
     Work(Work),
     Collective(Vec<Collective>),
+    Transfer(Transfer),
     Conv(Box<conv::Call>),
     Gemm(Box<Step>),
 }
@@ -130,7 +136,7 @@ fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
     let functions = |(_, part): &(usize, Part)| match part {
         Part::Work(w) => w.launches.iter().map(|l| l.function.clone()).collect(),
         Part::Collective(all) => all.iter().flat_map(|c| c.functions.clone()).collect(),
-        Part::Conv(_) | Part::Gemm(_) => Vec::new(),
+        Part::Transfer(_) | Part::Conv(_) | Part::Gemm(_) => Vec::new(),
     };
     parts.iter().flat_map(functions).collect()
 }
@@ -161,6 +167,14 @@ fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, P
                 let (before, all) = collective::parts(program, l, props)?;
                 parts.push((k, Part::Work(before)));
                 parts.push((k, Part::Collective(all)));
+                if let Some(r) = &l.epilogue {
+                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
+                }
+            }
+            Kernel::Library(l) if transfers::is(l.op) => {
+                let (before, transfer) = transfers::parts(program, l)?;
+                parts.push((k, Part::Work(before)));
+                parts.push((k, Part::Transfer(transfer)));
                 if let Some(r) = &l.epilogue {
                     parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
@@ -209,6 +223,7 @@ impl Compiled {
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
+                Part::Transfer(transfer) => steps.push((k, Step::Transfer(transfer))),
                 Part::Collective(all) => {
                     let with_entries = |c: Collective| {
                         let entries = c.functions.iter().map(|f| entry(f)).collect::<Result<_>>()?;
@@ -280,6 +295,10 @@ impl Compiled {
         let writes = writes.into_iter().collect();
         let writes_state = |k: usize| program.kernels[k].writes().into_iter().any(|v| input(v).is_some());
         let agreement = steps.iter().position(|(k, _)| writes_state(*k)).unwrap_or(steps.len());
+        if steps.iter().skip(agreement).any(|(_, step)| matches!(step, Step::Transfer(_))) {
+            // The devices of other stages would wait for it where all agree.
+            return Err(Error::system("cuda", "this is a bug: a transfer behind a State write"));
+        }
         let waits = waits(program, &steps);
         let (graphs, parts) = (Graphs::default(), Vec::new());
         let mut out = Compiled {
@@ -289,6 +308,7 @@ impl Compiled {
             steps,
             graphs,
             is_meshed: false,
+            has_stages: false,
             parts,
             operands,
             slots,
@@ -296,7 +316,7 @@ impl Compiled {
             scratch,
             runs: 0,
         };
-        out.divide(false);
+        out.divide(false, false);
         Ok(out)
     }
 }

@@ -4,6 +4,7 @@ use crate::launch::{Arg, Props, Work};
 use crate::library::collective::{self, Collective};
 use crate::library::fp8;
 use crate::library::source::{ENTRY, OWN};
+use crate::library::transfer;
 use crate::{conv, emit, executable, library, nvrtc};
 use perilune_core::Layout;
 use perilune_core::error::{Error, Result};
@@ -117,6 +118,12 @@ pub fn work(program: &Program, k: usize, props: &Props) -> Result<(Option<String
             product = all.first().map(|c| format!("{} along {}", c.name, c.axis.name()));
             works.push(before);
             works.extend(all.iter().map(Collective::example).collect::<Result<Vec<_>>>()?);
+            l.epilogue.as_slice()
+        }
+        Kernel::Library(l) if transfer::is(l.op) => {
+            let (before, transfer) = transfer::parts(program, l)?;
+            product = Some(transfer.describe());
+            works.push(before);
             l.epilogue.as_slice()
         }
         Kernel::Library(l) => match executable::product(program, l) {

@@ -9,7 +9,7 @@ use crate::exchange::Exchange;
 use crate::executable::MeshExecutable;
 use crate::links::Links;
 use crate::workers::Workers;
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::Node;
 use perilune_core::mesh::Axis;
 use perilune_core::{DType, Layout, Mesh, Shape, host_memory};
@@ -178,11 +178,6 @@ impl MeshBackend {
             let message = format!("mesh {mesh} has {} devices, not {}", ranks.len(), backends.len());
             return Err(Error::argument("mesh", message));
         }
-        if mesh.size(Axis::Pp) > 1 && backends.iter().any(|b| b.name() != "cpu") {
-            let message =
-                format!("pp={}: pipeline stages run on CPU devices only in this version", mesh.size(Axis::Pp));
-            return Err(Error::argument("mesh", message).hint("use dp, shard or tp on GPUs, or --device cpu"));
-        }
         let workers = Workers::new(backends.len())?;
         let watched = backends.clone();
         exchange.set_watch(Box::new(move |why| watched.iter().for_each(|backend| backend.cut_off(Some(why)))));
@@ -253,14 +248,46 @@ impl MeshBackend {
         Ok(Snapshot { held: all, waited, bytes: Box::new(bytes) })
     }
 
-    /// Lets every device raise an error that an earlier run has caused, after one has: a bad index is reported on all of them, and is
-    /// one error.
-    fn raise_late_faults(&self) {
+    /// Compiles the program of each device of this process. Of those that run one program the first generates machine code, which the
+    /// others find in the cache.
+    fn compile_on_all(&self, program: &Arc<Program>) -> Result<Vec<Box<dyn Executable>>> {
+        let (mesh, ranks) = (self.shared.mesh, &self.shared.ranks);
+        let own = |rank: &usize| {
+            let stage = program.stages.get(mesh.coordinates(*rank)[Axis::Pp as usize]);
+            stage.map_or_else(|| program.clone(), |stage| stage.program.clone())
+        };
+        let programs: Arc<[Arc<Program>]> = ranks.iter().map(own).collect();
+        let is_first = |k: usize| !programs[..k].iter().any(|other| Arc::ptr_eq(other, &programs[k]));
+        let first: Arc<[bool]> = (0..programs.len()).map(is_first).collect();
+        let mut all: Vec<Option<Box<dyn Executable>>> = programs.iter().map(|_| None).collect();
+        for round in [true, false] {
+            let (programs, first) = (programs.clone(), first.clone());
+            let compile = move |k: usize, b: &dyn Backend| (first[k] == round).then(|| b.compile(programs[k].clone()));
+            for (slot, made) in all.iter_mut().zip(self.shared.on_all(compile)?) {
+                if let Some(made) = made {
+                    *slot = Some(made?);
+                }
+            }
+        }
+        let missing = || Error::system("mesh", "this is a bug: a device has no program");
+        all.into_iter().map(|made| made.ok_or_else(missing)).collect()
+    }
+
+    /// Lets every device raise an error that an earlier run has caused, after one has raised `error`: a bad index is reported on all of
+    /// them, and is one error. Returns that of the device that has the index.
+    fn raise_late_faults(&self, error: Error) -> Error {
+        let mut cause = error;
         for backend in &self.shared.backends {
             // Each raises the error that has been returned, or nothing.
             let word = BufferDesc::new(Shape::SCALAR, DType::I32);
-            let _ = backend.upload(&word, &[0; 4]).and_then(|word| backend.download(&word));
+            let raised = backend.upload(&word, &[0; 4]).and_then(|word| backend.download(&word));
+            if let Err(e) = raised
+                && (cause.kind, e.kind) == (Kind::Elsewhere, Kind::Argument)
+            {
+                cause = e;
+            }
         }
+        cause
     }
 }
 
@@ -350,11 +377,11 @@ impl Backend for MeshBackend {
                 backend.download(&buffer.part(rank, &**backend)?)
             }),
         };
-        bytes.inspect_err(|_| self.raise_late_faults())
+        bytes.map_err(|e| self.raise_late_faults(e))
     }
 
     fn snapshot(&self, buffers: &[Buffer], room: Option<usize>) -> Result<Snapshot> {
-        self.copy(buffers, room).inspect_err(|_| self.raise_late_faults())
+        self.copy(buffers, room).map_err(|e| self.raise_late_faults(e))
     }
 
     /// The memory of the device that uses the most.
@@ -382,30 +409,25 @@ impl Backend for MeshBackend {
         all
     }
 
-    /// The devices are of one kind: code for one is code for all.
+    /// The devices are of one kind: code for one is code for all. With pipeline stages it is that of all stages.
     fn prepare(&self, programs: &[Program]) -> Result<Option<JoinHandle<()>>> {
-        self.shared.first().prepare(programs)
+        if programs.iter().all(|p| p.stages.is_empty()) {
+            return self.shared.first().prepare(programs);
+        }
+        let own = |p: &Program| match &p.stages[..] {
+            [] => vec![p.clone()],
+            stages => stages.iter().map(|stage| (*stage.program).clone()).collect(),
+        };
+        self.shared.first().prepare(&programs.iter().flat_map(own).collect::<Vec<_>>())
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
-        if !program.stages.is_empty() {
-            let stages = program.stages.clone();
-            let mesh = self.shared.mesh;
-            let ranks = self.shared.ranks.clone();
-            let compile = move |k: usize, b: &dyn Backend| {
-                b.compile(stages[mesh.coordinates(ranks[k])[Axis::Pp as usize]].program.clone())
-            };
-            let devices = self.shared.on_all(compile)?.into_iter().collect::<Result<Vec<_>>>()?.into();
-            let signature = if self.processes() > 1 { Fingerprint::of(&program).digest() } else { 0 };
-            return Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices, signature }));
-        }
-        // The first device generates machine code, which the others find in the cache.
-        let first = self.shared.first().compile(program.clone())?;
-        let same = program.clone();
-        let compile = move |k: usize, b: &dyn Backend| (k > 0).then(|| b.compile(same.clone())).transpose();
-        let others = self.shared.on_all(compile)?.into_iter().collect::<Result<Vec<_>>>()?;
-        let devices = std::iter::once(first).chain(others.into_iter().flatten()).collect::<Vec<_>>().into();
+        let shared = &self.shared;
+        let devices = self.compile_on_all(&program)?.into();
+        let none = BufferDesc::new(Shape::of(&[0]), DType::U8);
+        let backends = shared.backends.iter().filter(|_| !program.stages.is_empty());
+        let unused = backends.map(|backend| backend.alloc(&none)).collect::<Result<_>>()?;
         let signature = if self.processes() > 1 { Fingerprint::of(&program).digest() } else { 0 };
-        Ok(Box::new(MeshExecutable { shared: self.shared.clone(), program, devices, signature }))
+        Ok(Box::new(MeshExecutable { shared: shared.clone(), program, devices, unused, signature }))
     }
 }

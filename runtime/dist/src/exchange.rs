@@ -333,6 +333,7 @@ pub struct Rank {
     exchange: Arc<Exchange>,
     run: u64,
     program: u64,
+    has_stages: bool,
     at: Coordinates,
     /// Exchanges so far in this run along each axis, and among all devices.
     counts: [AtomicU64; Axis::ALL.len() + 1],
@@ -341,13 +342,19 @@ pub struct Rank {
 impl Rank {
     pub fn new(exchange: Arc<Exchange>, run: u64, rank: usize) -> Rank {
         let at = exchange.mesh.coordinates(rank);
-        Rank { exchange, run, program: 0, at, counts: Default::default() }
+        Rank { exchange, run, program: 0, has_stages: false, at, counts: Default::default() }
     }
 
     /// Names the program of the run, so that devices of other processes that run another one are found out.
     #[must_use]
     pub fn of_program(self, program: u64) -> Rank {
         Rank { program, ..self }
+    }
+
+    /// Says whether the devices along `pp` run programs of their own.
+    #[must_use]
+    pub fn in_stages(self, has_stages: bool) -> Rank {
+        Rank { has_stages, ..self }
     }
 
     /// Leaves a message for the next exchange of a group.
@@ -401,6 +408,10 @@ impl Peers for Rank {
 
     fn coordinate(&self, axis: Axis) -> usize {
         self.at[axis as usize]
+    }
+
+    fn has_stages(&self) -> bool {
+        self.has_stages
     }
 
     fn send(&self, axis: Axis, bytes: &[u8]) -> Result<Ticket> {

@@ -3,11 +3,11 @@
 use crate::backend::Shared;
 use crate::buffer::MeshBuffer;
 use crate::exchange::Rank;
-use perilune_core::error::{Error, Result};
+use perilune_core::Interrupt;
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::mesh::Axis;
-use perilune_core::{DType, Interrupt, Shape};
 use perilune_plan::ir::{Origin, Program};
-use perilune_plan::{Buffer, BufferDesc, Executable, Failure, RunContext};
+use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use rustc_hash::FxHasher;
 use std::hash::{Hash, Hasher};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub struct MeshExecutable {
     pub(crate) program: Arc<Program>,
     /// Those of the devices that this process drives.
     pub(crate) devices: Arc<[Box<dyn Executable>]>,
+    /// For each device what stands for the buffers that its stages do not use; empty without stages.
+    pub(crate) unused: Arc<[Buffer]>,
     /// Identifies the program among processes; 0 with one process.
     pub(crate) signature: u64,
 }
@@ -35,6 +37,16 @@ struct Operands {
 }
 
 type Outcome = std::result::Result<[Vec<f64>; 2], Failure>;
+
+/// Which of the outcomes of a failed run is the cause of the others: that of the device that failed first, unless this one has stopped
+/// for a mistake that another one reports.
+fn cause(results: &[Outcome], first: usize) -> usize {
+    let is = |k: Kind| move |outcome: &Outcome| matches!(outcome, Err(failure) if failure.error.kind == k);
+    match results.get(first) {
+        Some(outcome) if is(Kind::Elsewhere)(outcome) => results.iter().position(is(Kind::Argument)).unwrap_or(first),
+        _ => first,
+    }
+}
 
 impl MeshExecutable {
     /// Identifies a run among processes: its program, and the numbers of the recording, which are the same in all of them.
@@ -61,15 +73,14 @@ impl MeshExecutable {
             None => (parts(&operands.inputs).map_err(fail)?, parts(&operands.outputs).map_err(fail)?),
             Some(stage) => {
                 // A device makes no part of what its stage neither reads nor writes.
-                let none = backends[k].alloc(&BufferDesc::new(Shape::of(&[0]), DType::U8)).map_err(fail)?;
-                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(none.clone()) };
+                let input = |(i, b)| if stage.uses[i] { part(b) } else { Ok(self.unused[k].clone()) };
                 let inputs = operands.inputs.iter().enumerate().map(input).collect::<Result<Vec<_>>>();
                 let own = stage.outputs.iter().map(|o| part(&operands.outputs[*o as usize]));
                 (inputs.map_err(fail)?, own.collect::<Result<Vec<_>>>().map_err(fail)?)
             }
         };
         let numbers = self.program.numbers(&operands.recorded, &at);
-        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity);
+        let peers = Rank::new(exchange.clone(), run, rank).of_program(operands.identity).in_stages(stage.is_some());
         let kernels = stage.map_or(self.program.kernels.len(), |stage| stage.program.kernels.len());
         let zeros = vec![0.0; if operands.timed { kernels } else { 0 }];
         let (mut times, mut hidden) = (zeros.clone(), zeros);
@@ -111,6 +122,7 @@ impl Executable for MeshExecutable {
             shared: self.shared.clone(),
             program: self.program.clone(),
             devices: self.devices.clone(),
+            unused: self.unused.clone(),
             signature: self.signature,
         };
         let own = Arc::new(own);
@@ -133,8 +145,9 @@ impl Executable for MeshExecutable {
             self.shared.backends.iter().for_each(|backend| backend.cut_off(None));
         }
         if let Some(rank) = failed {
-            // It is a device of this process. The failure of the first one is the cause of the others'.
-            return match results.swap_remove(self.shared.ranks.binary_search(&rank).unwrap_or_default()) {
+            // It is a device of this process.
+            let first = self.shared.ranks.binary_search(&rank).unwrap_or_default();
+            return match results.swap_remove(cause(&results, first)) {
                 Err(failure) => Err(failure),
                 Ok(_) => Err(Failure {
                     origin: Origin::NONE,
@@ -163,5 +176,19 @@ impl Executable for MeshExecutable {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_cause_of_a_failed_run_is_not_a_device_that_stopped_for_another_one() {
+        let failed = |kind| Err(Failure { origin: Origin::NONE, error: Error::new(kind, "", "") });
+        let results =
+            || vec![Ok(Default::default()), failed(Kind::Elsewhere), failed(Kind::System), failed(Kind::Argument)];
+        assert_eq!([1, 2, 3].map(|first| cause(&results(), first)), [3, 2, 3]);
+        assert_eq!(cause(&results()[..3], 1), 1, "another process reports it");
     }
 }

@@ -249,6 +249,12 @@ pub trait Peers: Debug + Sync {
         Err(Error::system("mesh", format!("these devices send each other nothing along {}", axis.name())))
     }
 
+    /// Whether the devices along `pp` run programs of their own in this run. What these write and check differs, so where all devices
+    /// agree none may be left out.
+    fn has_stages(&self) -> bool {
+        false
+    }
+
     /// Waits until all devices of the mesh have called it. Returns an error, on all of them, if one has failed.
     fn barrier(&self) -> Result<()> {
         Ok(())

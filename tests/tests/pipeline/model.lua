@@ -5,7 +5,7 @@ local nn, optim, data = pl.nn, pl.optim, pl.data
 
 local recipe = pl.recipe {
   name = "stages",
-  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, checkpoint = false, dtype = "f64",
+  params = { net = "mlp", layers = 4, width = 16, batch = 4, accumulate = 4, steps = 40, ema = false, clip = 0.5, dropout = 0.0, bad = -1, bad_in = "", checkpoint = false, dtype = "f64",
              on_nan = "skip", pipeline = "1f1b" },
 }
 
@@ -19,7 +19,9 @@ function recipe.data(p)
     local set = data.tensors { x = x, y = pl.randint(0, vocab, { n }) }
     return { train = set:shuffle(3):batch(p.batch), valid = set:batch(p.batch) }
   end
-  local set = data.tensors { x = pl.randint(0, vocab, { n, context }), y = pl.randint(0, vocab, { n, context }) }
+  local ids = { x = pl.randint(0, vocab, { n, context }), y = pl.randint(0, vocab, { n, context }) }
+  if p.bad_in ~= "" then ids[p.bad_in] = pl.where(pl.arange(n):eq(p.bad):unsqueeze(1), vocab + 3, ids[p.bad_in]) end   -- a sample whose ids are out of range
+  local set = data.tensors(ids)
   local of = { context = context }
   return { train = set:shuffle(3):batch(p.batch, of), valid = set:batch(p.batch, of) }
 end

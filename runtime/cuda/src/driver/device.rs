@@ -7,6 +7,7 @@ use perilune_core::error::{Error, Result};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// One GPU with a stream in which all work runs in order. (Small results use a second stream: `copy_streams`.)
 pub struct Device {
@@ -23,6 +24,8 @@ pub struct Device {
     pub(super) context: Arc<Context>,
     /// The mapped memory, and which GPUs may access it.
     pub(super) peer_access: PeerAccess,
+    /// Bytes of its memory in which other devices put messages for it.
+    pub(super) landing_bytes: AtomicU64,
 }
 
 impl Device {
@@ -90,6 +93,7 @@ impl Device {
                 snapshots: Arc::default(),
                 context,
                 peer_access: PeerAccess::default(),
+                landing_bytes: AtomicU64::new(0),
             }))
         }
     }
@@ -115,6 +119,11 @@ impl Device {
         // SAFETY: the out-pointer is to a local.
         let status = unsafe { sys::cuDeviceGetAttribute(&mut khz, attribute, self.device) };
         (status as i32 == 0 && khz > 0).then(|| f64::from(khz) * 1e3)
+    }
+
+    /// Bytes of its memory in which other devices put messages for it.
+    pub fn landing_bytes(&self) -> usize {
+        self.landing_bytes.load(Ordering::Relaxed) as usize
     }
 
     /// Free bytes of device memory.

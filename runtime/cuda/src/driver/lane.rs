@@ -1,4 +1,4 @@
-//! Streams for collectives, beside the stream of the device's other work.
+//! Streams for collectives and transfers, beside the stream of the device's other work.
 
 use super::{Address, Device, Event, Handle, check, sys};
 use perilune_core::error::Result;
@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// A stream in which collectives run in order.
+/// A stream in which collectives or transfers run in order.
 pub struct Lane {
     device: Arc<Device>,
     pub(super) stream: Handle<sys::CUstream_st>,
@@ -42,11 +42,11 @@ impl Lane {
         self.stream.0.cast()
     }
 
-    /// Queues a copy within the device.
+    /// Queues a copy between memory that the device may access.
     pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
         // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
         let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };
-        check(status, "copying on the GPU")
+        check(status, "copying on a GPU")
     }
 
     /// Queues a copy of `rows` rows of `nbytes` within the device. `apart`: from the start of a row to that of the next, where they are

@@ -3,7 +3,7 @@
 //! Memory that is mapped into an address range is accessible to its own GPU only. [`PeerAccess`] records the ranges of a device and the GPUs
 //! that may access them; memory that is mapped later is opened to the same GPUs.
 
-use super::{Address, Device, Event, Lane, check, sys};
+use super::{Address, Device, Event, Lane, Slot, check, sys};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use std::collections::BTreeMap;
@@ -18,6 +18,8 @@ struct Link {
     device: Arc<Device>,
     /// By axis.
     events: Vec<Events>,
+    /// Where this device's messages are, by a number of their own (`mailbox.rs`).
+    slots: Mutex<BTreeMap<u64, Arc<Slot>>>,
 }
 
 /// The events of a device for those along an axis. Each is recorded in turns: one may be recorded while others still begin to wait for
@@ -53,7 +55,7 @@ impl Endpoint {
         let pair = || Ok([Event::untimed(device)?, Event::untimed(device)?]);
         let events = |_| Ok(Events { stream: pair()?, lane: pair()? });
         let events = Axis::ALL.iter().map(events).collect::<Result<_>>()?;
-        let link = Arc::new(Link { device: device.clone(), events });
+        let link = Arc::new(Link { device: device.clone(), events, slots: Mutex::default() });
         lock(&LINKS).insert(number, link.clone());
         Ok(Endpoint { number, link })
     }
@@ -82,12 +84,46 @@ impl Endpoint {
 
     /// Gives this device access to the memory of another one.
     pub fn open(&self, number: u64) -> Result<()> {
-        let other = lock(&LINKS).get(&number).cloned();
-        match other {
-            Some(other) => other.device.peer_access.open(&other.device, &self.link.device),
-            None => Err(Error::system("cuda", "a device of the mesh has been closed")),
-        }
+        let other = link(number)?;
+        other.device.peer_access.open(&other.device, &self.link.device)
     }
+
+    /// This device.
+    pub fn device(&self) -> &Arc<Device> {
+        &self.link.device
+    }
+
+    /// The device with a number.
+    pub fn find(&self, number: u64) -> Result<Arc<Device>> {
+        Ok(link(number)?.device.clone())
+    }
+
+    /// Lets other devices find a slot of this one by a number, which is returned.
+    pub fn publish(&self, slot: &Arc<Slot>) -> u64 {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let id = COUNT.fetch_add(1, Ordering::Relaxed);
+        lock(&self.link.slots).insert(id, slot.clone());
+        id
+    }
+
+    /// Removes a slot of this device.
+    pub fn withdraw(&self, id: u64) {
+        let slot = lock(&self.link.slots).remove(&id);
+        // Behind the lock: freeing it takes calls of the driver.
+        drop(slot);
+    }
+
+    /// A slot of another device.
+    pub fn slot(&self, number: u64, id: u64) -> Result<Arc<Slot>> {
+        let slot = lock(&link(number)?.slots).get(&id).cloned();
+        slot.ok_or_else(|| Error::system("cuda", format!("this is a bug: slot {id} of device {number} does not exist")))
+    }
+}
+
+/// What other devices may use of the device with a number.
+fn link(number: u64) -> Result<Arc<Link>> {
+    let found = lock(&LINKS).get(&number).cloned();
+    found.ok_or_else(|| Error::system("cuda", "a device of the mesh has been closed"))
 }
 
 impl Drop for Endpoint {
@@ -97,6 +133,10 @@ impl Drop for Endpoint {
             let _ = self.link.device.synchronize();
         }
         lock(&LINKS).remove(&self.number);
+        let slots = std::mem::take(&mut *lock(&self.link.slots));
+        drop(slots);
+        // Freeing memory of other GPUs has made their contexts current.
+        let _ = self.link.device.bind();
     }
 }
 

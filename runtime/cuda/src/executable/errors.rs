@@ -2,7 +2,7 @@
 //! first bad index. A program has a cell more, for bad indices on other devices of its mesh (`mesh.rs`).
 
 use crate::driver::{Address, Device, Pinned};
-use perilune_core::error::{Error, Result};
+use perilune_core::error::{Error, Kind, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::op::IndexFault;
 use perilune_plan::ir::{Origin, Program};
@@ -41,7 +41,7 @@ impl Report {
 /// The error on a device whose mesh has a bad index on another one: at that coordinate along that axis, if known.
 pub(super) fn peer_fault(at: Option<(i64, Axis)>) -> Error {
     let at = at.map_or(String::new(), |(k, axis)| format!(", at {k} along {}", axis.name()));
-    Error::argument("", format!("an index was out of range on another device of the mesh{at}"))
+    Error::new(Kind::Elsewhere, "", format!("an index was out of range on another device of the mesh{at}"))
         .hint("that device reports the index")
 }
 

@@ -1,5 +1,5 @@
 //! Runs a compiled program: fills in addresses, queues its steps or replays them as CUDA graphs, and times kernels. The steps of a
-//! program without a mesh are one graph; collectives, and the agreement of a mesh, divide them into several.
+//! program without a mesh are one graph; collectives, transfers, and the agreement of a mesh, divide them into several.
 
 use super::errors::{DeviceErrors, FAULT_WORDS};
 use super::mesh::{Mesh, Timing};
@@ -11,11 +11,12 @@ use crate::dnn;
 use crate::driver::{Address, Event, Replay, TensorMap};
 use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
+use perilune_core::mesh::Axis;
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
 use std::ffi::c_void;
 use std::ops::Range;
-use std::sync::PoisonError;
+use std::sync::{Arc, PoisonError};
 
 /// Number of runs that launch each kernel separately and synchronize if an index may be bad.
 const CAREFUL_RUNS: u64 = 2;
@@ -32,18 +33,44 @@ pub(super) enum Part {
     Collective(usize),
     /// Waits for a collective.
     Wait(usize),
+    /// Sends a value to another pipeline stage, or receives one.
+    Transfer(usize),
     Agreement,
 }
 
-/// Divides steps at collectives, where these are waited for (`waits`: a step, and before which one) and before the step `agreement`,
-/// which may be their number.
-fn divided(is_collective: &[bool], waits: &[(usize, usize)], agreement: Option<usize>) -> Vec<Part> {
+/// How a step is queued.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Among others, in a graph.
+    Plain,
+    Collective,
+    Transfer,
+}
+
+impl Kind {
+    fn of(step: &Step) -> Kind {
+        match step {
+            Step::Collective(_) => Kind::Collective,
+            Step::Transfer(_) => Kind::Transfer,
+            _ => Kind::Plain,
+        }
+    }
+}
+
+/// Divides steps at collectives, where these are waited for (`waits`: a step, and before which one), at transfers and before the step
+/// `agreement`, which may be their number.
+fn divided(kinds: &[Kind], waits: &[(usize, usize)], agreement: Option<usize>) -> Vec<Part> {
     let mut parts = Vec::new();
     let mut start = 0;
-    for i in 0..=is_collective.len() {
-        let ends = i == is_collective.len() || is_collective[i];
+    for i in 0..=kinds.len() {
+        let alone = match kinds.get(i) {
+            Some(Kind::Plain) => None,
+            Some(Kind::Collective) => Some(Some(Part::Collective(i))),
+            Some(Kind::Transfer) => Some(Some(Part::Transfer(i))),
+            None => Some(None),
+        };
         let due = || waits.iter().filter(|w| w.1 == i).map(|w| Part::Wait(w.0));
-        if (ends || agreement == Some(i) || due().next().is_some()) && start < i {
+        if (alone.is_some() || agreement == Some(i) || due().next().is_some()) && start < i {
             parts.push(Part::Steps(start..i));
             start = i;
         }
@@ -51,8 +78,8 @@ fn divided(is_collective: &[bool], waits: &[(usize, usize)], agreement: Option<u
         if agreement == Some(i) {
             parts.push(Part::Agreement);
         }
-        if ends && i < is_collective.len() {
-            parts.push(Part::Collective(i));
+        if let Some(Some(part)) = alone {
+            parts.push(part);
             start = i + 1;
         }
     }
@@ -82,6 +109,15 @@ fn places(program: &Program, arena: Address, operands: &[Address]) -> Vec<Addres
 struct Run<'a> {
     context: &'a DeviceContext,
     mesh: Option<&'a Mesh<'a>>,
+}
+
+/// The address of what a collective or transfer moves.
+fn place(run: &Run, places: &[Address], arg: &Arg) -> Address {
+    match arg {
+        Arg::Value(v, offset) => places[v.0 as usize].wrapping_add_signed(*offset),
+        Arg::Scratch(n) => run.context.scratch.base + *n as u64,
+        _ => 0,
+    }
 }
 
 /// The operands of a run.
@@ -124,7 +160,9 @@ impl Compiled {
             _ => 0,
         };
         match step {
-            Step::Collective(_) => Err(Error::system("cuda", "this is a bug: a collective among other steps")),
+            Step::Collective(_) | Step::Transfer(_) => {
+                Err(Error::system("cuda", "this is a bug: a collective or transfer among other steps"))
+            }
             Step::Conv { plan, call } => {
                 let Some(dnn) = context.opened_dnn() else { return Ok(()) };
                 let scratch = context.scratch.base;
@@ -197,13 +235,23 @@ impl Compiled {
         let (Step::Collective(all), Some(mesh)) = (&self.steps[i].1, run.mesh) else {
             return Err(Error::system("cuda", "this is a bug: a collective on a single device"));
         };
-        let place = |a: &Arg| match a {
-            Arg::Value(v, offset) => places[v.0 as usize].wrapping_add_signed(*offset),
-            Arg::Scratch(n) => run.context.scratch.base + *n as u64,
-            _ => 0,
-        };
+        let place = |a: &Arg| place(run, places, a);
         let calls = all.iter().map(|(c, entries)| (c, &entries[..], [place(&c.input), place(&c.output)]));
         mesh.start(i, &calls.collect::<Vec<_>>())
+    }
+
+    /// Sends the value of a step to another pipeline stage, or receives it.
+    fn transfer(&self, run: &Run, i: usize, places: &[Address]) -> Result<()> {
+        let (Step::Transfer(t), Some(mesh)) = (&self.steps[i].1, run.mesh) else {
+            return Err(Error::system("cuda", "this is a bug: a transfer on a single device"));
+        };
+        let at = place(run, places, &t.place);
+        match (t.axis, t.nbytes) {
+            (Axis::Pp, 0) => Ok(()),
+            (Axis::Pp, nbytes) if t.is_send => mesh.send(&run.context.heap, t.other, t.number, at, nbytes),
+            (Axis::Pp, nbytes) => mesh.receive(t.other, t.number, at, nbytes),
+            (axis, _) => Err(Error::system("cuda", format!("this is a bug: a transfer along {}", axis.name()))),
+        }
     }
 
     /// Makes later steps wait for the collective of a step.
@@ -217,17 +265,33 @@ impl Compiled {
         }
     }
 
-    /// Divides the steps for runs on a mesh or on one device. Graphs that were captured end elsewhere and are dropped.
-    pub(super) fn divide(&mut self, is_meshed: bool) {
-        let is_collective: Vec<bool> = self.steps.iter().map(|(_, step)| matches!(step, Step::Collective(_))).collect();
+    /// Divides the steps for runs on a mesh, as a pipeline stage, or on one device. Graphs that were captured end elsewhere and are dropped.
+    pub(super) fn divide(&mut self, is_meshed: bool, has_stages: bool) {
+        (self.is_meshed, self.has_stages) = (is_meshed, has_stages);
+        let kinds: Vec<Kind> = self.steps.iter().map(|(_, step)| Kind::of(step)).collect();
         let agreement = (is_meshed && self.agrees()).then_some(self.agreement);
         self.graphs = Graphs::default();
-        (self.parts, self.is_meshed) = (divided(&is_collective, &self.waits, agreement), is_meshed);
+        self.parts = divided(&kinds, &self.waits, agreement);
     }
 
-    /// Whether the devices of a mesh agree in a run that none has failed.
+    /// Prepares for a run on a mesh, as a pipeline stage, or on one device. A stage learns of bad indices in others, whatever its own
+    /// program does.
+    fn adapt(&mut self, context: &mut DeviceContext, program: &Arc<Program>, mesh: Option<&Mesh>) -> Result<()> {
+        let has_stages = mesh.is_some_and(|mesh| mesh.peers.has_stages());
+        if has_stages && self.cells.is_none() {
+            let cells = Arc::new(DeviceErrors::new(&context.device, context.halt.address, Vec::new(), program)?);
+            context.faults.cells.push(Arc::downgrade(&cells));
+            self.cells = Some(cells);
+        }
+        if (self.is_meshed, self.has_stages) != (mesh.is_some(), has_stages) {
+            self.divide(mesh.is_some(), has_stages);
+        }
+        Ok(())
+    }
+
+    /// Whether the devices of a mesh agree in a run that none has failed. Programs of pipeline stages differ, and all of them do.
     fn agrees(&self) -> bool {
-        self.cells.is_some() || !self.writes.is_empty()
+        self.has_stages || self.cells.is_some() || !self.writes.is_empty()
     }
 
     /// Lets the devices of the mesh agree that none has failed. Returns an error on all of them otherwise.
@@ -235,7 +299,7 @@ impl Compiled {
         let Some(mesh) = run.mesh else { return Ok(()) };
         let cell = self.cells.as_deref().map(DeviceErrors::peer_cell);
         mesh.agree(run.context.faults.is_reported(), run.context.halt.address, cell)?;
-        if self.writes.is_empty() { Ok(()) } else { mesh.peers.barrier() }
+        if self.has_stages || !self.writes.is_empty() { mesh.peers.barrier() } else { Ok(()) }
     }
 
     /// Queues some steps; an error comes with the kernel that caused it.
@@ -254,6 +318,7 @@ impl Compiled {
             Part::Steps(steps) => self.queue_some(run, steps.clone(), places),
             Part::Collective(i) => self.start(run, *i, places).map_err(|e| (self.kernel(*i), e)),
             Part::Wait(i) => self.wait(run, *i).map(drop).map_err(|e| (self.kernel(*i), e)),
+            Part::Transfer(i) => self.transfer(run, *i, places).map_err(|e| (self.kernel(*i), e)),
             Part::Agreement => self.agree(run).map_err(|e| (self.kernel(self.agreement), e)),
         })
     }
@@ -272,8 +337,8 @@ impl Compiled {
         [times, hidden]: [Option<&mut [f64]>; 2],
     ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
-        if self.is_meshed != mesh.is_some() {
-            self.divide(mesh.is_some());
+        if let Some(mesh) = mesh.filter(|_| self.has_stages) {
+            mesh.begin_stages().map_err(first)?;
         }
         context.arena.ensure(program.arena_bytes).map_err(first)?;
         context.scratch.ensure(self.scratch).map_err(first)?;
@@ -325,6 +390,7 @@ impl Compiled {
                 }
                 Part::Collective(i) => self.start(run, *i, bound)?,
                 Part::Wait(i) => drop(self.wait(run, *i)?),
+                Part::Transfer(i) => self.transfer(run, *i, bound)?,
                 Part::Agreement => self.agree(run)?,
             }
         }
@@ -367,6 +433,11 @@ impl Compiled {
                     let timing = self.wait(run, *i).map_err(|e| (k, e))?;
                     measured(Some(k))?;
                     lanes.extend(timing.map(|timing| (k, timing, ks.len() - 1)));
+                }
+                Part::Transfer(i) => {
+                    let k = self.kernel(*i);
+                    self.transfer(run, *i, places).map_err(|e| (k, e))?;
+                    measured(Some(k))?;
                 }
                 Part::Agreement => {
                     self.agree(run).map_err(|e| (self.kernel(self.agreement), e))?;
@@ -416,6 +487,7 @@ impl Executable for CudaExecutable {
         if let Some(mesh) = &mesh {
             mesh.begin().map_err(first)?;
         }
+        compiled.adapt(context, &self.program, mesh.as_ref()).map_err(first)?;
         // The devices of a mesh raise the error of an earlier run where they agree.
         if mesh.is_none() || !compiled.agrees() {
             context.check_faults(&self.program)?;
@@ -460,15 +532,15 @@ impl Executable for CudaExecutable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Part::{Agreement, Collective, Steps, Wait};
+    use Part::{Agreement, Collective, Steps, Transfer, Wait};
 
     #[test]
     fn steps_are_divided_at_collectives_waits_and_the_agreement() {
-        let without = [false; 4];
+        let without = [Kind::Plain; 4];
         assert_eq!(divided(&without, &[], None), [Steps(0..4)], "a program without a mesh is one graph");
         assert_eq!(divided(&without, &[], Some(2)), [Steps(0..2), Agreement, Steps(2..4)]);
         assert_eq!(divided(&without, &[], Some(4)), [Steps(0..4), Agreement]);
-        let with = [true, false, true, true, false];
+        let with = [Kind::Collective, Kind::Plain, Kind::Collective, Kind::Collective, Kind::Plain];
         let (first, second, third) = (Collective(0), Collective(2), Collective(3));
         let waits = [(0, 1), (2, 4), (3, 5)];
         let all = [first, Wait(0), Steps(1..2), second, third, Wait(2), Steps(4..5), Wait(3)];
@@ -478,6 +550,11 @@ mod tests {
         let late = [(0, 5), (2, 5), (3, 5)];
         let last = [Collective(0), Steps(1..2), Collective(2), Collective(3), Steps(4..5), Wait(0), Wait(2), Wait(3)];
         assert_eq!(divided(&with, &late, None), last);
+        let stages = [Kind::Transfer, Kind::Plain, Kind::Plain, Kind::Transfer, Kind::Transfer, Kind::Plain];
+        let between = [Transfer(0), Steps(1..3), Transfer(3), Transfer(4)];
+        assert_eq!(divided(&stages, &[], None), [&between[..], &[Steps(5..6)]].concat());
+        assert_eq!(divided(&stages, &[], Some(5)), [&between[..], &[Agreement, Steps(5..6)]].concat());
+        assert_eq!(divided(&stages, &[], Some(6)), [&between[..], &[Steps(5..6), Agreement]].concat());
         assert_eq!(divided(&[], &[], Some(0)), [Agreement]);
         assert_eq!(divided(&[], &[], None), []);
     }

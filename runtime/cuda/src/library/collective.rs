@@ -294,7 +294,7 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
 }
 
 /// Copies the input to contiguous scratch.
-fn pack(c: &mut Call, x: &Input, dtype: DType) -> Result<Arg> {
+pub(super) fn pack(c: &mut Call, x: &Input, dtype: DType) -> Result<Arg> {
     let to = Arg::Scratch(c.scratch(x.shape().numel() * dtype.size()));
     let space = Strided::new(x.shape().dims(), &[x.strides(), Layout::contiguous(x.shape()).strides()]);
     let (t, n, narrow) = (sized(dtype.size()), space.numel(), space.narrow());

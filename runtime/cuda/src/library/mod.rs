@@ -19,6 +19,7 @@ mod scan;
 mod sort;
 pub mod source;
 mod strided;
+pub mod transfer;
 mod transpose;
 
 pub(crate) use call::{by_value, sized};

@@ -4,7 +4,7 @@
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Graph;
 use perilune_core::mesh::{Axis, Coordinates};
-use perilune_core::{DType, HostTensor, Interrupt, Mesh, Shape};
+use perilune_core::{DType, HostTensor, Interrupt, Mesh, Placement, Shape};
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::request::InputBuffer;
 use perilune_plan::{
@@ -18,10 +18,15 @@ use std::time::Duration;
 /// What was sent in one exchange: the group, and how many exchanges it had before.
 type Round = (Option<Axis>, Vec<usize>, u64);
 
+/// Sender, receiver, run of the sender and number of a message.
+type Mail = (usize, usize, u64, u64);
+
 #[derive(Debug, Default)]
 struct State {
     /// What each device of a group has sent, and how many have read it.
     rounds: HashMap<Round, (Vec<Option<Arc<[u8]>>>, usize)>,
+    /// Messages to one device that it has not received.
+    mail: HashMap<Mail, Arc<[u8]>>,
     failed: bool,
 }
 
@@ -86,19 +91,41 @@ pub struct Device {
     pub shared: Arc<Exchanges>,
     /// Exchanges so far along each axis, and barriers.
     count: [AtomicU64; Axis::ALL.len() + 1],
+    /// Runs of pipeline stages so far, if the devices run such programs.
+    pub runs: AtomicU64,
+    pub has_stages: bool,
+    /// Messages that it receives before it fails.
+    pub receives_left: AtomicU64,
     seed: AtomicU64,
 }
 
 impl Device {
     pub fn new(shared: &Arc<Exchanges>, rank: usize) -> Device {
         let (at, seed) = (shared.mesh.coordinates(rank), AtomicU64::new(rank as u64 + 1));
-        Device { rank, at, shared: shared.clone(), count: Default::default(), seed }
+        let has_stages = shared.mesh.size(Axis::Pp) > 1;
+        Device {
+            rank,
+            at,
+            shared: shared.clone(),
+            count: Default::default(),
+            runs: AtomicU64::new(0),
+            receives_left: AtomicU64::new(u64::MAX),
+            has_stages,
+            seed,
+        }
     }
 
     fn round(&self, ticket: Ticket) -> Round {
         let mut group = self.at;
         group[ticket.axis as usize] = 0;
         (Some(ticket.axis), group.to_vec(), ticket.number)
+    }
+
+    /// The rank of the device at a coordinate along an axis.
+    fn rank_at(&self, axis: Axis, coordinate: usize) -> usize {
+        let mut at = self.at;
+        at[axis as usize] = coordinate;
+        self.shared.mesh.rank(&at)
     }
 
     /// Delays some exchanges, by times that differ between devices.
@@ -128,6 +155,46 @@ impl Peers for Device {
         self.shared.receive(self.round(ticket), self.shared.mesh.size(ticket.axis))
     }
 
+    fn has_stages(&self) -> bool {
+        self.has_stages
+    }
+
+    fn send_to(&self, axis: Axis, to: usize, number: u64, bytes: &[u8]) -> Result<()> {
+        self.wait();
+        let mail = (self.rank, self.rank_at(axis, to), self.runs.load(Ordering::Relaxed), number);
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        assert!(state.mail.insert(mail, bytes.into()).is_none(), "{mail:?} was sent twice");
+        self.shared.arrived.notify_all();
+        Ok(())
+    }
+
+    fn receive_from(&self, axis: Axis, from: usize, number: u64) -> Result<Arc<[u8]>> {
+        self.wait();
+        if self.receives_left.fetch_sub(1, Ordering::Relaxed) == 0 {
+            self.shared.fail();
+            return Err(Error::system("mesh", "this device has failed"));
+        }
+        let mail = (self.rank_at(axis, from), self.rank, self.runs.load(Ordering::Relaxed), number);
+        let mut state = self.shared.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            if state.failed {
+                return Err(Error::system("mesh", "another device has failed"));
+            }
+            if let Some(message) = state.mail.remove(&mail) {
+                return Ok(message);
+            }
+            let (guard, timeout) = self
+                .shared
+                .arrived
+                .wait_timeout(state, Duration::from_secs(60))
+                .unwrap_or_else(PoisonError::into_inner);
+            state = guard;
+            if timeout.timed_out() {
+                return Err(Error::system("mesh", format!("message {mail:?} has not come")));
+            }
+        }
+    }
+
     fn barrier(&self) -> Result<()> {
         let count = self.count[Axis::ALL.len()].fetch_add(1, Ordering::Relaxed);
         let (round, size) = ((None, Vec::new(), count), self.shared.mesh.devices());
@@ -150,6 +217,27 @@ impl Planned {
         let program = perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).unwrap();
         perilune_plan::check::check(&program).unwrap();
         Planned { program: Arc::new(program), inputs: tracer.trace.inputs, slots: tracer.trace.slots }
+    }
+
+    /// The programs of the devices along `pp`, in order, of a step that is divided among the devices of a mesh.
+    pub fn stages(
+        g: &Graph,
+        request: &Request,
+        backend: &dyn Backend,
+        mesh: &Mesh,
+        placement: impl Fn(InputBuffer) -> Placement,
+    ) -> Vec<Planned> {
+        let mut tracer = Tracer::default();
+        tracer.run(g, request, |_| None);
+        tracer.divide(mesh, None, placement);
+        let program = perilune_plan::pipeline::plan(g, &tracer, request, Options::default(), backend).unwrap();
+        perilune_plan::check::check(&program).unwrap();
+        let planned = |program: &Arc<Program>| Planned {
+            program: program.clone(),
+            inputs: tracer.trace.inputs.clone(),
+            slots: tracer.trace.slots.clone(),
+        };
+        program.stages.iter().map(|stage| planned(&stage.program)).collect()
     }
 }
 
@@ -216,6 +304,7 @@ impl Rank<'_> {
         };
         let context = RunContext { interrupt: &interrupt, times, hidden, peers: Some(self.device) };
         let numbers = p.numbers(&loaded.planned.slots, &self.device.at);
+        self.device.runs.fetch_add(1, Ordering::Relaxed);
         loaded.exec.run(&inputs, &numbers, &outputs, context)?;
         let root = |r: &Root| match r {
             Root::Output(k) => outputs[*k as usize].clone(),

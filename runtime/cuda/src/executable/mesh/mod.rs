@@ -17,6 +17,7 @@ mod messages;
 pub(crate) use messages::Communicators;
 
 use super::errors::peer_fault;
+use super::transfer::Transfers;
 use crate::backend::DeviceContext;
 use crate::driver::{Address, Allocation, Device, Endpoint, Entry, Event, Heap, Lane};
 use crate::library::collective::{self, Collective, MOST};
@@ -36,7 +37,9 @@ pub(crate) struct Connection {
     device: Arc<Device>,
     /// Its lanes are closed before the endpoint.
     state: Mutex<State>,
-    endpoint: Endpoint,
+    /// What it sends to other pipeline stages (`transfer.rs`); closed before the endpoint too.
+    pub(super) transfers: Mutex<Transfers>,
+    pub(super) endpoint: Endpoint,
     communicators: Arc<Communicators>,
     heap: Arc<Heap>,
     /// Identifies the GPU among those of all hosts.
@@ -133,6 +136,7 @@ impl Connection {
             heap: context.heap.clone(),
             communicators: context.communicators.clone(),
             state: Mutex::default(),
+            transfers: Mutex::default(),
             agree,
         })
     }
@@ -278,7 +282,8 @@ impl Mesh<'_> {
     /// Waits for what the lanes of this device have queued.
     pub fn settle(&self) -> Result<()> {
         let state = self.connection.state();
-        state.lanes.iter().filter_map(|axial| axial.lane.as_ref()).try_for_each(Lane::synchronize)
+        state.lanes.iter().filter_map(|axial| axial.lane.as_ref()).try_for_each(Lane::synchronize)?;
+        self.settle_transfers()
     }
 
     /// Makes what the stream queues from now on wait for the collective of a step. Returns its times, if they are measured.
