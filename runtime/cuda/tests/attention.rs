@@ -19,7 +19,7 @@ use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, Value
 
 // ---- supported nodes and their launches --------------------------------------------------------------------------
 
-const CAUSAL: Mask = Mask { causal: true, window: false, documents: false };
+const CAUSAL: Mask = Mask { causal: true, window: false, documents: false, block: false };
 
 fn node(dtype: DType, d: usize, scale: f64, mask: bool) -> bool {
     node_with(dtype, d, scale, mask, false)
@@ -360,12 +360,12 @@ fn props(arch: &str) -> Props {
     }
 }
 
-/// A causal mask, none, and a window, each with and without documents.
+/// A causal mask, none, and a window, each without and with documents, and for a block of keys.
 fn masks() -> impl Iterator<Item = Mask> {
     let near = [(true, false), (false, false), (true, true)];
-    [false, true]
-        .into_iter()
-        .flat_map(move |documents| near.into_iter().map(move |(causal, window)| Mask { causal, window, documents }))
+    [(false, false), (true, false), (false, true)].into_iter().flat_map(move |(documents, block)| {
+        near.into_iter().map(move |(causal, window)| Mask { causal, window, documents, block })
+    })
 }
 
 /// Compiles every tile for each `(arch, dtype, mask)`, or those of warpgroups only; prints the rows of a table.
@@ -401,6 +401,8 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
 #[test]
 fn tiles_compile_without_spills() {
     compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
+    let block = Mask { block: true, ..CAUSAL };
+    compile(&[("sm_80", DType::F16, block), ("sm_100a", DType::BF16, block)], true);
     let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
     // Kinds of 16 bits do not differ in registers: some of each.
     let dtype = |i: usize| if i.is_multiple_of(2) { DType::BF16 } else { DType::F16 };
