@@ -127,24 +127,25 @@ fn a_zigzag_ring_takes_kernels_without_masks() {
 /// Twice the positions take twice the memory. Elementary ops would take four times as much, for scores of two chunks.
 #[test]
 fn memory_is_linear_in_positions() {
-    let odd = Attention { length: 4098, ..ZIGZAG };
-    let gathered = Attention { keys: KeyExchange::Gather, ..ZIGZAG };
+    let long = Attention { length: 1 << 15, ..ZIGZAG };
+    let odd = Attention { length: 32770, ..long };
+    let gathered = Attention { keys: KeyExchange::Gather, ..long };
     let window = Some(300);
     for one in [
-        ZIGZAG,
-        Attention { devices: 4, ..ZIGZAG },
-        Attention { window, ..ZIGZAG },
-        Attention { causal: false, ..ZIGZAG },
+        long,
+        Attention { devices: 4, ..long },
+        Attention { window, ..long },
+        Attention { causal: false, ..long },
         odd,
         Attention { window, ..odd },
         gathered,
         Attention { window, ..gathered },
         Attention { causal: false, ..gathered },
-        Attention { dtype: DType::F32, ..ZIGZAG },
+        Attention { dtype: DType::F32, ..long },
     ] {
         let length = 2 * one.length - one.length % 4;
         let (small, large) = (one.on_gpu(), Attention { length, ..one }.on_gpu());
-        // The scores of a head of two chunks.
+        // A mask of two chunks, or the scores of a head.
         let chunk = one.length / one.devices / 2;
         assert!(largest(&small) < chunk * chunk, "{one:?}: {}", largest(&small));
         let (a, b) = (small.arena_bytes, large.arena_bytes);
