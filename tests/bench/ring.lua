@@ -30,7 +30,10 @@ end
 local out = run()
 local norms = {}
 for i, x in ipairs(out) do
-  local mean = pl.step(function() return x:to("f32"):square():mean():sqrt() end)
+  local mean = pl.step(function()
+    local y = x:to("f32")
+    return (y * y):mean():sqrt()
+  end)
   norms[i] = ("%.6g"):format(mean:item())
 end
 wait(out)

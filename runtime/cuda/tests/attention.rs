@@ -21,6 +21,9 @@ use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, Value
 
 const CAUSAL: Mask = Mask { causal: true, window: false, documents: false, block: false };
 
+/// What a block of keys takes most registers for.
+const BLOCK: Mask = Mask { causal: true, window: true, documents: false, block: true };
+
 fn node(dtype: DType, d: usize, scale: f64, mask: bool) -> bool {
     node_with(dtype, d, scale, mask, false)
 }
@@ -401,8 +404,8 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
 #[test]
 fn tiles_compile_without_spills() {
     compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
-    let block = Mask { block: true, ..CAUSAL };
-    compile(&[("sm_80", DType::F16, block), ("sm_100a", DType::BF16, block)], true);
+    // A shift takes a register more.
+    compile(&[("sm_80", DType::F16, BLOCK)], true);
     let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
     // Kinds of 16 bits do not differ in registers: some of each.
     let dtype = |i: usize| if i.is_multiple_of(2) { DType::BF16 } else { DType::F16 };
@@ -428,7 +431,8 @@ fn compile_f32(kinds: &[(&str, u32, Mask)]) {
 fn tiles_of_f32_compile_without_spills() {
     let both = |arch, mask| [(arch, 3, mask), (arch, 1, mask)];
     compile_f32(&["sm_80", "sm_90a", "sm_100a"].map(|arch| both(arch, CAUSAL)).concat());
-    compile_f32(&masks().filter(|m| *m != CAUSAL).flat_map(|mask| both("sm_90a", mask)).collect::<Vec<_>>());
+    let rest = masks().filter(|m| *m != CAUSAL && (!m.block || *m == BLOCK));
+    compile_f32(&rest.flat_map(|mask| both("sm_90a", mask)).collect::<Vec<_>>());
 }
 
 #[test]
