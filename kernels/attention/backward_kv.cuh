@@ -32,10 +32,10 @@ struct BackwardKVPlan {
     static constexpr int COLUMNS = C / SPLIT;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_kv(
-    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dk, T* dv,
-    const Problem& p, const D& segments = {}) {
+    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta,
+    typename B::template Result<T>* dk, typename B::template Result<T>* dv, const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS, N = P::COLUMNS;
     using Keys = Tile<C, BM>;
     using Queries = Tile<C, BN>;
@@ -55,7 +55,7 @@ __device__ __forceinline__ void backward_kv(
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sk = shared_address(shared_memory), sv = sk + Keys::BYTES, sq = sv + Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
-    const QueryRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const QueryRange<BM, BN, MT * 16, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
     // For all heads that share these keys.
     const i32 steps = range.steps() * p.group;
     const int column = P::SPLIT == 1 ? 0 : (int)blockIdx.y * N;
@@ -122,8 +122,8 @@ __device__ __forceinline__ void backward_kv(
 #pragma unroll
             for (int j = 0; j < BN / 8; j++) {
                 float2 base = load_shared2(stats + j * 32);
-                base.x *= LOG2E;
-                base.y *= LOG2E;
+                base.x = B::base(base.x);
+                base.y = B::base(base.y);
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll
@@ -164,8 +164,8 @@ __device__ __forceinline__ void backward_kv(
     dv += done.pair / p.groups * p.dv.batch + done.pair % p.groups * p.dv.head;
     __syncwarp();
     const i32 start = done.tile * BM, mine = read_tid() / 32 * MT * 16;
-    Keys::template store<T, MT, N>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, column);
-    Keys::template store<T, MT, N>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, column);
+    store_result<B, Keys, T, MT, N>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, column);
+    store_result<B, Keys, T, MT, N>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, column);
 }
 
 }  // namespace attention

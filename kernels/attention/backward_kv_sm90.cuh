@@ -27,10 +27,10 @@ struct BackwardKVSm90Plan {
     static constexpr int BM = 64 * GROUPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_kv_sm90(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* stats, T* dk,
-    T* dv, const Problem& p, const D& segments = {}) {
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const float2* stats,
+    typename B::template Result<T>* dk, typename B::template Result<T>* dv, const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Keys = Tile<C, BM>;
     using Queries = Tile<C, BN>;
@@ -48,7 +48,7 @@ __device__ __forceinline__ void backward_kv_sm90(
     const bool leader = group == 0 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64;
-    const QueryRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const QueryRange<BM, BN, 64, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
     // Steps of one head, and of all heads that share these keys.
     const i32 each = range.steps(), all = each * p.group;
 
@@ -170,8 +170,8 @@ __device__ __forceinline__ void backward_kv_sm90(
     // The warpgroup's rows of k and v are reused as space for its results.
     warpgroup_sync(group);
     const i32 start = done.tile * BM, mine = read_tid() / 32 * 16;
-    Keys::template store<T, 1, C>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, 0);
-    Keys::template store<T, 1, C>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, 0);
+    store_result<B, Keys, T, 1, C>(ak, sk, dk, p.dk.row, start, p.s, p.d, mine, 0);
+    store_result<B, Keys, T, 1, C>(av, sv, dv, p.dv.row, start, p.s, p.e, mine, 0);
 }
 
 }  // namespace attention

@@ -15,10 +15,10 @@
 
 namespace attention {
 
-template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_kv_tf32(
     const f32* q, const f32* k, const f32* v, const f32* grad, const f32* lse, const f32* delta, f32* dk, f32* dv,
-    const Problem& p, const D& segments = {}) {
+    const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int MT = P::MT, BM = P::BM, BN = P::BN, N = P::COLUMNS, KEYS = P::KEYS;
     // Weights are positive, so of all sums here those of dv lose most to the truncation of tensor cores. In chains of
     // 64 queries their error was up to three times that of plain sums. (Chains of 16 would need more registers than
@@ -42,7 +42,7 @@ __device__ __forceinline__ void backward_kv_tf32(
     f32* const sq = sv + BM * P::PITCH;
     f32* const sw = sq + P::STAGES * STAGE;
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
-    const QueryRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const QueryRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
     // For all heads that share these keys.
     const i32 steps = range.steps() * p.group;
 
@@ -95,8 +95,8 @@ __device__ __forceinline__ void backward_kv_tf32(
 #pragma unroll
             for (int j = 0; j < KEYS / 8; j++) {
                 float2 base = *(const float2*)(stats + j * 8);
-                base.x *= LOG2E;
-                base.y *= LOG2E;
+                base.x = B::base(base.x);
+                base.y = B::base(base.y);
 #pragma unroll
                 for (int m = 0; m < MT; m++)
 #pragma unroll

@@ -27,10 +27,10 @@ struct BackwardQPlan {
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_q(
-    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, T* dq, const Problem& p,
-    const D& segments = {}) {
+    const T* q, const T* k, const T* v, const T* grad, const f32* lse, const f32* delta, typename B::template Result<T>* dq, const Problem& p,
+    const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void backward_q(
     const u32 sq = shared_address(shared_memory), sg = sq + Queries::BYTES;
     const u32 sk = sg + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
-    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
 
     typename LeftOperand<P::IN_REGISTERS, Queries, MT>::Type lq(sq, warp * MT * 16, lane), lg(sg, warp * MT * 16, lane);
     const u32 along = Keys::lane_along(lane), down = Keys::lane_down(lane);
@@ -72,7 +72,7 @@ __device__ __forceinline__ void backward_q(
         for (int h = 0; h < 2; h++) {
             i32 r = top + (i32)lane / 4 + m * 16 + h * 8;
             i64 place = (i64)at.pair * p.t + r;
-            base[m][h] = r < p.t ? lse[place] * LOG2E : 0.0f;
+            base[m][h] = r < p.t ? B::base(lse[place]) : 0.0f;
             del[m][h] = r < p.t ? delta[place] : 0.0f;
         }
     }
@@ -147,7 +147,7 @@ __device__ __forceinline__ void backward_q(
     const i32 start = (CAUSAL ? tiles - 1 - done.tile : done.tile) * BM;
     dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
     __syncwarp();
-    Queries::template store<T, MT, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * MT * 16, 0);
+    store_result<B, Queries, T, MT, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * MT * 16, 0);
 }
 
 }  // namespace attention

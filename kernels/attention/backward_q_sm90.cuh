@@ -3,7 +3,7 @@
 //
 // `stats` (B, H, padded, 2) receives (lse log2(e), delta) of each row, and 0 after the last one, for
 // backward_kv_sm90.cuh, which runs next. A block computes the stats of its rows while TMA loads q and grad; `out` and
-// `grads` are the forward result and its gradient in global memory.
+// `grads` are the forward result and its gradient in global memory. With a block of keys, delta is an operand.
 //
 // The scores and grad v^T of a tile are issued before dq += ds k of the previous tile completes. With LEAN they are
 // issued after it. This saves BN / 4 registers, and the other warpgroups keep the tensor cores busy.
@@ -26,10 +26,10 @@ struct BackwardQSm90Plan {
     static constexpr int BM = 64 * GROUPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_q_sm90(
     const TensorMap& q, const TensorMap& k, const TensorMap& v, const TensorMap& grad, const T* grads, const T* out,
-    const f32* lse, float2* stats, T* dq, const Problem& p, const D& segments = {}) {
+    const f32* lse, float2* stats, typename B::template Result<T>* dq, const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void backward_q_sm90(
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64;
-    const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
     // Tiles of the block, and the first and last of those that contain keys visible to this warpgroup.
     const i32 all = range.steps(), hi = top < p.t ? range.steps_to_last() : 0, lo = range.steps_to_first(p, hi);
 
@@ -88,7 +88,13 @@ __device__ __forceinline__ void backward_q_sm90(
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         i32 r = top + (i32)(warp % 4) * 16 + (i32)lane / 4 + h * 8;
-        const float2 n = row_stats<T, C>(grads, out, lse, at.pair, r, p);
+        float2 n;
+        if constexpr (B::BLOCK) {
+            const i64 place = (i64)at.pair * p.t + r;
+            n = r < p.t ? make_float2(B::base(lse[place]), keys.rows[place]) : make_float2(0.0f, 0.0f);
+        } else {
+            n = row_stats<T, C>(grads, out, lse, at.pair, r, p);
+        }
         if (r < p.t && lane % 4 == 0) stats[(i64)at.pair * p.padded + r] = n;
         base[h] = n.x;
         del[h] = n.y;
@@ -154,7 +160,7 @@ __device__ __forceinline__ void backward_q_sm90(
     dq += done.pair / p.heads * p.dq.batch + done.pair % p.heads * p.dq.head;
     // The warpgroup's rows of q are reused as space for its results.
     warpgroup_sync(group);
-    Queries::template store<T, 1, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * 16, 0);
+    store_result<B, Queries, T, 1, C>(acc, sq, dq, p.dq.row, start, p.t, p.d, read_tid() / 32 * 16, 0);
 }
 
 }  // namespace attention

@@ -13,10 +13,10 @@
 
 namespace attention {
 
-template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void backward_q_tf32(
     const f32* q, const f32* k, const f32* v, const f32* grad, const f32* lse, const f32* delta, f32* dq,
-    const Problem& p, const D& segments = {}) {
+    const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int MT = P::MT, BM = P::BM, BN = P::BN, KEYS = P::KEYS;
     constexpr i32 TILE = BN * P::PITCH;
     const i32 tiles = (p.t + BM - 1) / BM;
@@ -34,7 +34,7 @@ __device__ __forceinline__ void backward_q_tf32(
     f32* const sv = sk + P::STAGES * TILE;
     f32* const sw = sv + P::STAGES * TILE;
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
-    const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
 
     load_tile_f32<P, BM>(sq, q, p.q.row, first, p.t, p.d);
     load_tile_f32<P, BM>(sg, grad, p.grad.row, first, p.t, p.e);
@@ -52,7 +52,7 @@ __device__ __forceinline__ void backward_q_tf32(
         for (int h = 0; h < 2; h++) {
             const i32 r = top + read_tid() % 32 / 4 + m * 16 + h * 8;
             const i64 place = (i64)at.pair * p.t + r;
-            base[m][h] = r < p.t ? lse[place] * LOG2E : 0.0f;
+            base[m][h] = r < p.t ? B::base(lse[place]) : 0.0f;
             del[m][h] = r < p.t ? delta[place] : 0.0f;
         }
     const f32 scale2 = p.scale * LOG2E;

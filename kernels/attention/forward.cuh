@@ -30,9 +30,9 @@ struct ForwardPlan {
     static constexpr int THREADS = 32 * WARPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void forward(
-    const T* q, const T* k, const T* v, T* out, f32* lse, const Problem& p, const D& segments = {}) {
+    const T* q, const T* k, const T* v, typename B::template Result<T>* out, f32* lse, const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, MT = P::MT, BM = P::BM, BN = P::BN, THREADS = P::THREADS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -47,7 +47,7 @@ __device__ __forceinline__ void forward(
     const u32 lane = threadIdx.x & 31, warp = warp_index();
     const u32 sq = shared_address(shared_memory), sk = sq + Queries::BYTES, sv = sk + P::STAGES * Keys::BYTES;
     const i32 top = first + (i32)warp * MT * 16;
-    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, MT * 16, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
 
     typename LeftOperand<P::IN_REGISTERS, Queries, MT>::Type left(sq, warp * MT * 16, lane);
     const u32 bk = sk + Keys::lane_along(lane), bv = sv + Keys::lane_down(lane);
@@ -168,11 +168,11 @@ __device__ __forceinline__ void forward(
             }
             i32 r = start + mine + (i32)(tid & 31) / 4 + m * 16 + h * 8;
             if (lse && (tid & 3) == 0 && r < p.t)
-                lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[m][h] * p.scale + __logf(total) : 0.0f;
+                lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[m][h] * p.scale + __logf(total) : B::empty();
         }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
     __syncwarp();
-    Queries::template store<T, MT, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
+    store_result<B, Queries, T, MT, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
 }
 
 }  // namespace attention

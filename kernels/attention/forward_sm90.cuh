@@ -26,10 +26,10 @@ struct ForwardSm90Plan {
     static constexpr int BM = 64 * GROUPS;
 };
 
-template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename T, typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void forward_sm90(
-    const TensorMap& q, const TensorMap& k, const TensorMap& v, T* out, f32* lse, const Problem& p,
-    const D& segments = {}) {
+    const TensorMap& q, const TensorMap& k, const TensorMap& v, typename B::template Result<T>* out, f32* lse, const Problem& p,
+    const D& segments = {}, const B& keys = {}) {
     constexpr int C = P::C, BM = P::BM, BN = P::BN, STAGES = P::STAGES, GROUPS = P::GROUPS;
     using Queries = Tile<C, BM>;
     using Keys = Tile<C, BN>;
@@ -46,7 +46,7 @@ __device__ __forceinline__ void forward_sm90(
     const bool leader = group == GROUPS - 1 && warp % 4 == 0 && lane == 0;
 
     const i32 top = first + (i32)group * 64;
-    const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, 64, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
     // Tiles of the block, and the first and last of those that contain keys visible to this warpgroup.
     const i32 all = range.steps(), hi = top < p.t ? range.steps_to_last() : 0, lo = range.steps_to_first(p, hi);
 
@@ -190,12 +190,12 @@ __device__ __forceinline__ void forward_sm90(
         }
         i32 r = start + mine + (i32)(tid & 31) / 4 + h * 8;
         if (lse && (tid & 3) == 0 && r < p.t)
-            lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[h] * p.scale + __logf(total) : 0.0f;
+            lse[(i64)done.pair * p.t + r] = total > 0.0f ? row_max[h] * p.scale + __logf(total) : B::empty();
     }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
     // The warpgroup's rows of q are reused as space for its results.
     warpgroup_sync(group);
-    Queries::template store<T, 1, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
+    store_result<B, Queries, T, 1, C>(o, sq, out, p.out.row, start, p.t, p.e, mine, 0);
 }
 
 }  // namespace attention

@@ -32,9 +32,9 @@ __device__ __forceinline__ void exchange(f32 (&x)[P::MT][2], f32* room, F both) 
         for (int h = 0; h < 2; h++) x[m][h] = both(x[m][h], at[(side ^ 1) * P::BM + m * 16 + h * 8]);
 }
 
-template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds>
+template <typename P, bool CAUSAL, bool WINDOW, typename D = NoSegmentIds, typename B = AllKeys>
 __device__ __forceinline__ void forward_tf32(
-    const f32* q, const f32* k, const f32* v, f32* out, f32* lse, const Problem& p, const D& segments = {}) {
+    const f32* q, const f32* k, const f32* v, f32* out, f32* lse, const Problem& p, const D& segments = {}, const B& keys = {}) {
     constexpr int MT = P::MT, BM = P::BM, BN = P::BN, KEYS = P::KEYS;
     constexpr i32 TILE = BN * P::PITCH;
     const i32 tiles = (p.t + BM - 1) / BM;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void forward_tf32(
     f32* const sw = sv + P::STAGES * TILE;
     f32* const peaks = sw + BM * P::WIDE;  // for SIDE = 2: BM per side, at the end the sums
     const i32 top = first + (i32)warp_index() / P::SIDE * P::ROWS;
-    const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D> range(p, segments, batch, first, top);
+    const KeyRange<BM, BN, P::ROWS, CAUSAL, WINDOW, D, B> range(p, segments, batch, first, top, keys);
 
     f32 o[MT][P::COLUMNS / 8][4], base[MT][2], sum[MT][2];
     clear(o);
@@ -159,7 +159,7 @@ __device__ __forceinline__ void forward_tf32(
             sum[m][h] = total > 0.0f ? 1.0f / total : 0.0f;
             const i32 tid = read_tid(), row = start + P::rows(tid) * P::ROWS + m * 16 + h * 8 + tid % 32 / 4;
             if (lse && tid % 4 == 0 && P::side(tid) == 0 && row < p.t)
-                lse[(i64)done.pair * p.t + row] = total > 0.0f ? __fmaf_rn(base[m][h], LN2, logf(total)) : 0.0f;
+                lse[(i64)done.pair * p.t + row] = total > 0.0f ? __fmaf_rn(base[m][h], LN2, logf(total)) : B::empty();
         }
     out += done.pair / p.heads * p.out.batch + done.pair % p.heads * p.out.head;
     store_tile_f32<P>(o, [&](int m, int h) { return sum[m][h]; }, out, p.out.row, start, p.t, p.e);

@@ -3,8 +3,9 @@
 //
 // BM is the number of rows of the block, ROWS that of a group (a warp, two warps that share rows, or a warpgroup).
 // `first` and `top` are the first rows of the block and of the group; `key` or `query` is the first position of a tile
-// of BN.
+// of BN. The member `top` counts positions as the other side does, whose positions may be shifted (`B`).
 #pragma once
+#include "attention/key_block.cuh"
 #include "attention/segment_ids.cuh"
 
 namespace attention {
@@ -30,15 +31,19 @@ struct MaskRange {
 };
 
 // Rows are queries.
-template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D>
+template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D, typename B = AllKeys>
 struct KeyRange : MaskRange<BM, BN, D> {
     using MaskRange<BM, BN, D>::begin, MaskRange<BM, BN, D>::end, MaskRange<BM, BN, D>::top, MaskRange<BM, BN, D>::near, MaskRange<BM, BN, D>::ids;
 
-    __device__ __forceinline__ KeyRange(const Problem& p, const D& segments, i32 batch, i32 first, i32 top_) {
-        top = top_;
-        const i32 last = min(first + BM, p.t) - 1;
+    B keys;
+
+    __device__ __forceinline__ KeyRange(
+        const Problem& p, const D& segments, i32 batch, i32 first, i32 top_, const B& keys_ = {})
+        : keys(keys_) {
+        top = top_ + keys.shift;
+        const i32 last = min(first + BM, p.t) - 1 + keys.shift;
         end = CAUSAL ? min(p.s, last + 1) : p.s;
-        begin = WINDOW ? max(first - p.window + 1, 0) / BN * BN : 0;
+        begin = WINDOW ? max(first + keys.shift - p.window + 1, 0) / BN * BN : 0;
         ids = segments.of(batch, p);
         this->clamp_to_segments(p, first);
     }
@@ -63,21 +68,26 @@ struct KeyRange : MaskRange<BM, BN, D> {
     template <int MT, int N>
     __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 key, i32 row, i32 mine) const {
         if (key + BN > p.s || (CAUSAL && key + BN - 1 > top) || (WINDOW && key <= top + ROWS - 1 - p.window))
-            apply_mask<CAUSAL, WINDOW, MT, N>(x, row, mine, p.s, p.window);
+            apply_mask<CAUSAL, WINDOW, MT, N>(x, row + keys.shift, mine, p.s, p.window);
         if constexpr (D::ON)
             if (key < near.z || key + BN > near.w) ids.template apply_mask<MT, N>(x, row, mine, -infinity());
     }
 };
 
 // Rows are keys.
-template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D>
+template <int BM, int BN, int ROWS, bool CAUSAL, bool WINDOW, typename D, typename B = AllKeys>
 struct QueryRange : MaskRange<BM, BN, D> {
     using MaskRange<BM, BN, D>::begin, MaskRange<BM, BN, D>::end, MaskRange<BM, BN, D>::top, MaskRange<BM, BN, D>::near, MaskRange<BM, BN, D>::ids;
 
-    __device__ __forceinline__ QueryRange(const Problem& p, const D& segments, i32 batch, i32 first, i32 top_) {
-        top = top_;
-        const i32 last = min(first + BM, p.s) - 1;
-        begin = CAUSAL ? first / BN * BN : 0;
+    B keys;
+
+    __device__ __forceinline__ QueryRange(
+        const Problem& p, const D& segments, i32 batch, i32 first, i32 top_, const B& keys_ = {})
+        : keys(keys_) {
+        top = top_ - keys.shift;
+        const i32 last = min(first + BM, p.s) - 1 - keys.shift, from = first - keys.shift;
+        // Keys that no query comes before have negative positions.
+        begin = CAUSAL ? (B::BLOCK ? max(from, 0) : from) / BN * BN : 0;
         end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
         ids = segments.of(batch, p);
         this->clamp_to_segments(p, first);
@@ -93,7 +103,7 @@ struct QueryRange : MaskRange<BM, BN, D> {
     template <int MT, int N>
     __device__ __forceinline__ void mask(f32 (&x)[MT][N / 8][4], const Problem& p, i32 query, i32 row, i32 mine) const {
         if ((CAUSAL && query < top + ROWS - 1) || (WINDOW && query + BN - 1 - p.window >= top)) {
-            const i32 tid = read_tid(), r0 = row + tid % 32 / 4, c0 = mine + tid % 4 * 2;
+            const i32 tid = read_tid(), r0 = row - keys.shift + tid % 32 / 4, c0 = mine + tid % 4 * 2;
 #pragma unroll
             for (int m = 0; m < MT; m++)
 #pragma unroll

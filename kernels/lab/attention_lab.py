@@ -81,7 +81,7 @@ class Table:
             return next(k for k in kinds if k[7] * (shared_bytes(p, size, k) + 1024) <= self.shared + 1024)
         holds = {"Always": True, "Large": self.large and not window and not documents, "Masked": causal or window,
                  "Bare100": self.newer and not (causal or window or documents), "Documents": documents,
-                 "Mixed": documents and (window or not causal)}
+                 "Mixed": documents and (window or not causal), "Shifted": False}
         for r in self.groups:
             if r[0] == p and int(r[1]) == made_for(size) and holds[r[2]]:
                 return ("sm90", *map(number, r[3:]))

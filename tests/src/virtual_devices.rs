@@ -204,12 +204,23 @@ fn plan_as(
     options: Options,
     keys: KeyExchange,
 ) -> Result<(Arc<Program>, Tracer), String> {
+    plan_on(g, request, spread, options, keys, &perilune_plan::Null)
+}
+
+/// As [`plan`], with options, attention to split sequences as named, and the kernels of a device.
+pub fn plan_on(
+    g: &Graph,
+    request: &Request,
+    spread: &Spread,
+    options: Options,
+    keys: KeyExchange,
+    device: &dyn Backend,
+) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
     tracer.keys = keys;
     tracer.run(g, request, |_| None);
     tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
-    let null = perilune_plan::Null;
-    let program = pipeline::plan(g, &tracer, request, options, &null).map_err(|e| e.to_string())?;
+    let program = pipeline::plan(g, &tracer, request, options, device).map_err(|e| e.to_string())?;
     perilune_plan::check::check(&program)?;
     Ok((Arc::new(program), tracer))
 }

@@ -35,6 +35,7 @@ fn open(mode: &str, params: &[(&str, &str)]) -> Script {
     let options = MeshOptions::parse(mode).unwrap_or_else(|e| panic!("{mode}: {e}"));
     let s = script_on(on_mesh(options.mesh, 1), params).unwrap();
     s.runtime.host().engine.borrow_mut().zero = options.zero;
+    s.runtime.host().engine.borrow_mut().set_key_exchange(options.keys);
     s
 }
 
@@ -136,6 +137,18 @@ fn llama() {
     let small =
         [("size", "tiny"), ("vocab", "256"), ("context", "16"), ("batch", "8"), ("accumulate", "2"), ("warmup", "2")];
     every_mode("llama.lua", &small, None, &F32);
+}
+
+/// Keys come to queries in a ring, in zig-zag order and with blocks that cannot be halved, or are gathered.
+#[test]
+fn keys_of_other_devices() {
+    let small = [("size", "tiny"), ("vocab", "256"), ("context", "60"), ("batch", "4"), ("warmup", "2")];
+    for (precision, tolerance) in [(None, &F32), (Some("bf16"), &Tolerance { value: 2e-2, state: 5e-2 })] {
+        let one = train("", "llama.lua", &small, precision);
+        for mode in ["cp=2,keys=ring", "cp=4,keys=ring", "cp=3,keys=ring", "dp=2,cp=2,keys=ring", "cp=4,keys=gather"] {
+            compare(&format!("llama.lua on {mode}"), &one, &train(mode, "llama.lua", &small, precision), tolerance);
+        }
+    }
 }
 
 /// Experts over devices, alone and with all other axes.

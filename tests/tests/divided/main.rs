@@ -8,6 +8,7 @@ mod lanes;
 mod ops;
 mod placed;
 mod random;
+mod ring_on_gpu;
 mod states;
 mod step;
 mod strict;

@@ -29,6 +29,8 @@ pub(super) struct Scores {
     /// (..., T) i64, with the leading dims of q up to the heads.
     documents: Option<NodeId>,
     mask: Option<NodeId>,
+    /// What is added to the positions of queries: an i64 scalar.
+    shift: Option<NodeId>,
     /// Whether there is a dim of heads.
     heads: bool,
     /// Query heads per key head.
@@ -69,9 +71,15 @@ impl Scores {
             window: attrs[2],
             documents,
             mask,
+            shift: None,
             heads: g.shape(q).rank() > 2,
             r,
         }
+    }
+
+    /// With positions of queries that are shifted against those of keys.
+    pub(super) fn shifted(self, shift: NodeId) -> Scores {
+        Scores { shift: Some(shift), ..self }
     }
 
     /// (..., H, T, N) as (..., G, r, T, N).
@@ -145,7 +153,10 @@ impl Scores {
         if !self.causal && self.window == 0 {
             return Ok(None);
         }
-        let (i, j) = (g.iota_along(t, 0, 2)?, g.iota_along(s, 1, 2)?);
+        let (mut i, j) = (g.iota_along(t, 0, 2)?, g.iota_along(s, 1, 2)?);
+        if let Some(shift) = self.shift {
+            i = g.add_(i, shift)?;
+        }
         let past = g.le(j, i)?;
         if self.window == 0 {
             return Ok(Some(past));

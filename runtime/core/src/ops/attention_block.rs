@@ -8,19 +8,46 @@
 
 use super::attention::Scores;
 use super::{Class, Op, Out, norm};
+use crate::amp::Amp;
 use crate::error::Result;
 use crate::graph::{Graph, Meta, NodeId};
 use crate::ops::movement;
 use smallvec::smallvec;
 
-/// Inputs: q (.., H, T, D), k (.., G, S, D), v (.., G, S, E), seen? (bool, broadcast to (.., H, T, S)) -> out (.., H, T, E), lse
-/// (.., H, T), both in the dtype of the scores. `attrs` as attention, without causality, window and documents.
+/// The most positions of a sequence whose blocks have a shift: kernels add it to a position and a window in 32 bits.
+pub const MOST_POSITIONS: usize = 1 << 29;
+
+/// Position in `attrs` that says whether there is a shift.
+const SHIFTED: usize = 6;
+
+/// Whether the last input of a block with these attributes is `shift`.
+pub fn is_shifted(attrs: &[i64]) -> bool {
+    attrs.get(SHIFTED).is_some_and(|x| *x != 0)
+}
+
+/// `attrs` of a block, from those of attention: its keys are masked by position if `causal` or in a window. Documents are masks.
+pub fn block_attrs(attrs: &[i64], causal: bool, window: i64, shifted: bool) -> [i64; 7] {
+    [i64::from(causal), attrs[1], window, attrs[3], attrs[4], 0, i64::from(shifted)]
+}
+
+/// The optional inputs seen and shift, which follow the required ones.
+fn scores(g: &Graph, x: &[NodeId], required: usize, attrs: &[i64]) -> Scores {
+    let rest = &x[required..];
+    match rest.split_last() {
+        Some((&shift, rest)) if is_shifted(attrs) => Scores::of(g, x[0], x[1], rest, attrs).shifted(shift),
+        _ => Scores::of(g, x[0], x[1], rest, attrs),
+    }
+}
+
+/// Inputs: q (.., H, T, D), k (.., G, S, D), v (.., G, S, E), seen? (bool, broadcast to (.., H, T, S)), shift? (i64 scalar) -> out
+/// (.., H, T, E), lse (.., H, T), both in the dtype of the scores. `attrs` as attention without documents, then 1 if the last input is
+/// `shift`. Causality and window count positions from the first key of the block; query i is at i + shift, or i without one.
 pub static ATTENTION_BLOCK: Op = Op {
     name: "attention_block",
     flops: super::attention::ATTENTION.flops,
     shard: Some(crate::sharding::attention_block),
     class: Class::Fused(|g, x, attrs| {
-        let s = Scores::of(g, x[0], x[1], &x[3..], attrs);
+        let s = scores(g, x, 3, attrs);
         let (e, sum, lse, none) = s.exponentials(g, x[0], x[1])?;
         let shape = g.shape(lse);
         let none = movement::reshape(g, none, shape)?;
@@ -33,17 +60,18 @@ pub static ATTENTION_BLOCK: Op = Op {
         let (q, v) = (i.shape(0), i.shape(2));
         Ok(Meta { shape: q.with(q.rank() - 1, v.dims()[v.rank() - 1]), dtype: i.dtype(0).compute() })
     },
+    amp: Amp::Low,
     ..Op::BASE
 };
 
-/// Inputs: q, k, v, gradient of the result, its products with the result summed by row (.., H, T), lse of the whole row (.., H, T), seen?
-/// -> dq, dk, dv of this block, in the dtype of the scores.
+/// Inputs: q, k, v, gradient of the result, its products with the result summed by row (.., H, T), lse of the whole row (.., H, T), seen?,
+/// shift? -> dq, dk, dv of this block, in the dtype of the scores.
 pub static ATTENTION_BLOCK_BACKWARD: Op = Op {
     name: "attention_block_backward",
     flops: super::attention::ATTENTION_BACKWARD.flops,
     shard: Some(crate::sharding::attention_block_backward),
     class: Class::Fused(|g, x, attrs| {
-        let s = Scores::of(g, x[0], x[1], &x[6..], attrs);
+        let s = scores(g, x, 6, attrs);
         let scores = s.scores(g, x[0], x[1])?;
         let p = row_weights(g, scores, x[5])?;
         let [q, k, v, d] = [x[0], x[1], x[2], x[3]].map(|x| g.widen(x));
@@ -66,6 +94,7 @@ pub static ATTENTION_BLOCK_BACKWARD: Op = Op {
         Ok(smallvec![dq, dk, dv])
     }),
     infer: |i| Ok(Meta { shape: i.shape(0), dtype: i.dtype(0).compute() }),
+    amp: Amp::Low,
     ..Op::BASE
 };
 

@@ -5,6 +5,7 @@ use super::strides::Strides;
 use super::{Mask, MmaTile, Pass, SIZES, Tf32, WarpgroupTile, bug, function, mask, warpgroup};
 use crate::launch::{Arg, Launch, Props, Work};
 use perilune_core::error::{Error, Result};
+use perilune_core::ops::attention_block::{self, ATTENTION_BLOCK, ATTENTION_BLOCK_BACKWARD};
 use perilune_core::ops::real;
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
@@ -38,10 +39,12 @@ pub(super) struct Builder<'a> {
     mask: Mask,
     /// The window, or 0 for none.
     window: i32,
-    /// The arguments for segment labels and bounds, if there are documents.
-    documents: Vec<Arg>,
+    /// The arguments for segment labels and bounds if there are documents, and for the shift of a block.
+    more: Vec<Arg>,
     scale: f32,
     pub dtype: DType,
+    /// The dtype of results: that of the operands, or f32 for a block.
+    result: DType,
     /// Number of TF32 products per f32 product.
     products: u32,
 }
@@ -68,13 +71,19 @@ impl<'a> Builder<'a> {
         let (t, s) = (q.dims()[n - 2], k.dims()[n - 2]);
         let size = SIZES.into_iter().find(|&c| c as usize >= d.max(e));
         let whole = 16 / l.dtypes[0].size();
-        let Some(size) = size.filter(|_| d % whole == 0 && e % whole == 0 && l.attrs.len() == 6) else {
+        let Some(size) = size.filter(|_| d % whole == 0 && e % whole == 0 && l.attrs.len() >= 6) else {
             return Err(bug(format!("no attention kernel for head sizes {d} and {e}")));
         };
         let lead = n.saturating_sub(3);
-        let window = if l.attrs[2] > 0 && l.attrs[2] < t as i64 { l.attrs[2] as i32 } else { 0 };
+        let block = l.op == &ATTENTION_BLOCK || l.op == &ATTENTION_BLOCK_BACKWARD;
+        let window = match l.attrs[2] {
+            // Sums with a shift fit 32 bits (`KeyBlock::MOST`).
+            w if block => w.clamp(0, 1 << 29) as i32,
+            w if w > 0 && w < t as i64 => w as i32,
+            _ => 0,
+        };
         // A constant gives all positions the same document, so it masks nothing.
-        let documents = l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
+        let documents = !block && l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
         let mut b = Builder {
             program,
             l,
@@ -88,14 +97,16 @@ impl<'a> Builder<'a> {
             d,
             e,
             size,
-            mask: Mask { causal: l.attrs[0] != 0 || l.attrs[2] > 0, window: window > 0, documents },
+            mask: Mask { causal: l.attrs[0] != 0 || l.attrs[2] > 0, window: window > 0, documents, block },
             window,
-            documents: Vec::new(),
+            more: Vec::new(),
             scale: real(l.attrs[1]) as f32,
             dtype: l.dtypes[0],
+            result: if block { DType::F32 } else { l.dtypes[0] },
             products: if l.tf32 { 1 } else { 3 },
         };
         b.bounds()?;
+        b.shift();
         Ok(b)
     }
 
@@ -111,12 +122,37 @@ impl<'a> Builder<'a> {
         }
         let labels = self.scratch(self.b * self.padded() * 4);
         let bounds = self.scratch(self.b * stretches * 16);
-        self.documents = vec![labels.clone(), bounds.clone()];
+        self.more = vec![labels.clone(), bounds.clone()];
         if self.b * stretches > 0 {
             let ids = Arg::Value(ids, layout.offset as i64 * 8);
             self.work.launches.push(mask::bounds([ids, labels, bounds], &layout, self.t, self.padded()));
         }
         Ok(())
+    }
+
+    /// Adds the argument for the shift of a block: null for 0.
+    fn shift(&mut self) {
+        if !self.mask.block {
+            return;
+        }
+        let shift = if attention_block::is_shifted(&self.l.attrs) { self.l.inputs.last() } else { None };
+        self.more = vec![match shift {
+            Some(&Operand::View(v, layout)) => Arg::Value(v, layout.offset as i64 * 8),
+            Some(&Operand::Constant(bits, ..)) if bits != 0 => self.stored(bits),
+            _ => Arg::I64(0),
+        }];
+    }
+
+    /// Stores an i64 in workspace, as two words.
+    fn stored(&mut self, bits: u64) -> Arg {
+        let at = self.work.scratch_bytes;
+        let room = self.scratch(8);
+        let one = Layout::contiguous(Shape::of(&[1]));
+        for (k, word) in [bits as u32, (bits >> 32) as u32].into_iter().enumerate() {
+            let to = Arg::Scratch(at + 4 * k);
+            self.work.launches.push(copy(DType::F32, Arg::I64(0), &one, word, to));
+        }
+        room
     }
 
     /// Allocates workspace.
@@ -153,6 +189,25 @@ impl<'a> Builder<'a> {
             Operand::View(v, layout) if layout.is_dense() => Ok(Arg::Value(v, layout.offset as i64 * 4)),
             _ => Err(bug("attention: the saved row sums are not a contiguous buffer".into())),
         }
+    }
+
+    /// Returns input `i`, one f32 for each row, as a contiguous buffer; copies it first if necessary.
+    pub fn numbers(&mut self, i: usize) -> Arg {
+        let (from, layout, fill) = match self.l.inputs[i] {
+            Operand::View(v, layout) => {
+                let from = Arg::Value(v, layout.offset as i64 * 4);
+                if layout.is_dense() {
+                    return from;
+                }
+                (from, layout, 0)
+            }
+            Operand::Constant(bits, shape, _) => (Arg::I64(0), Layout::contiguous(shape), bits_of(bits, DType::F32)),
+        };
+        let to = self.scratch(layout.shape.numel() * 4);
+        if layout.shape.numel() > 0 {
+            self.work.launches.push(copy(DType::F32, from, &layout, fill, to.clone()));
+        }
+        to
     }
 
     /// Rows of `numbers` per head, rounded up so that every kernel can read whole steps, even beyond the last row.
@@ -247,7 +302,7 @@ impl<'a> Builder<'a> {
             Pass::BackwardKv => section,
             _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
         };
-        args.extend(self.documents.iter().cloned());
+        args.extend(self.more.iter().cloned());
         args.push(self.problem(x, pairs, section));
         self.work.launches.push(Launch {
             function: Arc::new(function),
@@ -264,16 +319,28 @@ impl<'a> Builder<'a> {
         let Some(&v) = self.l.outputs.get(i).filter(|v| **v != ValueId::NONE) else { return Ok(None) };
         debug_assert!(self.program.values.len() > v.0 as usize, "this is a bug: an output without a value");
         let layout = self.l.layouts[i];
-        let strides = Strides::of(&layout, self.dtype)
+        let strides = Strides::of(&layout, self.result)
             .ok_or_else(|| bug("attention cannot store its output in this layout".into()))?;
-        Ok(Some((Arg::Value(v, layout.offset as i64 * self.dtype.size() as i64), strides)))
+        Ok(Some((Arg::Value(v, layout.offset as i64 * self.result.size() as i64), strides)))
+    }
+
+    /// Where dk and dv are stored, if the program has one of them.
+    pub fn gradients_of_keys(&mut self) -> Result<Option<[(Arg, Strides); 2]>> {
+        let wanted = [1, 2].iter().any(|&i| self.l.outputs.get(i).is_some_and(|v| *v != ValueId::NONE));
+        match wanted {
+            true => {
+                let dk = self.output_or_scratch(1, [self.g, self.s, self.d])?;
+                Ok(Some([dk, self.output_or_scratch(2, [self.g, self.s, self.e])?]))
+            }
+            false => Ok(None),
+        }
     }
 
     /// Like `output`, or workspace for an output that the program does not have.
-    pub fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
+    fn output_or_scratch(&mut self, i: usize, [heads, rows, width]: [usize; 3]) -> Result<(Arg, Strides)> {
         let contiguous = Strides::contiguous(heads, rows, width);
         let found = self.output(i)?;
-        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * self.dtype.size()), contiguous)))
+        Ok(found.unwrap_or_else(|| (self.scratch(self.b * heads * rows * width * self.result.size()), contiguous)))
     }
 }
 

@@ -1,15 +1,18 @@
-//! Describes attention masks and launches the preparation of segment ids (`kernels/attention/segment_ids.cuh`).
+//! Describes which keys attention sees, by masks and blocks (`kernels/attention/key_block.cuh`), and launches the preparation of segment
+//! ids (`segment_ids.cuh`).
 
 use crate::launch::{Arg, Function, Launch};
 use perilune_core::Layout;
 use std::sync::Arc;
 
-/// Which keys a query attends to, among the masks that kernels support. A window is also causal.
+/// Which keys a query attends to, among the masks that kernels support. A window is also causal. `block`: the keys are a block of those
+/// of a row, whose positions may be shifted; results are f32. A block has no documents.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
 pub struct Mask {
     pub causal: bool,
     pub window: bool,
     pub documents: bool,
+    pub block: bool,
 }
 
 impl Mask {
@@ -20,15 +23,23 @@ impl Mask {
             (true, false) => "_causal",
             _ => "",
         };
-        format!("{near}{}", if self.documents { "_documents" } else { "" })
+        let documents = if self.documents { "_documents" } else { "" };
+        format!("{near}{documents}{}", if self.block { "_block" } else { "" })
     }
 
-    /// The additional parameters and argument of a kernel with documents.
-    pub(super) fn documents_text(self) -> (&'static str, &'static str) {
-        match self.documents {
-            true => ("const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"),
-            false => ("", ""),
+    /// The additional parameters and arguments of a kernel with documents or a block. `rows`: whether the kernel has a parameter `rows`.
+    pub(super) fn more_text(self, rows: bool) -> (&'static str, &'static str) {
+        match (self.documents, self.block, rows) {
+            (true, ..) => ("const i32* labels, const int4* bounds, ", ", attention::SegmentIds{labels, bounds}"),
+            (_, true, false) => ("const i64* shift, ", ", attention::NoSegmentIds(), attention::KeyBlock(shift)"),
+            (_, true, true) => ("const i64* shift, ", ", attention::NoSegmentIds(), attention::KeyBlock(shift, rows)"),
+            _ => ("", ""),
         }
+    }
+
+    /// The type of the elements of results, for operands of type `t`.
+    pub(super) fn result(self, t: &'static str) -> &'static str {
+        if self.block { "f32" } else { t }
     }
 }
 

@@ -34,11 +34,13 @@ pub enum When {
     Documents,
     /// With documents, except for a causal mask without a window.
     Mixed,
+    /// With a window over a block of keys, whose positions are shifted.
+    Shifted,
 }
 
 impl When {
     pub fn holds(self, props: &Props, mask: Mask) -> bool {
-        let Mask { causal, window, documents } = mask;
+        let Mask { causal, window, documents, block } = mask;
         match self {
             When::Always => true,
             When::Large => props.arch.0 == 9 && props.shared_bytes >= 200 << 10 && !window && !documents,
@@ -46,6 +48,7 @@ impl When {
             When::Masked => causal || window,
             When::Documents => documents,
             When::Mixed => documents && (window || !causal),
+            When::Shifted => block && window,
         }
     }
 }
@@ -71,6 +74,7 @@ pub const MMA_TILES: &[(Pass, u32, When, MmaTile)] = &[
     (Pass::BackwardQ, 64, When::Always, tile(4, 2, 32, 2, true, 1, 2)),
     (Pass::BackwardQ, 96, When::Always, tile(4, 2, 32, 2, false, 1, 2)),
     (Pass::BackwardQ, 128, When::Documents, tile(4, 1, 32, 2, true, 1, 2)),
+    (Pass::BackwardQ, 128, When::Shifted, tile(4, 1, 32, 2, true, 1, 2)),
     (Pass::BackwardQ, 128, When::Large, tile(4, 2, 32, 2, false, 1, 2)),
     (Pass::BackwardQ, 128, When::Always, tile(4, 2, 32, 1, false, 1, 2)),
     (Pass::BackwardQ, 256, When::Always, tile(4, 1, 32, 1, false, 1, 2)),
@@ -107,12 +111,13 @@ impl MmaTile {
 /// Returns the text of one kernel.
 pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) -> Function {
     let t = element(dtype);
+    let to = mask.result(t);
     let (name, file, plan, params, args) = match pass {
         Pass::Forward => (
             "forward",
             "forward",
             "ForwardPlan",
-            format!("const {t}* q, const {t}* k, const {t}* v, {t}* out, f32* lse"),
+            format!("const {t}* q, const {t}* k, const {t}* v, {to}* out, f32* lse"),
             "q, k, v, out, lse",
         ),
         Pass::BackwardQ => (
@@ -120,7 +125,7 @@ pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) 
             "backward_q",
             "BackwardQPlan",
             format!(
-                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dq"
+                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {to}* dq"
             ),
             "q, k, v, grad, lse, delta, dq",
         ),
@@ -129,7 +134,7 @@ pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) 
             "backward_kv",
             "BackwardKVPlan",
             format!(
-                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {t}* dk, {t}* dv"
+                "const {t}* q, const {t}* k, const {t}* v, const {t}* grad, const f32* lse, const f32* delta, {to}* dk, {to}* dv"
             ),
             "q, k, v, grad, lse, delta, dk, dv",
         ),
@@ -140,11 +145,11 @@ pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) 
         let _ = write!(plan, ", {split}");
     }
     let Mask { causal, window, .. } = mask;
-    let (more, documents) = mask.documents_text();
+    let (more, given) = mask.more_text(false);
     let text = format!(
         "#include \"attention/{file}.cuh\"\n\
          extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, {more}const attention::Problem p) {{\n    \
-         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p{documents});\n}}\n",
+         attention::{name}<{t}, {plan}>, {causal}, {window}>({args}, p{given});\n}}\n",
         32 * warps
     );
     Function { label: format!("attention_{name}_d{size}_{t}{}", mask.name()), text }

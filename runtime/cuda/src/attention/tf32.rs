@@ -141,11 +141,11 @@ impl Tf32 {
         let args: Vec<&str> = params.split(", ").filter_map(|p| p.split(' ').next_back()).collect();
         let Tf32 { warps, mt, bn, stages, side, blocks } = *self;
         let Mask { causal, window, .. } = mask;
-        let (more, documents) = mask.documents_text();
+        let (more, given) = mask.more_text(false);
         let text = format!(
             "#include \"attention/{name}_tf32.cuh\"\n\
              extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, {more}const attention::Problem p) {{\n    \
-             attention::{name}_tf32<attention::Tf32Plan<{size}, {products}, {warps}, {mt}, {bn}, {stages}, {side}>, {causal}, {window}>({}, p{documents});\n}}\n",
+             attention::{name}_tf32<attention::Tf32Plan<{size}, {products}, {warps}, {mt}, {bn}, {stages}, {side}>, {causal}, {window}>({}, p{given});\n}}\n",
             32 * warps,
             args.join(", ")
         );

@@ -72,18 +72,23 @@ impl WarpgroupTile {
     /// Returns the text of one kernel.
     pub fn function(&self, pass: Pass, size: u32, dtype: DType, mask: Mask) -> Function {
         let t = element(dtype);
+        let to = format!("{}*", mask.result(t));
         let (name, plan, pointers) = match pass {
-            Pass::Forward => ("forward", "ForwardSm90Plan", vec![(format!("{t}*"), "out"), ("f32*".into(), "lse")]),
+            Pass::Forward => ("forward", "ForwardSm90Plan", vec![(to, "out"), ("f32*".into(), "lse")]),
             Pass::BackwardQ => {
                 let row = format!("const {t}*");
-                let made = [("float2*".into(), "stats"), (format!("{t}*"), "dq")];
-                let rows = [(row.clone(), "grads"), (row, "out"), ("const f32*".into(), "lse")];
-                ("backward_q", "BackwardQSm90Plan", rows.into_iter().chain(made).collect())
+                let made = [("float2*".into(), "stats"), (to, "dq")];
+                let rows = match mask.block {
+                    true => vec![("const f32*".into(), "rows")],
+                    false => vec![(row.clone(), "grads"), (row, "out")],
+                };
+                let rows = rows.into_iter().chain([("const f32*".into(), "lse")]);
+                ("backward_q", "BackwardQSm90Plan", rows.chain(made).collect())
             }
             Pass::BackwardKv => (
                 "backward_kv",
                 "BackwardKVSm90Plan",
-                vec![("const float2*".into(), "stats"), (format!("{t}*"), "dk"), (format!("{t}*"), "dv")],
+                vec![("const float2*".into(), "stats"), (to.clone(), "dk"), (to, "dv")],
             ),
         };
         let maps: &[&str] = if pass == Pass::Forward { &["q", "k", "v"] } else { &["q", "k", "v", "grad"] };
@@ -92,16 +97,18 @@ impl WarpgroupTile {
             .map(|m| format!("const __grid_constant__ attention::TensorMap {m}"))
             .chain(pointers.iter().map(|(kind, name)| format!("{kind} {name}")))
             .collect();
-        let args: Vec<&str> = maps.iter().copied().chain(pointers.iter().map(|p| p.1)).collect();
+        // A block's rows have no gradient and result to compute delta of.
+        let pointers = pointers.iter().map(|p| if p.1 == "rows" { "nullptr, nullptr" } else { p.1 });
+        let args: Vec<&str> = maps.iter().copied().chain(pointers).collect();
         let WarpgroupTile { groups, bn, stages, lean, blocks } = *self;
         let lean = if pass == Pass::Forward { String::new() } else { format!(", {lean}") };
         let Mask { causal, window, .. } = mask;
-        let (more, documents) = mask.documents_text();
+        let (more, given) = mask.more_text(pass == Pass::BackwardQ);
         let text = format!(
             "#include \"attention/{name}_sm90.cuh\"\n\
              extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({}, {more}\
              const __grid_constant__ attention::Problem p) {{\n    \
-             attention::{name}_sm90<{t}, attention::{plan}<{size}, {groups}, {bn}, {stages}{lean}>, {causal}, {window}>({}, p{documents});\n}}\n",
+             attention::{name}_sm90<{t}, attention::{plan}<{size}, {groups}, {bn}, {stages}{lean}>, {causal}, {window}>({}, p{given});\n}}\n",
             128 * groups,
             params.join(", "),
             args.join(", ")

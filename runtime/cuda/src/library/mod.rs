@@ -72,6 +72,8 @@ static ROUTINES: &[(&Op, Routine)] = &[
     (&ops::source::KERNEL, Whole { make: source::work, contract: false }),
     (&ops::attention::ATTENTION, Whole { make: attention::forward, contract: true }),
     (&ops::attention::ATTENTION_BACKWARD, Whole { make: attention::backward, contract: true }),
+    (&ops::attention_block::ATTENTION_BLOCK, Whole { make: attention::forward, contract: true }),
+    (&ops::attention_block::ATTENTION_BLOCK_BACKWARD, Whole { make: attention::block_backward, contract: true }),
 ];
 
 /// Returns the launches of a library call, without its epilogue.

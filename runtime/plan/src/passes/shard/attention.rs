@@ -2,8 +2,8 @@
 //!
 //! Three exchanges exist. Where the devices divide the key heads, an all-to-all turns a block of all positions with all heads into all
 //! positions of a part of the heads, and attention runs as on one device, with its causal mask and its documents (Jacobs et al.,
-//! DeepSpeed-Ulysses, arXiv:2309.14509). Else keys and values are gathered, and a mask tells which of them a query of this device sees:
-//! its positions are those in the whole sequence. If scores of all keys would be large, blocks of keys are passed around instead
+//! DeepSpeed-Ulysses, arXiv:2309.14509). Else keys and values are gathered, and the positions of queries are shifted to those in the
+//! whole sequence; with documents or a mask of the call, a mask tells which keys a query of this device sees. If scores of all keys would be large, blocks of keys are passed around instead
 //! (`ring.rs`; with a causal mask `zigzag.rs`). The backward pass gathers keys again, so that no layer keeps those of all devices, and
 //! returns the gradient of each block of keys to the device that has it. The choice depends on shapes alone.
 //!
@@ -13,6 +13,7 @@
 use super::candidates::Candidate;
 use super::divider::Divider;
 use super::part::Part;
+use super::visibility::{Hidden, Places};
 use crate::ir::{AttentionExchange, Origin};
 use crate::request::KeyExchange;
 use perilune_core::error::{Error, Result};
@@ -149,6 +150,10 @@ impl Divider<'_> {
 
     fn attention_with_all_keys(&mut self, a: &Attention) -> Result<NodeId> {
         let node = self.graph().node(a.id);
+        let masked = node.attrs[CAUSAL] != 0 || node.attrs[WINDOW] != 0;
+        if masked && a.mask.is_none() && a.documents.is_none() {
+            return self.attention_to_one_block(a);
+        }
         let mut inputs: Inputs = smallvec![self.block_of(a, 0)?];
         // In the backward pass, keys wait for the gradient of the result: they are not those of the forward pass.
         let gradient = if a.backward { Some(self.block_of(a, 3)?) } else { None };
@@ -187,6 +192,39 @@ impl Divider<'_> {
         Ok(main)
     }
 
+    /// Attends to all keys as one block, which kernels mask by the position of the first query.
+    fn attention_to_one_block(&mut self, a: &Attention) -> Result<NodeId> {
+        let (node, rule) = (self.graph().node(a.id), self.visibility(a)?);
+        let gradient = if a.backward { Some(self.block_of(a, 3)?) } else { None };
+        let kv = [self.all_keys(a, 1, gradient)?, self.all_keys(a, 2, gradient)?];
+        let queries = self.block_of(a, 0)?;
+        let own = self.own_places(a.queries.block)?;
+        let first = self.to.out.graph.int_constant(0);
+        let at = [own, Places { first, all: first }];
+        let hidden = Hidden { later: true, padding: false };
+        let Some(gradient) = gradient else {
+            let out = self.attend(&rule, &[queries], kv, at, hidden)?;
+            let shape = self.graph_shape(out);
+            let lse = self.result(out, 1, shape.remove(shape.rank() - 1), self.to.out.graph.dtype(out));
+            self.apart.insert((a.id, 1), lse);
+            return self.to.out.graph.cast(out, node.dtype);
+        };
+        let (out, lse) = (self.block_of(a, 4)?, self.block_of(a, 5)?);
+        let rows = self.row_products(gradient, out)?;
+        let main = self.attend(&rule, &[queries, gradient, rows, lse], kv, at, hidden)?;
+        let wide = self.to.out.graph.dtype(main);
+        for (k, shape, dtype) in self.further_results(a.id) {
+            let term = self.result(main, k, shape, wide);
+            let term = self.to.out.graph.cast(term, dtype)?;
+            let own = match a.candidate.results[k] {
+                Part::Block(cut) => self.reduce_scatter(term, cut, shape, Combine::Sum)?,
+                _ => term,
+            };
+            self.apart.insert((a.id, k), own);
+        }
+        self.to.out.graph.cast(main, node.dtype)
+    }
+
     /// Keys or values of all positions. Those of the backward pass are gathered when the gradient of the result is known.
     fn all_keys(&mut self, a: &Attention, k: usize, gradient: Option<NodeId>) -> Result<NodeId> {
         let x = self.graph().node(a.id).inputs[k];
@@ -196,7 +234,7 @@ impl Divider<'_> {
         self.all_gather(held, cut, self.graph().shape(x))
     }
 
-    /// Which keys the queries of this device see by position and document: (.., T, S).
+    /// Which keys the queries of this device see by position and document, beside a mask or documents: (.., T, S).
     fn visible(&mut self, a: &Attention) -> Result<Option<NodeId>> {
         let node = self.graph().node(a.id);
         let (window, s) = (node.attrs[WINDOW], self.graph().shape(node.inputs[1]));

@@ -4,18 +4,18 @@
 //! Step s brings the keys of the device s places before this one. A device has those of one other device at a time, and scores of its
 //! queries and one block. The results of the blocks are merged by the logarithms of their sums. In the backward pass the
 //! gradients of a block of keys travel with it, in the dtype of the scores, and come home after the last step. All devices run one
-//! program, so a block that a causal mask hides is computed too; `zigzag.rs` avoids that where blocks can be halved. Which keys are
-//! seen follows from positions in the whole sequence.
+//! program, so a block that a causal mask hides is a block of that program too, which a kernel skips at run time and a decomposition
+//! computes; `zigzag.rs` makes the work even where blocks can be halved. Which keys are seen follows from positions in the whole
+//! sequence (`visibility.rs`).
 
-use super::attention::{Attention, CAUSAL, DOCUMENTS, WINDOW};
+use super::attention::{Attention, CAUSAL, WINDOW};
 use super::divider::Divider;
-use super::visibility::Hidden;
+use super::visibility::{Hidden, Places};
 use perilune_core::Shape;
 use perilune_core::error::Result;
-use perilune_core::graph::{Attrs, Inputs, NodeId};
-use perilune_core::ops::attention_block::{ATTENTION_BLOCK, ATTENTION_BLOCK_BACKWARD, merge};
+use perilune_core::graph::NodeId;
+use perilune_core::ops::attention_block::merge;
 use perilune_core::ops::{collective, elementwise};
-use smallvec::smallvec;
 
 impl Divider<'_> {
     pub(super) fn attention_in_ring(&mut self, a: &Attention) -> Result<NodeId> {
@@ -23,19 +23,15 @@ impl Divider<'_> {
         let (rule, block) = (self.visibility(a)?, a.queries.block);
         let padding = a.queries.is_padded(&self.graph().shape(node.inputs[0]), self.devices);
         let hidden = Hidden { later: node.attrs[CAUSAL] != 0 || node.attrs[WINDOW] != 0, padding };
-        let rows_at = self.ramp(block)?;
+        let rows_at = self.own_places(block)?;
         let gradient = if a.backward { Some(self.block_of(a, 3)?) } else { None };
         let mut keys = [self.travelling(a, 1, gradient)?, self.travelling(a, 2, gradient)?];
-        let mut attrs: Attrs = node.attrs.clone();
-        (attrs[CAUSAL], attrs[WINDOW], attrs[DOCUMENTS]) = (0, 0, 0);
         let queries = self.block_of(a, 0)?;
         let Some(gradient) = gradient else {
             let mut sum: Option<[NodeId; 2]> = None;
             for step in 0..self.devices {
-                let mut inputs: Inputs = smallvec![queries, keys[0], keys[1]];
-                let keys_at = self.positions_of_keys(block, step)?;
-                inputs.extend(self.seen(&rule, rows_at, keys_at, hidden)?);
-                let out = self.to.out.graph.push(&ATTENTION_BLOCK, &inputs, &attrs)?;
+                let keys_at = self.places_of_keys(rows_at, block, step)?;
+                let out = self.attend(&rule, &[queries], keys, [rows_at, keys_at], hidden)?;
                 let shape = self.graph_shape(out);
                 let lse = self.result(out, 1, shape.remove(shape.rank() - 1), self.to.out.graph.dtype(out));
                 let found = [out, lse];
@@ -59,10 +55,8 @@ impl Divider<'_> {
         let wide = self.to.out.graph.dtype(rows);
         let (mut of_queries, mut of_keys): (Option<NodeId>, Option<[NodeId; 2]>) = (None, None);
         for step in 0..self.devices {
-            let mut inputs: Inputs = smallvec![queries, keys[0], keys[1], gradient, rows, lse];
-            let keys_at = self.positions_of_keys(block, step)?;
-            inputs.extend(self.seen(&rule, rows_at, keys_at, hidden)?);
-            let main = self.to.out.graph.push(&ATTENTION_BLOCK_BACKWARD, &inputs, &attrs)?;
+            let keys_at = self.places_of_keys(rows_at, block, step)?;
+            let main = self.attend(&rule, &[queries, gradient, rows, lse], keys, [rows_at, keys_at], hidden)?;
             let new = [1, 2].map(|k| {
                 let shape = self.graph_shape(keys[k - 1]);
                 self.result(main, k, shape, wide)
@@ -131,14 +125,19 @@ impl Divider<'_> {
         g.sum(products, &[last], false)
     }
 
-    /// The positions of the block of keys that this device has in a step.
-    fn positions_of_keys(&mut self, block: usize, step: usize) -> Result<NodeId> {
+    /// The positions of the block of queries of this device.
+    pub(super) fn own_places(&mut self, block: usize) -> Result<Places> {
+        let coordinate = self.coordinate()?;
+        self.places(coordinate, block)
+    }
+
+    /// The positions of the block of keys that this device has in a step: first its own, at the positions of its queries.
+    fn places_of_keys(&mut self, own: Places, block: usize, step: usize) -> Result<Places> {
+        if step == 0 {
+            return Ok(own);
+        }
         let from = self.sender_of_step(step)?;
-        let g = &mut self.to.out.graph;
-        let block_size = g.int_constant(block as i64);
-        let first = g.mul(from, block_size)?;
-        let ramp = g.iota_along(block, 0, 1)?;
-        g.add_(ramp, first)
+        self.places(from, block)
     }
 
     /// The coordinate of the device whose keys this one has in a step: a scalar.

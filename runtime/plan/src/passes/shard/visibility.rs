@@ -1,15 +1,23 @@
-//! Computes which keys the queries of attention see, from the positions of both in the whole sequence.
+//! Appends attention to blocks of keys, and says which of them the queries see, from the positions of both in the whole sequence.
+//!
+//! Causal masks and windows are attributes of a block, with the distance of its queries and keys as an operand where they differ: kernels
+//! need no tensor of T x S elements. Documents, and padding without a causal mask, are such a tensor.
 
 use super::attention::{Attention, WINDOW};
 use super::divider::Divider;
 use super::part::Part;
 use perilune_core::DType;
-use perilune_core::error::Result;
-use perilune_core::graph::NodeId;
+use perilune_core::error::{Error, Result};
+use perilune_core::graph::{Attrs, Inputs, NodeId};
+use perilune_core::ops::attention_block::{ATTENTION_BLOCK, ATTENTION_BLOCK_BACKWARD, MOST_POSITIONS, block_attrs};
 use perilune_core::ops::{elementwise, index};
+use smallvec::smallvec;
 
 /// What hides keys from queries: the same for all blocks of one attention node.
 pub(super) struct Visibility {
+    /// Attributes of the node, and whether its products may round to TF32.
+    attrs: Attrs,
+    tf32: bool,
     window: i64,
     /// Positions of the whole sequence.
     size: usize,
@@ -23,8 +31,15 @@ pub(super) struct Visibility {
 pub(super) struct Hidden {
     /// Keys behind a query.
     pub later: bool,
-    /// Keys that are padding.
+    /// Keys that are padding. A causal mask hides them from all queries but padding.
     pub padding: bool,
+}
+
+/// Adjacent positions: the first as a scalar, and all of them.
+#[derive(Clone, Copy)]
+pub(super) struct Places {
+    pub first: NodeId,
+    pub all: NodeId,
 }
 
 impl Divider<'_> {
@@ -39,30 +54,59 @@ impl Divider<'_> {
             None => None,
         };
         let (window, size) = (node.attrs[WINDOW], shape.dims()[a.queries.dim]);
-        Ok(Visibility { window, size, documents, heads: shape.rank() > 2 })
+        if size > MOST_POSITIONS {
+            let message = format!("{size} positions along {}; split sequences have at most 2^29", self.axis.name());
+            return Err(Error::shape(node.op.name, message).hint("split the batch into shorter sequences"));
+        }
+        let (attrs, tf32) = (node.attrs.clone(), node.tf32);
+        Ok(Visibility { attrs, tf32, window, size, documents, heads: shape.rank() > 2 })
     }
 
-    /// Which keys at the positions `keys` (S) the queries at `queries` (T) see, as a bool (.., T, S); all of them if `None`.
-    pub(super) fn seen(
+    /// The positions of the block of so many elements of the device at a coordinate.
+    pub(super) fn places(&mut self, coordinate: NodeId, block: usize) -> Result<Places> {
+        let g = &mut self.to.out.graph;
+        let size = g.int_constant(block as i64);
+        let first = g.mul(coordinate, size)?;
+        let ramp = g.iota_along(block, 0, 1)?;
+        Ok(Places { first, all: g.add_(ramp, first)? })
+    }
+
+    /// Attends to a block of keys, forward or backward. `rows`: the operands that belong to queries, which are the queries, and backward
+    /// the gradient of their result, its products with the result, and lse. `at`: positions of queries and keys, equal if the nodes are.
+    pub(super) fn attend(
         &mut self,
         rule: &Visibility,
-        queries: NodeId,
-        keys: NodeId,
+        rows: &[NodeId],
+        kv: [NodeId; 2],
+        at: [Places; 2],
         hidden: Hidden,
-    ) -> Result<Option<NodeId>> {
+    ) -> Result<NodeId> {
+        let mut inputs: Inputs = smallvec![rows[0], kv[0], kv[1]];
+        inputs.extend_from_slice(&rows[1..]);
+        inputs.extend(self.seen(rule, at, hidden)?);
         let g = &mut self.to.out.graph;
-        let (i, j) = (g.unsqueeze(queries, 1)?, g.unsqueeze(keys, 0)?);
-        let mut all = Vec::new();
-        if hidden.later {
-            all.push(g.le(j, i)?);
+        let masked = hidden.later || rule.window != 0;
+        let shifted = masked && at[0].first != at[1].first;
+        if shifted {
+            inputs.push(g.sub(at[0].first, at[1].first)?);
         }
-        if rule.window != 0 {
-            let edge = g.add_c(i, -rule.window as f64)?;
-            all.push(g.gt(j, edge)?);
-        }
-        if hidden.padding {
+        let op = if rows.len() == 1 { &ATTENTION_BLOCK } else { &ATTENTION_BLOCK_BACKWARD };
+        let attrs = block_attrs(&rule.attrs, masked, rule.window, shifted);
+        let tf32 = std::mem::replace(&mut g.modes.tf32, rule.tf32);
+        let found = g.push(op, &inputs, &attrs);
+        g.modes.tf32 = tf32;
+        found
+    }
+
+    /// Which keys the queries see beside what attributes of the block say, as a bool (.., T, S); all of them if `None`.
+    fn seen(&mut self, rule: &Visibility, at: [Places; 2], hidden: Hidden) -> Result<Option<NodeId>> {
+        let [queries, keys] = at.map(|places| places.all);
+        let g = &mut self.to.out.graph;
+        let mut seen = None;
+        if hidden.padding && !hidden.later {
             let size = g.int_constant(rule.size as i64);
-            all.push(g.lt(j, size)?);
+            let j = g.unsqueeze(keys, 0)?;
+            seen = Some(g.lt(j, size)?);
         }
         if let Some((documents, dim)) = rule.documents {
             let last = g.int_constant(rule.size as i64 - 1);
@@ -76,13 +120,9 @@ impl Divider<'_> {
             if rule.heads {
                 same = g.unsqueeze(same, dim)?;
             }
-            all.push(same);
-        }
-        let mut seen = None;
-        for one in all {
             seen = Some(match seen {
-                Some(before) => g.logical_and(before, one)?,
-                None => one,
+                Some(before) => g.logical_and(before, same)?,
+                None => same,
             });
         }
         debug_assert!(seen.is_none_or(|x| g.dtype(x) == DType::Bool));

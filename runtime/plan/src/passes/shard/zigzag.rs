@@ -11,14 +11,13 @@
 //! other exchange. Halves of blocks are exchanged for chunks where attention begins, and back where it ends: an even chunk 2r comes
 //! from the first half of the block of device r, an odd one from the second half, and both moves are permutations.
 
-use super::attention::{Attention, CAUSAL, DOCUMENTS, WINDOW};
+use super::attention::{Attention, CAUSAL, WINDOW};
 use super::divider::Divider;
-use super::visibility::{Hidden, Visibility};
+use super::visibility::{Hidden, Places, Visibility};
 use perilune_core::error::Result;
-use perilune_core::graph::{Attrs, Inputs, NodeId};
-use perilune_core::ops::attention_block::{ATTENTION_BLOCK, ATTENTION_BLOCK_BACKWARD, merge};
+use perilune_core::graph::NodeId;
+use perilune_core::ops::attention_block::merge;
 use perilune_core::ops::{Class, elementwise, join};
-use smallvec::smallvec;
 
 /// The early and the late chunk of a device.
 type Chunks = [NodeId; 2];
@@ -32,11 +31,9 @@ const WHOLE_CHUNK: Hidden = Hidden { later: false, padding: false };
 /// The operands that all steps share.
 struct Steps {
     rule: Visibility,
-    /// Attributes of the blocks.
-    attrs: Attrs,
     chunk: usize,
     /// Positions of the queries of each chunk.
-    positions: Chunks,
+    positions: [Places; 2],
 }
 
 /// What is chosen in a step after the first.
@@ -44,7 +41,7 @@ struct Choice {
     /// Whether the keys are of a device before this one: a scalar bool.
     before: NodeId,
     /// Positions of the keys of each chunk.
-    keys_at: Chunks,
+    keys_at: [Places; 2],
 }
 
 /// The device that has a chunk.
@@ -61,13 +58,10 @@ impl Divider<'_> {
     }
 
     pub(super) fn attention_in_zigzag(&mut self, a: &Attention) -> Result<NodeId> {
-        let mut attrs: Attrs = self.graph().node(a.id).attrs.clone();
-        (attrs[CAUSAL], attrs[WINDOW], attrs[DOCUMENTS]) = (0, 0, 0);
         let (rule, chunk) = (self.visibility(a)?, a.queries.block / 2);
-        let lo = self.ramp(chunk)?;
         let coordinate = self.coordinate()?;
-        let hi = self.late_positions(coordinate, chunk)?;
-        let steps = Steps { rule, attrs, chunk, positions: [lo, hi] };
+        let positions = [self.places(coordinate, chunk)?, self.late_places(coordinate, chunk)?];
+        let steps = Steps { rule, chunk, positions };
         if a.backward { self.zigzag_backward(a, &steps) } else { self.zigzag_forward(a, &steps) }
     }
 
@@ -86,9 +80,9 @@ impl Divider<'_> {
             let choice = self.choice(steps, step)?;
             let found = self.chunk(steps, q[HI], [k[LO], v[LO]], [at[HI], choice.keys_at[LO]], WHOLE_CHUNK)?;
             hi = self.merged(hi, found)?;
-            let [own, key, value, own_at, key_at] =
-                [q, k, v, at, choice.keys_at].map(|chunks| self.chosen(&choice, chunks));
-            let found = self.chunk(steps, own?, [key?, value?], [own_at?, key_at?], WHOLE_CHUNK)?;
+            let [own, key, value] = [q, k, v].map(|chunks| self.chosen(&choice, chunks));
+            let chosen_at = [self.chosen_places(&choice, at)?, self.chosen_places(&choice, choice.keys_at)?];
+            let found = self.chunk(steps, own?, [key?, value?], chosen_at, WHOLE_CHUNK)?;
             let before = [self.chosen(&choice, [lo[0], hi[0]])?, self.chosen(&choice, [lo[1], hi[1]])?];
             let sum = self.merged(before, found)?;
             for k in 0..2 {
@@ -129,8 +123,9 @@ impl Divider<'_> {
             for (k, row) in rows.iter_mut().enumerate() {
                 *row = self.chosen(&choice, [own[LO][k], own[HI][k]])?;
             }
-            let [key, value, own_at, key_at] = [k, v, at, choice.keys_at].map(|chunks| self.chosen(&choice, chunks));
-            let found = self.chunk_backward(steps, rows, [key?, value?], [own_at?, key_at?], WHOLE_CHUNK)?;
+            let [key, value] = [k, v].map(|chunks| self.chosen(&choice, chunks));
+            let chosen_at = [self.chosen_places(&choice, at)?, self.chosen_places(&choice, choice.keys_at)?];
+            let found = self.chunk_backward(steps, rows, [key?, value?], chosen_at, WHOLE_CHUNK)?;
             let [of_q, of_k, of_v] =
                 [self.either(&choice, found[0])?, self.either(&choice, found[1])?, self.either(&choice, found[2])?];
             let g = &mut self.to.out.graph;
@@ -160,12 +155,10 @@ impl Divider<'_> {
         steps: &Steps,
         q: NodeId,
         kv: [NodeId; 2],
-        at: [NodeId; 2],
+        at: [Places; 2],
         hidden: Hidden,
     ) -> Result<[NodeId; 2]> {
-        let mut inputs: Inputs = smallvec![q, kv[0], kv[1]];
-        inputs.extend(self.seen(&steps.rule, at[0], at[1], hidden)?);
-        let out = self.to.out.graph.push(&ATTENTION_BLOCK, &inputs, &steps.attrs)?;
+        let out = self.attend(&steps.rule, &[q], kv, at, hidden)?;
         let shape = self.graph_shape(out);
         let lse = self.result(out, 1, shape.remove(shape.rank() - 1), self.to.out.graph.dtype(out));
         Ok([out, lse])
@@ -178,12 +171,10 @@ impl Divider<'_> {
         steps: &Steps,
         rows: [NodeId; 4],
         kv: [NodeId; 2],
-        at: [NodeId; 2],
+        at: [Places; 2],
         hidden: Hidden,
     ) -> Result<[NodeId; 3]> {
-        let mut inputs: Inputs = smallvec![rows[0], kv[0], kv[1], rows[1], rows[2], rows[3]];
-        inputs.extend(self.seen(&steps.rule, at[0], at[1], hidden)?);
-        let main = self.to.out.graph.push(&ATTENTION_BLOCK_BACKWARD, &inputs, &steps.attrs)?;
+        let main = self.attend(&steps.rule, &rows, kv, at, hidden)?;
         let wide = self.to.out.graph.dtype(main);
         let [k, v] = kv.map(|x| self.graph_shape(x));
         Ok([main, self.result(main, 1, k, wide), self.result(main, 2, v, wide)])
@@ -212,16 +203,17 @@ impl Divider<'_> {
         let (from, coordinate) = (self.sender_of_step(step)?, self.coordinate()?);
         let g = &mut self.to.out.graph;
         let before = g.lt(from, coordinate)?;
-        let size = g.int_constant(steps.chunk as i64);
-        let first = g.mul(from, size)?;
-        let ramp = g.iota_along(steps.chunk, 0, 1)?;
-        let lo = g.add_(ramp, first)?;
-        Ok(Choice { before, keys_at: [lo, self.late_positions(from, steps.chunk)?] })
+        Ok(Choice { before, keys_at: [self.places(from, steps.chunk)?, self.late_places(from, steps.chunk)?] })
     }
 
     /// The lo chunk if the keys of a step are of a device before this one, else the hi chunk.
     fn chosen(&mut self, choice: &Choice, chunks: Chunks) -> Result<NodeId> {
         self.to.out.graph.where_(choice.before, chunks[LO], chunks[HI])
+    }
+
+    fn chosen_places(&mut self, choice: &Choice, places: [Places; 2]) -> Result<Places> {
+        let first = self.chosen(choice, places.map(|x| x.first))?;
+        Ok(Places { first, all: self.chosen(choice, places.map(|x| x.all))? })
     }
 
     /// What a gradient adds to that of the lo and of the hi chunk: all of it to the chosen one.
@@ -231,14 +223,12 @@ impl Divider<'_> {
     }
 
     /// The positions of the late chunk of the device at a coordinate.
-    fn late_positions(&mut self, coordinate: NodeId, chunk: usize) -> Result<NodeId> {
+    fn late_places(&mut self, coordinate: NodeId, chunk: usize) -> Result<Places> {
         let last = 2 * self.devices as i64 - 1;
         let g = &mut self.to.out.graph;
-        let (last, size) = (g.int_constant(last), g.int_constant(chunk as i64));
+        let last = g.int_constant(last);
         let number = g.sub(last, coordinate)?;
-        let first = g.mul(number, size)?;
-        let ramp = g.iota_along(chunk, 0, 1)?;
-        g.add_(ramp, first)
+        self.places(number, chunk)
     }
 
     /// The chunks of this device of a tensor that it has a contiguous block of.
