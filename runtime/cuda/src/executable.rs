@@ -9,6 +9,7 @@
 //! reaches no State, in this step or in those queued behind it (plan's `index_checks` puts State writes behind the checks).
 //! The first runs of a program synchronize and raise the error at once; later ones raise it at the next host wait or run.
 
+mod channel;
 mod errors;
 mod mesh;
 mod products;

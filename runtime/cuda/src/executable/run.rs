@@ -14,6 +14,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_plan::ir::{Origin, Program, Storage, ValueId};
 use perilune_plan::{Buffer, Executable, Failure, RunContext};
+use std::collections::BTreeSet;
 use std::ffi::c_void;
 use std::ops::Range;
 use std::sync::{Arc, PoisonError};
@@ -274,6 +275,17 @@ impl Compiled {
         self.parts = divided(&kinds, &self.waits, agreement);
     }
 
+    /// The coordinates of sender and receiver of the transfers of the device at a coordinate along `pp`.
+    fn pairs(&self, own: usize) -> BTreeSet<(usize, usize)> {
+        let pair = |(_, step): &(usize, Step)| match step {
+            Step::Transfer(t) if t.nbytes == 0 => None,
+            Step::Transfer(t) if t.is_send => Some((own, t.other)),
+            Step::Transfer(t) => Some((t.other, own)),
+            _ => None,
+        };
+        self.steps.iter().filter_map(pair).collect()
+    }
+
     /// Prepares for a run on a mesh, as a pipeline stage, or on one device. A stage learns of bad indices in others, whatever its own
     /// program does.
     fn adapt(&mut self, context: &mut DeviceContext, program: &Arc<Program>, mesh: Option<&Mesh>) -> Result<()> {
@@ -338,7 +350,7 @@ impl Compiled {
     ) -> std::result::Result<(), (usize, Error)> {
         let first = |e| (0, e);
         if let Some(mesh) = mesh.filter(|_| self.has_stages) {
-            mesh.begin_stages().map_err(first)?;
+            mesh.begin_stages(&self.pairs(mesh.peers.coordinate(Axis::Pp))).map_err(first)?;
         }
         context.arena.ensure(program.arena_bytes).map_err(first)?;
         context.scratch.ensure(self.scratch).map_err(first)?;

@@ -16,7 +16,7 @@ use crate::library::messages::{Message, Messages, Place, Step};
 use crate::nccl::{self, Communicator, ID_BYTES, Queued};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
-use perilune_plan::Peers;
+use std::collections::BTreeMap;
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -32,10 +32,18 @@ pub(crate) struct Communicators {
     state: Mutex<Joined>,
 }
 
+/// The devices of a communicator, as each of them knows them.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(crate) enum Group {
+    Along(Axis),
+    /// Two pipeline stages: the coordinates of sender and receiver.
+    Channel(usize, usize),
+}
+
 #[derive(Default)]
 struct Joined {
-    /// By axis: the number that all its devices know it by.
-    along: [Option<(u64, Arc<Communicator>)>; Axis::ALL.len()],
+    /// With the number that all devices of a communicator know it by.
+    all: BTreeMap<Group, (u64, Arc<Communicator>)>,
     is_joining: bool,
     is_watched: bool,
     /// Why they were cut off, until it is raised.
@@ -47,36 +55,36 @@ impl Communicators {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The number of the communicator of an axis; 0 without one.
-    pub(super) fn number(&self, axis: Axis) -> u64 {
-        self.lock().along[axis as usize].as_ref().map_or(0, |(number, _)| *number)
+    /// The number of the communicator of a group; 0 without one.
+    pub fn number(&self, group: Group) -> u64 {
+        self.lock().all.get(&group).map_or(0, |(number, _)| *number)
     }
 
-    pub(super) fn along(&self, axis: Axis) -> Result<Arc<Communicator>> {
+    pub fn of(&self, group: Group) -> Result<Arc<Communicator>> {
         let state = self.lock();
-        match (&state.along[axis as usize], &state.cause) {
+        match (state.all.get(&group), &state.cause) {
             (Some((_, communicator)), _) => Ok(communicator.clone()),
             (None, Some(cause)) => Err(cause.clone()),
             (None, None) => Err(Error::system("cuda", "this is a bug: no communicator")),
         }
     }
 
-    /// Joins a new communicator with the devices along an axis; all of them do.
-    pub(super) fn join(
+    /// Joins a new communicator as device `rank` of `ranks`; all of them do. `share` gives all the name that the first one makes.
+    pub fn join(
         self: &Arc<Self>,
         device: &Arc<Device>,
-        peers: &dyn Peers,
-        axis: Axis,
-        coordinate: usize,
+        group: Group,
+        rank: usize,
         ranks: usize,
+        share: &dyn Fn(Option<&[u8]>) -> Result<Arc<[u8]>>,
     ) -> Result<()> {
         let old = {
             let mut state = self.lock();
             state.is_joining = true;
-            state.along[axis as usize].take()
+            state.all.remove(&group)
         };
         old.into_iter().for_each(|(_, communicator)| communicator.retire());
-        let joined = self.joined(device, peers, axis, coordinate, ranks);
+        let joined = self.joined(device, rank, ranks, share);
         let mut state = self.lock();
         state.is_joining = false;
         let (number, communicator) = joined?;
@@ -86,7 +94,7 @@ impl Communicators {
             communicator.retire();
             return Err(cause);
         }
-        state.along[axis as usize] = Some((number, Arc::new(communicator)));
+        state.all.insert(group, (number, Arc::new(communicator)));
         if !std::mem::replace(&mut state.is_watched, true) {
             let watched = Arc::downgrade(self);
             let thread = std::thread::Builder::new().name("nccl-errors".into()).spawn(move || watch(&watched));
@@ -98,17 +106,14 @@ impl Communicators {
     fn joined(
         &self,
         device: &Arc<Device>,
-        peers: &dyn Peers,
-        axis: Axis,
-        coordinate: usize,
+        rank: usize,
         ranks: usize,
+        share: &dyn Fn(Option<&[u8]>) -> Result<Arc<[u8]>>,
     ) -> Result<(u64, Communicator)> {
-        let name = if coordinate == 0 { nccl::unique_id()?.to_vec() } else { Vec::new() };
-        let sent = peers.exchange(axis, &name)?;
-        let name = sent.first().filter(|name| name.len() == ID_BYTES).cloned();
-        let name = name.ok_or_else(|| Error::system("cuda", "this is a bug: a communicator has no name"))?;
+        let own = if rank == 0 { Some(nccl::unique_id()?) } else { None };
+        let name = share(own.as_ref().map(<[u8; ID_BYTES]>::as_slice))?;
         let is_cut_off = || self.lock().cause.is_some();
-        let communicator = Communicator::join(device, &name, coordinate, ranks, &is_cut_off)?;
+        let communicator = Communicator::join(device, &name, rank, ranks, &is_cut_off)?;
         // A hash of the name that every process computes alike.
         let number =
             name.iter().fold(0xcbf2_9ce4_8422_2325_u64, |h, b| (h ^ u64::from(*b)).wrapping_mul(0x100_0000_01b3));
@@ -118,13 +123,13 @@ impl Communicators {
     /// Ends what is in flight with other devices, one of which has failed. Any thread may call it.
     pub fn cut_off(&self, why: &Error) {
         let mut state = self.lock();
-        let all: Vec<_> = state.along.iter_mut().filter_map(Option::take).collect();
+        let all = std::mem::take(&mut state.all);
         if all.is_empty() && !state.is_joining {
             return;
         }
         state.cause.get_or_insert_with(|| why.clone());
         drop(state);
-        all.into_iter().for_each(|(_, communicator)| nccl::retire(communicator));
+        all.into_values().for_each(|(_, communicator)| nccl::retire(communicator));
     }
 
     /// Ends what is in flight, because the run of this device has failed, which is reported by itself.
@@ -149,7 +154,7 @@ fn watch(communicators: &Weak<Communicators>) {
     loop {
         std::thread::sleep(WATCHED);
         let Some(all) = communicators.upgrade() else { return };
-        let alive: Vec<Arc<Communicator>> = all.lock().along.iter().flatten().map(|(_, c)| c.clone()).collect();
+        let alive: Vec<Arc<Communicator>> = all.lock().all.values().map(|(_, c)| c.clone()).collect();
         if let Some(error) = alive.iter().find_map(|communicator| communicator.error()) {
             all.cut_off(&error);
         }

@@ -14,7 +14,7 @@
 mod memory;
 mod messages;
 
-pub(crate) use messages::Communicators;
+pub(crate) use messages::{Communicators, Group};
 
 use super::errors::peer_fault;
 use super::transfer::Transfers;
@@ -34,16 +34,16 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
 /// What a device keeps for its mesh from the first run with peers on.
 pub(crate) struct Connection {
-    device: Arc<Device>,
+    pub(super) device: Arc<Device>,
     /// Its lanes are closed before the endpoint.
     state: Mutex<State>,
     /// What it sends to other pipeline stages (`transfer.rs`); closed before the endpoint too.
     pub(super) transfers: Mutex<Transfers>,
     pub(super) endpoint: Endpoint,
-    communicators: Arc<Communicators>,
-    heap: Arc<Heap>,
+    pub(super) communicators: Arc<Communicators>,
+    pub(super) heap: Arc<Heap>,
     /// Identifies the GPU among those of all hosts.
-    gpu: u64,
+    pub(super) gpu: u64,
     /// Spreads a bad index.
     agree: Entry,
 }
@@ -116,7 +116,7 @@ impl Hello {
 }
 
 /// A number of this process that others of a job do not have; process ids are equal on different hosts.
-static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
+pub(super) static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
 
 /// A number for a GPU of this host.
 fn identity(device: &Device) -> u64 {
@@ -216,7 +216,7 @@ impl Mesh<'_> {
             process: *PROCESS,
             gpu: *gpu,
             number: endpoint.number,
-            communicator: communicators.number(axis),
+            communicator: communicators.number(Group::Along(axis)),
             wants_messages: u64::from(env_flags::COLLECTIVES.setting() == Some(Setting::Word("nccl"))),
         };
         let sent = self.peers.exchange(axis, &own.bytes())?;
@@ -244,9 +244,13 @@ impl Mesh<'_> {
             }
             let is_joined = own.communicator != 0 && all.iter().all(|hello| hello.communicator == own.communicator);
             if !is_joined {
-                communicators.join(device, self.peers, axis, coordinate, all.len())?;
+                let share = |own: Option<&[u8]>| {
+                    let sent = self.peers.exchange(axis, own.unwrap_or_default())?;
+                    sent.first().cloned().ok_or_else(|| Error::system("cuda", "this is a bug: no device along an axis"))
+                };
+                communicators.join(device, Group::Along(axis), coordinate, all.len(), &share)?;
             }
-            Transport::Messages(communicators.along(axis)?, all.len())
+            Transport::Messages(communicators.of(Group::Along(axis))?, all.len())
         };
         state.lanes[axis as usize].transport = Some(transport.clone());
         Ok(transport)
