@@ -3,12 +3,14 @@
 
 use crate::step::Step;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::ops::Value;
+use perilune_core::ops::attention_block::MOST_POSITIONS;
+use perilune_core::ops::{Value, create};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape, grad};
 use perilune_cuda::attention;
 use perilune_cuda::launch::Props;
 use perilune_cuda::library::routine;
 use perilune_plan::ir::{Kernel, Program};
+use perilune_plan::request::InputBuffer;
 use perilune_plan::{Backend, KeyExchange, Null, NullWith, Options};
 use perilune_tests::harness::{int, t};
 use perilune_tests::virtual_devices::{Spread, plan_on};
@@ -153,6 +155,24 @@ fn memory_is_linear_in_positions() {
         println!("{one:?}: {} and {} KiB", a >> 10, b >> 10);
     }
     assert!(largest(&ZIGZAG.plan(&Null)) >= HEADS * 1024 * 1024, "elementary ops make scores");
+}
+
+/// A position, a shift and a window are added in 32 bits.
+#[test]
+fn sequences_beyond_the_positions_of_kernels_are_refused() {
+    for keys in [KeyExchange::Ring, KeyExchange::Gather] {
+        let mut s = Step::new(DType::BF16);
+        let shape = Shape::of(&[1, 1, MOST_POSITIONS + 4, 8]);
+        let g = &mut s.e.recorder.graph;
+        let [q, k, v] = [1, 2, 3].map(|id| g.leaf(&create::LEAF, shape, DType::BF16, &[], id));
+        let causal = [("is_causal", Value::Bool(true))];
+        s.request.roots = vec![s.with("scaled_dot_product_attention", &[t(q), t(k), t(v)], &causal)];
+        let cut = Placement::REPLICATED.with(Axis::Cp, Along::Split(2));
+        let placements = [1, 2, 3].map(|id| (InputBuffer::Leaf(id), cut)).into_iter().collect();
+        let spread = Spread { mesh: Mesh::parse("cp=2").unwrap(), placements, strict: None };
+        let e = plan_on(&s.e.recorder.graph, &s.request, &spread, Options::default(), keys, &Null).unwrap_err();
+        assert!(e.contains("536870916 positions along cp; split sequences have at most 2^29"), "{e}");
+    }
 }
 
 /// Documents need a mask of queries and keys, for which there is no kernel.
