@@ -76,6 +76,7 @@ function recipe.model(p)
     wpe = nn.Embedding(p.context, width, { std = 0.02 }),
     blocks = {},
     norm = nn.LayerNorm(width),
+    sharding = { wte = "column" },   -- along tp, by rows of the vocabulary
   }
   for i = 1, layers do
     m.blocks[i] = nn.TransformerBlock(width, heads, { causal = true, approximate = "tanh", checkpoint = p.checkpoint })

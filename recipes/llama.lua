@@ -107,6 +107,7 @@ function recipe.model(p)
     end
   end
   if m.head then m.head.weight = pl.state(init.normal(m.head.weight.shape, { std = 0.02 })) end
+  m.sharding = { embed = "column", head = m.head and "column" }   -- along tp, by rows of the vocabulary
   local model = nn.module(m)
   if p.experts > 0 and (p.weights ~= "" or p.export ~= "") then
     pl.error("llama", "`weights` and `export` are files of LlamaForCausalLM, which has no experts", "leave them out, or experts = 0")

@@ -236,6 +236,13 @@ fn sequences_are_divided_along_cp() {
         assert!(!one.is_empty() && one.len() == many.len(), "{mesh}");
         assert!(one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-5), "{mesh}: {one:?} and {many:?}");
     }
+    // Along tp a block divides positions too, between its products.
+    let out = check("tp=2");
+    for op in ["reduce_scatter", "all_gather"] {
+        assert!(out.lines().any(|l| l.contains(op) && l.contains(" tp ")), "{op}: {out}");
+    }
+    let many = losses("tp=2");
+    assert!(one.iter().zip(&many).all(|(a, b)| (a - b).abs() < 1e-5), "tp=2: {one:?} and {many:?}");
     for (mesh, set, says) in [
         ("cp=2", "context=1", "sequences of 16 positions, and no tensor of the batch has so many in dim 1"),
         ("cp=32", "context=16", "sequences of 16 positions leave some of the 32 devices along cp without one"),

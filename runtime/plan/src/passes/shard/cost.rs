@@ -4,6 +4,7 @@ use super::candidates::Candidate;
 use super::convert::MAX_DERIVED;
 use super::divider::Divider;
 use super::part::Part;
+use perilune_core::mesh::Axis;
 use perilune_core::graph::{Node, NodeId};
 
 /// What a byte counts of a weight that would be gathered, beside one of a sum that is completed: what the whole weight enters would
@@ -73,7 +74,8 @@ impl Divider<'_> {
     /// Bytes that are sent to have a part of an old node; those of the whole tensor, not of a device.
     fn cost(&self, id: NodeId, part: Part) -> u128 {
         let (first, bytes) = (self.first[id.index()], self.bytes(id));
-        let leaves = if self.is_weight[id.index()] { WEIGHT } else { MOVED };
+        // Along tp a weight stays where a rule has put it, and what it multiplies comes to it.
+        let leaves = if self.is_weight[id.index()] == (self.axis == Axis::Tp) { MOVED } else { WEIGHT };
         match (first, part) {
             _ if first == part || self.exists(id, part) => 0,
             (_, Part::Block(_)) if self.derivable(id, part, MAX_DERIVED) => 0,
