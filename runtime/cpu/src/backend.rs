@@ -12,7 +12,7 @@ use perilune_core::graph::Node;
 use perilune_core::ops::join;
 use perilune_core::ops::matmul::{LINEAR, MATMUL};
 use perilune_core::{DType, Layout, host_memory};
-use perilune_plan::ir::{Kernel, Program, Storage};
+use perilune_plan::ir::{InFlight, Kernel, Program, Storage};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, RunContext, Snapshot};
 use std::ops::Range;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -147,6 +147,7 @@ impl Backend for Cpu {
         let first_state_write = program.kernels.iter().position(|k| k.writes().iter().any(state)).unwrap_or(usize::MAX);
         let threads = self.threads();
         let temporary_bytes = kernels.iter().map(|k| k.temporary_bytes(threads)).max().unwrap_or(0);
+        let program = known_indices(program, &kernels, first_state_write);
         let index_checks = IndexChecks::of(&program, &kernels, first_state_write);
         Ok(Box::new(CpuProgram {
             state: self.state.clone(),
@@ -233,6 +234,32 @@ struct IndexChecks {
     late: Vec<usize>,
     /// Inputs that are written before a kernel of `late`: they are copied, and restored if that kernel fails.
     restored: Vec<u32>,
+}
+
+/// A program in which collectives whose results later kernels take as indices are waited for where these are checked, before the first
+/// State write.
+fn known_indices(program: Arc<Program>, kernels: &[CompiledKernel], first_state_write: usize) -> Arc<Program> {
+    let storage = |v: u32| program.values[v as usize].storage;
+    let later = kernels.iter().skip(first_state_write);
+    let indices: Vec<u32> = later
+        .filter_map(|k| if let CompiledKernel::Library(routine, _) = k { routine.index_operand() } else { None })
+        .flatten()
+        .collect();
+    let is_index = |at: usize| {
+        let written = program.kernels[at].writes();
+        indices.iter().any(|index| written.iter().any(|v| v.0 == *index || storage(v.0) == storage(*index)))
+    };
+    let is_early = |f: &InFlight| f.start < first_state_write && f.wait > first_state_write && is_index(f.start);
+    if !program.in_flight.iter().any(is_early) {
+        return program;
+    }
+    let mut known = (*program).clone();
+    for flight in &mut known.in_flight {
+        if is_early(flight) {
+            flight.wait = first_state_write;
+        }
+    }
+    Arc::new(known)
 }
 
 impl IndexChecks {
@@ -374,6 +401,7 @@ impl Executable for CpuProgram {
                     let stop = |error| Failure { origin: plan[at].origin(), error };
                     interrupt.check().map_err(stop)?;
                 }
+                wait(&mut lanes, at, &mut times, &mut hidden)?;
                 if at == self.first_state_write {
                     for &later in &self.index_checks.early {
                         if let CompiledKernel::Library(routine, _) = &kernels[later] {
@@ -382,7 +410,6 @@ impl Executable for CpuProgram {
                     }
                     agree(&mut lanes, at)?;
                 }
-                wait(&mut lanes, at, &mut times, &mut hidden)?;
                 lanes.poison(at, &self.freed, arena.ptr());
                 let start = times.is_some().then(std::time::Instant::now);
                 match k {

@@ -98,6 +98,8 @@ pub struct Outbox {
     /// Recorded in the device's stream behind the copy to staging memory.
     ready: Event,
     lane: Lane,
+    /// For large messages, which others need not wait for.
+    bulk: Lane,
     slots: Vec<Sending>,
     /// Messages so far.
     sent: u64,
@@ -112,8 +114,8 @@ impl Outbox {
         endpoint.open(receiver)?;
         let (device, receiver) = (endpoint.device().clone(), endpoint.find(receiver)?);
         let heap = Heap::new(&receiver)?;
-        let (ready, lane) = (Event::untimed(&device)?, Lane::new(&device)?);
-        Ok(Outbox { device, receiver, ready, lane, slots: Vec::new(), sent: 0, heap })
+        let (ready, lane, bulk) = (Event::untimed(&device)?, Lane::new(&device)?, Lane::new(&device)?);
+        Ok(Outbox { device, receiver, ready, lane, bulk, slots: Vec::new(), sent: 0, heap })
     }
 
     /// Queues a message behind what the device's stream has queued. Returns its slot and the number of the use, for [`Slot::take`].
@@ -132,12 +134,13 @@ impl Outbox {
         self.device.wait_for(&slot.arrived)?;
         self.device.copy(from, staging, nbytes)?;
         self.ready.again()?;
-        self.lane.wait_for(&self.ready)?;
+        let lane = if nbytes < LARGE { &self.lane } else { &self.bulk };
+        lane.wait_for(&self.ready)?;
         if let Some(taken) = slot.taken.get() {
-            self.lane.wait_for(taken)?;
+            lane.wait_for(taken)?;
         }
-        self.lane.copy(staging, slot.landing.address, nbytes)?;
-        self.lane.record(&slot.arrived)?;
+        lane.copy(staging, slot.landing.address, nbytes)?;
+        lane.record(&slot.arrived)?;
         Ok([sending.id, sending.uses])
     }
 
@@ -179,7 +182,8 @@ impl Outbox {
 
     /// Waits for what the lane has queued.
     pub fn settle(&self) -> Result<()> {
-        self.lane.synchronize()
+        self.lane.synchronize()?;
+        self.bulk.synchronize()
     }
 
     /// Frees the memory of the outbox, whose receiver takes no more messages.

@@ -291,7 +291,7 @@ impl<'a> Emitter<'a> {
                     Some((_, 0)) | None => String::new(),
                     _ => format!("({t})e * {}", load.tail[load.tail.len() - 1]),
                 };
-                let name = format!("i{i}");
+                let name = format!("index{i}");
                 let at = if step.is_empty() { name.clone() } else { format!("({name} + {step})") };
                 let x = element(load, &at);
                 self.text.line(format!("const {t} {name} = {index};"));

@@ -17,6 +17,9 @@ const MOST_ROOM: usize = 2;
 /// The least bytes of it.
 const LEAST_ROOM: usize = 64 << 10;
 
+/// The bytes of the message that connects both ends.
+const FIRST: usize = 8;
+
 /// The number of no message.
 pub const NONE: u64 = u64::MAX;
 
@@ -59,13 +62,16 @@ impl Channel {
         Group::Channel(from, to)
     }
 
-    pub fn new(
+    /// Opens an end; the device at the other one does so too. The first message of NCCL connects both, for which their hosts wait: it is
+    /// exchanged here, so that later a sender does not wait for a receiver that waits for it.
+    pub fn open(
         device: &Arc<Device>,
         heap: &Arc<Heap>,
         number: u64,
         communicator: Arc<Communicator>,
+        is_sender: bool,
     ) -> Result<Channel> {
-        Ok(Channel {
+        let mut out = Channel {
             number,
             communicator,
             device: device.clone(),
@@ -75,7 +81,16 @@ impl Channel {
             slots: Vec::new(),
             last: NONE,
             posted: BTreeMap::new(),
-        })
+        };
+        let k = out.slot(FIRST)?;
+        let (at, nbytes) = (out.slots[k].memory.address, FIRST);
+        let first = match is_sender {
+            true => Queued::Send { from: at, nbytes, peer: 1 },
+            false => Queued::Receive { to: at, nbytes, peer: 0 },
+        };
+        out.communicator.queue(&[first], &out.lane)?;
+        out.lane.synchronize()?;
+        Ok(out)
     }
 
     /// Begins a run: all messages of the one before have been taken, or it has failed.

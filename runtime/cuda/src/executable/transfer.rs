@@ -122,7 +122,7 @@ impl Mesh<'_> {
         let (number, communicator) = (communicators.number(group), communicators.of(group)?);
         let channels = &mut self.transfers().channels;
         if channels.get(&(from, to)).is_none_or(|channel| channel.number != number) {
-            let channel = Channel::new(&connection.device, &connection.heap, number, communicator)?;
+            let channel = Channel::open(&connection.device, &connection.heap, number, communicator, is_sender)?;
             channels.insert((from, to), channel);
         }
         Ok(())

@@ -4,8 +4,8 @@ use super::candidates::Candidate;
 use super::convert::MAX_DERIVED;
 use super::divider::Divider;
 use super::part::Part;
-use perilune_core::mesh::Axis;
 use perilune_core::graph::{Node, NodeId};
+use perilune_core::mesh::Axis;
 
 /// What a byte counts of a weight that would be gathered, beside one of a sum that is completed: what the whole weight enters would
 /// not be divided, or a device would not have room for it.
