@@ -98,8 +98,6 @@ pub struct Outbox {
     /// Recorded in the device's stream behind the copy to staging memory.
     ready: Event,
     lane: Lane,
-    /// For large messages, which others need not wait for.
-    bulk: Lane,
     slots: Vec<Sending>,
     /// Messages so far.
     sent: u64,
@@ -114,8 +112,8 @@ impl Outbox {
         endpoint.open(receiver)?;
         let (device, receiver) = (endpoint.device().clone(), endpoint.find(receiver)?);
         let heap = Heap::new(&receiver)?;
-        let (ready, lane, bulk) = (Event::untimed(&device)?, Lane::new(&device)?, Lane::new(&device)?);
-        Ok(Outbox { device, receiver, ready, lane, bulk, slots: Vec::new(), sent: 0, heap })
+        let (ready, lane) = (Event::untimed(&device)?, Lane::new(&device)?);
+        Ok(Outbox { device, receiver, ready, lane, slots: Vec::new(), sent: 0, heap })
     }
 
     /// Queues a message behind what the device's stream has queued. Returns its slot and the number of the use, for [`Slot::take`].
@@ -134,7 +132,7 @@ impl Outbox {
         self.device.wait_for(&slot.arrived)?;
         self.device.copy(from, staging, nbytes)?;
         self.ready.again()?;
-        let lane = if nbytes < LARGE { &self.lane } else { &self.bulk };
+        let lane = &self.lane;
         lane.wait_for(&self.ready)?;
         if let Some(taken) = slot.taken.get() {
             lane.wait_for(taken)?;
@@ -182,8 +180,7 @@ impl Outbox {
 
     /// Waits for what the lane has queued.
     pub fn settle(&self) -> Result<()> {
-        self.lane.synchronize()?;
-        self.bulk.synchronize()
+        self.lane.synchronize()
     }
 
     /// Frees the memory of the outbox, whose receiver takes no more messages.
