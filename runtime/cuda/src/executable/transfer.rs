@@ -76,7 +76,7 @@ impl Mesh<'_> {
             bytes.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes)).collect()
         };
         let all: Vec<Vec<u64>> = sent.iter().map(read).collect();
-        if all.iter().any(|words| words.len() < HEAD || (words.len() - HEAD) % CHANNEL != 0) {
+        if all.iter().any(|words| words.len() < HEAD || !(words.len() - HEAD).is_multiple_of(CHANNEL)) {
             return Err(bug("a device along pp sends something else where stages begin"));
         }
         if all.get(coordinate) != Some(&own) {
