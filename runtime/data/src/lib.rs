@@ -19,6 +19,7 @@ pub mod images;
 pub mod npy;
 pub mod npz;
 mod open_files;
+pub mod records;
 pub mod safetensors;
 pub mod sample_order;
 pub mod shards;

@@ -1,0 +1,15 @@
+//! Reads records (JSON objects, rows of a table) and composes them into pipelines.
+//!
+//! A [`Dataset`] is a sequence of records that are numbered in one stream, epoch after epoch. Reading a record is a pure function
+//! of its index in the stream, for a file and for every stage of a pipeline alike. So the order does not depend on threads, on
+//! prefetching or on the devices of a mesh; a seek costs nothing; and a cursor is one number.
+//!
+//! Stages that depend on the data (filter, flat_map, pack) scan it once and store what they found as an index.
+//!
+//! Not included: functions written in Lua (`runtime/lua`), tokenizers, and batches (`source`).
+
+mod dataset;
+mod value;
+
+pub use dataset::{Dataset, Fingerprint, Origin};
+pub use value::{Record, Value};
