@@ -195,6 +195,11 @@ impl Layout {
         Layout { shape, strides: shape.strides(), offset: 0 }
     }
 
+    /// The layout of `numel` elements in order: a contiguous layout, collapsed.
+    pub fn sequence(numel: usize) -> Layout {
+        Layout::contiguous(if numel == 1 { Shape::SCALAR } else { Shape::of(&[numel]) })
+    }
+
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
@@ -326,6 +331,14 @@ impl Layout {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_sequence_is_a_collapsed_contiguous_layout() {
+        for dims in [&[][..], &[1, 1], &[0], &[3, 0], &[7], &[1, 5, 1], &[2, 3, 4]] {
+            let contiguous = Layout::contiguous(Shape::of(dims));
+            assert_eq!(Layout::sequence(contiguous.numel()), contiguous.collapse(), "{dims:?}");
+        }
+    }
 
     fn layout(dims: &[usize], strides: &[isize]) -> Layout {
         let mut s = [0; MAX_RANK];

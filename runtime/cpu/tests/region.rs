@@ -7,6 +7,7 @@ use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::{Domain, MapFn};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::*;
+use std::sync::Arc;
 
 fn defined(f: MapFn, d: DType) -> bool {
     match f.domain() {
@@ -168,20 +169,23 @@ fn generators() {
             slots.push((DType::I64, first));
             let mut b = Build { slots, ..Build::default() };
             let u = b.push(
-                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: l.collapse() },
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: Arc::new(l.collapse()) },
                 DType::F32,
                 Level::Full,
             );
             let plain = Layout::contiguous(Shape::of(&[n]));
             let w = b.push(
-                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: plain },
+                Code::Load { source: Source::Uniform { seed: 0, counter: 1, start }, layout: Arc::new(plain) },
                 DType::F32,
                 Level::Full,
             );
-            let i =
-                b.push(Code::Load { source: Source::Iota { start }, layout: l.collapse() }, DType::I64, Level::Full);
+            let i = b.push(
+                Code::Load { source: Source::Iota { start }, layout: Arc::new(l.collapse()) },
+                DType::I64,
+                Level::Full,
+            );
             let s = b.push(
-                Code::Load { source: Source::Slot(2), layout: Layout { strides: [0; 8], ..plain } },
+                Code::Load { source: Source::Slot(2), layout: Arc::new(Layout { strides: [0; 8], ..plain }) },
                 DType::BF16,
                 Level::Full,
             );
@@ -310,7 +314,7 @@ fn layer_norm_with_mixed_loads() {
             let c = b.push(
                 Code::Load {
                     source: Source::Constant((1.0 / cols as f64).to_bits()),
-                    layout: Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[rows])) },
+                    layout: Arc::new(Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[rows])) }),
                 },
                 dtype,
                 Level::Row,

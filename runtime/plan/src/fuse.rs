@@ -121,7 +121,7 @@ impl Fuser<'_> {
 
     /// The minimum depth that the control dependencies of `id` allow.
     fn held(&self, id: NodeId) -> u32 {
-        self.low.control_deps(id).iter().map(|w| self.available(self.low.views[w.index()].0)).max().unwrap_or(0)
+        self.low.control_deps(id).iter().map(|w| self.available(self.low.views.owner(*w))).max().unwrap_or(0)
     }
 
     /// Delays a cluster to `depth`, and its readers beyond that; fails if one of `before` is among them.
@@ -160,14 +160,14 @@ impl Fuser<'_> {
         match node.op.class {
             Class::Library if enabled && self.fill(id) => {}
             Class::Library | Class::Fused(_) => {
-                let depth = node.inputs.iter().map(|x| self.available(self.low.views[x.index()].0)).max().unwrap_or(0);
+                let depth = node.inputs.iter().map(|x| self.available(self.low.views.owner(*x))).max().unwrap_or(0);
                 let depth = depth.max(self.held(id));
                 self.out.assignment[id.index()] = Assignment::Library { depth };
                 for x in &node.inputs {
-                    self.reads(self.low.views[x.index()].0, Maker::Library(id));
+                    self.reads(self.low.views.owner(*x), Maker::Library(id));
                 }
                 for w in self.low.control_deps(id) {
-                    self.reads(self.low.views[w.index()].0, Maker::Library(id));
+                    self.reads(self.low.views.owner(*w), Maker::Library(id));
                 }
             }
             Class::TupleGet => self.out.assignment[id.index()] = self.out.assignment[node.inputs[0].index()],
@@ -217,7 +217,7 @@ impl Fuser<'_> {
         let mut wait = held;
         // Kernels that must end before the node's begins.
         let mut before: SmallVec<[Maker; 3]> =
-            self.low.control_deps(id).iter().filter_map(|w| self.maker(self.low.views[w.index()].0)).collect();
+            self.low.control_deps(id).iter().filter_map(|w| self.maker(self.low.views.owner(*w))).collect();
         for (base, layout) in reads {
             match self.register(*base, layout, n, fold.is_some()) {
                 Some(found) if enabled => {
@@ -293,7 +293,7 @@ impl Fuser<'_> {
             self.reads(*base, Maker::Cluster(k));
         }
         for w in self.low.control_deps(id) {
-            self.reads(self.low.views[w.index()].0, Maker::Cluster(k));
+            self.reads(self.low.views.owner(*w), Maker::Cluster(k));
         }
         self.out.clusters[k].nodes.push(id);
         self.out.assignment[id.index()] = Assignment::Cluster(k);

@@ -132,7 +132,8 @@ pub enum Code {
     /// Reads through `layout`, which has as many elements as the instruction's level and is collapsed.
     Load {
         source: Source,
-        layout: Layout,
+        /// Shared by the loads of a program that read alike.
+        layout: Arc<Layout>,
     },
     /// An elementwise function of registers of the same level.
     Map(MapFn, SmallVec<[Reg; 3]>),

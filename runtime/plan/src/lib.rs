@@ -40,6 +40,7 @@ pub mod request;
 pub mod show;
 mod transfers;
 mod unplanned;
+mod view_table;
 
 pub use backend::{
     Backend, Buffer, DeviceBuffer, Executable, Failure, Memory, Peers, Probe, Readings, RunContext, Snapshot, Ticket,

@@ -6,6 +6,7 @@
 
 use crate::buffer_desc::BufferDesc;
 use crate::ir::AttentionExchange;
+use crate::view_table::ViewTable;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
@@ -17,8 +18,8 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub struct Lowered {
     pub graph: Graph,
-    /// For each node: the node that owns its elements, and the layout of the node's elements in it. Set by `passes::views`.
-    pub views: Vec<(NodeId, Layout)>,
+    /// Where the elements of each node are. Set by `passes::views`.
+    pub views: ViewTable,
     pub roots: Vec<NodeId>,
     /// Roots, by their number, of which a device returns a part. Set by `passes::shard`.
     pub placed_roots: FxHashMap<usize, BufferDesc>,
@@ -77,7 +78,7 @@ impl Lowered {
     pub(crate) fn empty(states: Vec<bool>, nodes: usize) -> Lowered {
         Lowered {
             graph: Graph::with_capacity(nodes),
-            views: Vec::new(),
+            views: ViewTable::default(),
             roots: Vec::new(),
             placed_roots: FxHashMap::default(),
             exchanges: Vec::new(),
@@ -102,10 +103,20 @@ impl Lowered {
         self.control_deps.get(id.index()).map_or(&[], |w| w)
     }
 
+    /// The owner of the elements of node `x`, and their layout in it.
+    pub fn view(&self, x: NodeId) -> (NodeId, Layout) {
+        self.views.get(x, self.graph.shape(x))
+    }
+
     /// The owner of the elements that node `x` reads through `input`, and their layout over dims `shape` (`input`
     /// broadcasts to it).
     pub fn read(&self, input: NodeId, shape: Shape) -> (NodeId, Layout) {
-        let (base, l) = self.views[input.index()];
+        if let Some(owner) = self.views.plain(input)
+            && self.graph.shape(input) == shape
+        {
+            return (owner, Layout::sequence(shape.numel()));
+        }
+        let (base, l) = self.view(input);
         (base, l.expand(shape).collapse())
     }
 

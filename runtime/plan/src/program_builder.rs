@@ -20,6 +20,7 @@ use perilune_core::{DType, Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 use std::collections::BinaryHeap;
+use std::sync::Arc;
 
 /// Shape and dtype of each input buffer, as recorded; of a divided step, those of a device's part.
 fn inputs(low: &Lowered, recorded: &Graph, trace: &Trace) -> Vec<(Shape, DType)> {
@@ -45,6 +46,7 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
         values: Vec::new(),
         value_of: IdMap::default(),
         control_deps: ControlDeps::default(),
+        layouts: FxHashMap::default(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
@@ -84,6 +86,7 @@ struct Builder<'a> {
     values: Vec<Value>,
     value_of: IdMap<NodeId, ValueId>,
     control_deps: ControlDeps,
+    layouts: FxHashMap<Layout, Arc<Layout>>,
     program: Program,
 }
 
@@ -111,7 +114,7 @@ impl Builder<'_> {
         }
         for id in self.low.graph.ids() {
             // Excludes slices of another node's buffer.
-            let owner = self.low.views[id.index()].0 == id;
+            let owner = self.low.views.owner(id) == id;
             if owner && self.f.stored[id.index()] && !matches!(self.f.assignment[id.index()], Assignment::None) {
                 self.add_value(id, Storage::UNPLACED);
             }
@@ -125,7 +128,7 @@ impl Builder<'_> {
         let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
         for id in g.ids() {
             let node = g.node(id);
-            if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views[id.index()].0) {
+            if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views.owner(id)) {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
@@ -137,7 +140,7 @@ impl Builder<'_> {
                 continue;
             }
             let lies = |id: NodeId| {
-                let (base, layout) = self.low.views[id.index()];
+                let (base, layout) = self.low.view(id);
                 (self.value_of[&base], layout)
             };
             let mut outputs = vec![lies(id)];
@@ -166,14 +169,14 @@ impl Builder<'_> {
     /// Adds the control dependencies of node `id` to value `made`.
     fn hold(&mut self, made: ValueId, id: NodeId) {
         for w in self.low.control_deps(id) {
-            let base = self.low.views[w.index()].0;
+            let base = self.low.views.owner(*w);
             self.control_deps.entry(made).or_default().push(self.value_of[&base]);
         }
     }
 
     fn operand(&self, x: NodeId) -> Operand {
         let g = &self.low.graph;
-        let (base, layout) = self.low.views[x.index()];
+        let (base, layout) = self.low.view(x);
         match g.generator(base) {
             Some(_) => Operand::Constant(g.node(base).attrs[0] as u64, g.shape(x), g.dtype(x)),
             None => Operand::View(self.value_of[&base], layout),
@@ -232,7 +235,7 @@ impl Builder<'_> {
                         from
                     }
                 } else {
-                    let source = self.source(base);
+                    let (source, layout) = (self.source(base), self.shared(layout));
                     emit(&mut region, &mut memo, Code::Load { source, layout }, dtype, operand_level, origin)
                 };
                 args.push(reg);
@@ -263,6 +266,11 @@ impl Builder<'_> {
         }
         cluster::in_register(self.low, self.f, k, base, layout, cluster::source_numel(self.low, id))
             || !self.f.stored[base.index()]
+    }
+
+    /// Returns the layout that equal loads of the program share.
+    fn shared(&mut self, layout: Layout) -> Arc<Layout> {
+        self.layouts.entry(layout).or_insert_with(|| Arc::new(layout)).clone()
     }
 
     fn source(&self, base: NodeId) -> Source {
@@ -365,8 +373,9 @@ impl Builder<'_> {
         let mut alike: Vec<Region> = Vec::new();
         for (v, state) in copies {
             let value = &self.values[v.0 as usize];
-            let (n, dtype, origin) = (value.shape.numel(), value.dtype, value.origin);
-            let layout = Layout::contiguous(value.shape).collapse();
+            let (shape, dtype, origin) = (value.shape, value.dtype, value.origin);
+            let n = shape.numel();
+            let layout = self.shared(Layout::contiguous(shape).collapse());
             let load = Code::Load { source: Source::Value(v), layout };
             let body = vec![Instr { code: load, dtype, level: Level::Full, origin }];
             let region = Region { batch: 1, rows: 1, cols: n, body, stores: vec![(0, state)], origin };
@@ -410,7 +419,8 @@ fn in_place(r: &Region, v: ValueId, old: ValueId) -> bool {
 /// What makes two instructions equal.
 #[derive(PartialEq, Eq, Hash)]
 enum Memo {
-    Load(Source, Layout, DType, Level),
+    /// With the address of the shared layout.
+    Load(Source, usize, DType, Level),
     Broadcast(Reg),
 }
 
@@ -423,7 +433,7 @@ fn emit(
     origin: Origin,
 ) -> Reg {
     let key = match &code {
-        Code::Load { source, layout } => Some(Memo::Load(*source, *layout, dtype, level)),
+        Code::Load { source, layout } => Some(Memo::Load(*source, Arc::as_ptr(layout) as usize, dtype, level)),
         Code::Broadcast(r) => Some(Memo::Broadcast(*r)),
         _ => None,
     };

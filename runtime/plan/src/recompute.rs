@@ -47,7 +47,7 @@ pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
             Assignment::Library { .. } => {
                 f.stored[id.index()] = true;
                 for x in &g.node(id).inputs {
-                    f.stored[low.views[x.index()].0.index()] = true;
+                    f.stored[low.views.owner(*x).index()] = true;
                 }
             }
             Assignment::Cluster(_) => {

@@ -85,13 +85,13 @@ impl Build {
 
     pub fn load(&mut self, v: ValueId, layout: Layout, level: Level) -> Reg {
         let dtype = self.values[v.0 as usize].dtype;
-        self.push(Code::Load { source: Source::Value(v), layout: layout.collapse() }, dtype, level)
+        self.push(Code::Load { source: Source::Value(v), layout: Arc::new(layout.collapse()) }, dtype, level)
     }
 
     pub fn constant(&mut self, x: f64, dtype: DType, n: usize) -> Reg {
         let bits = if dtype.is_float() { x.to_bits() } else { x as i64 as u64 };
         let layout = Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[n])) };
-        self.push(Code::Load { source: Source::Constant(bits), layout }, dtype, Level::Full)
+        self.push(Code::Load { source: Source::Constant(bits), layout: Arc::new(layout) }, dtype, Level::Full)
     }
 
     pub fn map(&mut self, f: MapFn, args: &[Reg]) -> Reg {

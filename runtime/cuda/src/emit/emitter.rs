@@ -47,7 +47,7 @@ impl<'a> Emitter<'a> {
     pub fn new(analysis: &'a RegionAnalysis<'a>, cols: Option<usize>, v: usize) -> Emitter<'a> {
         let r = analysis.region;
         let layouts = r.body.iter().filter_map(|i| match &i.code {
-            Code::Load { layout, .. } => Some(*layout),
+            Code::Load { layout, .. } => Some(**layout),
             _ => None,
         });
         let stored = r.writes().map(|v| analysis.program.values[v.0 as usize].shape.numel());

@@ -139,7 +139,7 @@ pub(crate) fn epilogue(program: &Program, l: &Library, r: &Region, product: &Pro
         return None;
     }
     let load = |i: &perilune_plan::ir::Instr| match &i.code {
-        Code::Load { source: Source::Value(v), layout } if i.dtype == result.dtype => Some((*v, *layout)),
+        Code::Load { source: Source::Value(v), layout } if i.dtype == result.dtype => Some((*v, **layout)),
         _ => None,
     };
     let ((v, x), (w, y)) = (load(a)?, load(b)?);

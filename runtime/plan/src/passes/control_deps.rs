@@ -23,7 +23,7 @@ pub fn apply(mut step: Lowered) -> Lowered {
         };
         for (k, x) in node.inputs.iter().enumerate() {
             if node.op == &create::OPTIMIZATION_BARRIER && k == 1 {
-                let base = step.views[x.index()].0;
+                let base = step.views.owner(*x);
                 let computed = g.generator(base).is_none() && !step.inputs.contains_key(&base);
                 if computed {
                     add(base);

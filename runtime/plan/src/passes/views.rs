@@ -23,7 +23,7 @@ pub fn apply(from: &Lowered) -> Lowered {
         own(&mut to.out);
         viewed.resize(to.out.graph.len(), false);
         for k in first..to.out.views.len() {
-            let base = to.out.views[k].0.index();
+            let base = to.out.views.owner(NodeId(k as u32)).index();
             viewed[base] |= base != k;
         }
         viewed[new.index()] |= to.out.graph.node(new).op == &create::JOINED;
@@ -49,9 +49,9 @@ fn resolve(from: &Lowered, to: &mut Rewriter, id: NodeId, viewed: &[bool]) -> No
     let inputs = to.inputs(node);
     match node.op.class {
         Class::View(_) if node.op == &create::OPTIMIZATION_BARRIER => {
-            let seen = to.out.views[inputs[0].index()];
+            let (owner, layout) = to.out.view(inputs[0]);
             let new = to.copy(from, id);
-            to.out.views.push(seen);
+            to.out.views.push(owner, layout, node.shape);
             new
         }
         Class::View(_) => view(&mut to.out, node, inputs[0]),
@@ -78,19 +78,19 @@ fn resolve(from: &Lowered, to: &mut Rewriter, id: NodeId, viewed: &[bool]) -> No
             copy.inputs = stored;
             own(&mut to.out);
             let new = to.out.graph.add(copy);
-            to.out.views.push((new, stored_layout(from, id)));
+            to.out.views.push(new, stored_layout(from, id), from.graph.shape(id));
             new
         }
         // Its elements keep their places in the whole tensor.
         Class::Generator(Generator::Shard) => {
             let whole = Layout::contiguous(from.graph.shape(node.inputs[0]));
             let new = to.copy(from, id);
-            to.out.views.push((new, Layout { shape: node.shape, ..whole }));
+            to.out.views.push(new, Layout { shape: node.shape, ..whole }, node.shape);
             new
         }
         Class::TupleGet => {
             let new = to.copy(from, id);
-            to.out.views.push((new, stored_layout(from, id)));
+            to.out.views.push(new, stored_layout(from, id), from.graph.shape(id));
             new
         }
         _ => to.copy(from, id),
@@ -110,24 +110,22 @@ fn joined(to: &mut Rewriter, node: &Node, join: &Join, viewed: &[bool]) -> Optio
     let slices: SmallVec<[(NodeId, Layout); 3]> =
         join.slices.iter().map(|(x, slice)| (to.map[x.index()], *slice)).collect();
     let twice = (1..slices.len()).any(|k| slices[..k].iter().any(|s| s.0 == slices[k].0));
-    if twice || slices.iter().any(|s| viewed[s.0.index()] || out.views[s.0.index()].0 != s.0) {
+    if twice || slices.iter().any(|s| viewed[s.0.index()] || out.views.owner(s.0) != s.0) {
         return None;
     }
     let op = to.map[join.op.index()];
     let id = out.graph.add(Node { op: &create::JOINED, inputs: smallvec![op], ..node.clone() });
-    out.views.push((id, join.whole));
+    out.views.push(id, join.whole, node.shape);
     for (y, slice) in slices {
-        out.views[y.index()] = (id, slice);
+        let shape = out.graph.shape(y);
+        out.views.set(y, id, slice, shape);
     }
     Some(id)
 }
 
 /// Gives every node added since the last call a contiguous layout over its own elements.
 fn own(out: &mut Lowered) {
-    for i in out.views.len()..out.graph.len() {
-        let id = NodeId(i as u32);
-        out.views.push((id, Layout::contiguous(out.graph.shape(id))));
-    }
+    out.views.own_rest(&out.graph);
 }
 
 /// The number of elements that a reduction combines into one.
@@ -139,7 +137,7 @@ fn reduced(node: &Node, out: &Lowered, x: NodeId) -> usize {
 fn view(out: &mut Lowered, node: &Node, x: NodeId) -> NodeId {
     let Class::View(layout) = node.op.class else { return x };
     own(out);
-    let (base, l) = out.views[x.index()];
+    let (base, l) = out.view(x);
     let (x, base, l) = match layout(&l, &node.attrs, &node.shape) {
         Some(l) => (x, base, l),
         None => {
@@ -152,14 +150,14 @@ fn view(out: &mut Lowered, node: &Node, x: NodeId) -> NodeId {
     let mut new = node.clone();
     new.inputs = smallvec![x];
     let id = out.graph.add(new);
-    out.views.push((base, l));
+    out.views.push(base, l, node.shape);
     id
 }
 
 /// Appends a view of `x` with `shape`. Either the numel is equal, or `x` is a scalar that is repeated.
 fn view_as(out: &mut Lowered, x: NodeId, shape: Shape) -> NodeId {
     own(out);
-    let (base, l) = out.views[x.index()];
+    let (base, l) = out.view(x);
     let seen = if out.graph.shape(x).numel() == shape.numel() { l.reshape(shape) } else { Some(l.expand(shape)) };
     let (base, l, x) = match seen {
         Some(l) => (base, l, x),
@@ -180,7 +178,7 @@ fn view_as(out: &mut Lowered, x: NodeId, shape: Shape) -> NodeId {
         payload: 0,
     };
     let id = out.graph.add(node);
-    out.views.push((base, l));
+    out.views.push(base, l, shape);
     id
 }
 
@@ -204,7 +202,7 @@ fn copy(out: &mut Lowered, x: NodeId) -> NodeId {
 /// `x`, or a copy if its elements are not in memory (generators other than constants).
 fn in_memory(out: &mut Lowered, x: NodeId) -> NodeId {
     own(out);
-    let base = out.views[x.index()].0;
+    let base = out.views.owner(x);
     match out.graph.generator(base) {
         None | Some(Generator::Constant) => x,
         Some(_) => copy(out, x),
@@ -217,7 +215,7 @@ const ALIGNED: usize = 16;
 /// Returns `x`, or a copy if its elements are not contiguous in memory, aligned to `align` bytes.
 fn dense(out: &mut Lowered, x: NodeId, align: usize) -> NodeId {
     own(out);
-    let (base, l) = out.views[x.index()];
+    let (base, l) = out.view(x);
     let aligned = (l.offset.unsigned_abs() * out.graph.dtype(x).size()).is_multiple_of(align);
     if l.is_contiguous() && aligned && out.graph.generator(base).is_none() { x } else { copy(out, x) }
 }
@@ -225,7 +223,7 @@ fn dense(out: &mut Lowered, x: NodeId, align: usize) -> NodeId {
 /// The node that owns the elements of `x`, if these are a whole buffer in order; otherwise a copy. A State write also
 /// needs a buffer that is not an input's.
 fn whole(out: &mut Lowered, x: NodeId, state_write: bool) -> NodeId {
-    let (base, l) = out.views[x.index()];
+    let (base, l) = out.view(x);
     let all = l.is_contiguous() && l.numel() == out.graph.shape(base).numel();
     let held = out.inputs.get(&base).is_some_and(|k| state_write || out.states[*k as usize]);
     if !all || out.graph.generator(base).is_some() || held { copy(out, x) } else { base }

@@ -147,7 +147,7 @@ pub fn compile(program: &Program, region: &ir::Region, isa: Isa) -> Result<Regio
 fn layout_of(i: &Instr) -> Option<Layout> {
     match &i.code {
         Code::Load { source: Source::Slot(_) | Source::Constant(_), .. } => None,
-        Code::Load { layout, .. } => Some(*layout),
+        Code::Load { layout, .. } => Some(**layout),
         _ => None,
     }
 }
@@ -196,7 +196,7 @@ impl Compiler<'_> {
             self.def[i] = match &instr.code {
                 Code::Load { source: Source::Slot(_) | Source::Constant(_), .. } => RegDef::Constant,
                 Code::Load { source, layout } => {
-                    self.layouts[i] = Some(*layout);
+                    self.layouts[i] = Some(**layout);
                     let memory = matches!(source, Source::Value(_)) && !instr.dtype.is_half();
                     let long = self.space.cols >= SHORT_ROW;
                     match classify(layout, &self.space) {
