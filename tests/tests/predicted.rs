@@ -59,6 +59,30 @@ function recipe.loss(model, batch) return model(batch.x):mean() end
 return recipe
 "#;
 
+/// A language model whose head is its embedding, with a gradient norm over all stages.
+const TIED: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "tied", params = { layers = 4, width = 64, vocab = 512, steps = 10, accumulate = 1, pipeline = "1f1b" } }
+function recipe.data(p)
+  local x = pl.randint(0, p.vocab, { 64, 16 }, { dtype = "i64" })
+  return { train = pl.data.tensors { x = x }:batch(8) }
+end
+function recipe.model(p)
+  local m = { wte = nn.Embedding(p.vocab, p.width), layers = {} }
+  for k = 1, p.layers do m.layers[k] = nn.Linear(p.width, p.width) end
+  function m:forward(ids)
+    local x = self.wte(ids)
+    for _, layer in ipairs(self.layers) do x = layer(x):tanh() end
+    return pl.linear(x, self.wte.weight)
+  end
+  return nn.module(m)
+end
+function recipe.optimizer(_, model) return pl.optim.AdamW(model, { lr = 1e-3, clip_norm = 1 }) end
+function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatten(0, 1), batch.x:flatten()) end
+return recipe
+"#;
+
 /// A run of three steps.
 struct Trained {
     /// Of the device with the most.
@@ -172,4 +196,26 @@ fn waiting_for_stages_is_that_of_the_formulas() {
         let least = 2 * (p - 1) * m * 2048 * 2048 * 4;
         assert!(sent >= least && sent < least + least / 50, "{sent} bytes are sent, of which {least} are activations");
     }
+}
+
+/// The gradient of a weight that two stages read is sent once a step, whatever the number of micro-batches, and so are the squares of the
+/// gradient norm.
+#[test]
+fn a_tied_gradient_is_sent_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("tied.lua");
+    std::fs::write(&file, TIED).unwrap();
+    let sent = |micros: usize| {
+        let estimate =
+            Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(MeshOptions::parse("pp=2").unwrap().mesh);
+        let micros = micros.to_string();
+        let p = train(Arc::new(estimate), None, &file, &[("accumulate", &micros), ("pipeline", "1f1b")]).prediction;
+        p.devices.iter().map(|d| d.sent).sum::<usize>()
+    };
+    // Activations forward and gradients back, of 8 sequences of 16 positions.
+    let (micro, weight) = (2 * 8 * 16 * 64 * 4, 512 * 64 * 4);
+    let (four, eight) = (sent(4), sent(8));
+    assert_eq!(eight - four, 4 * micro, "{four} and {eight} bytes");
+    // The weight forward, its gradient back, and a few scalars.
+    assert!((four - 4 * micro - 2 * weight) < 256, "{four} bytes");
 }

@@ -9,6 +9,7 @@ mod assign;
 pub mod cut;
 mod generators;
 pub mod join;
+mod regroup;
 pub mod schedule;
 pub mod split;
 pub mod table;

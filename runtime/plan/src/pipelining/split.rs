@@ -6,6 +6,7 @@
 
 use super::assign::{self, Assignment, Needs};
 use super::generators::forward_only;
+use super::regroup;
 use super::table::{Action, Cell};
 use crate::key::Trace;
 use crate::lowered::Lowered;
@@ -43,6 +44,8 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
         return Err(Error::argument("mesh", message).hint("use a smaller pp"));
     }
     let a = assign::assign(step, division, g, trace);
+    let (step, a) = regroup::apply(step, a, division.strict.is_some());
+    let step = &step;
     let needs = Needs::find(step, &a, division, trace);
     let order = order(step, &a, &needs, division, devices)?;
     let mut out: Vec<Emitter> = (0..devices).map(|device| Emitter::new(step, device)).collect();
