@@ -32,6 +32,10 @@ pub enum Error {
     #[error("{path}:{line}: {place}{rule}{hint}")]
     Line { path: PathBuf, line: u64, place: String, rule: String, hint: Hint },
 
+    /// A function of the recipe failed for a record, which `place` names: "train.jsonl:12".
+    #[error("{place}{rule}{hint}")]
+    Function { place: String, rule: String, hint: Hint },
+
     /// The run was interrupted while it waited.
     #[error("interrupted")]
     Interrupted,
@@ -89,6 +93,21 @@ impl Error {
         Error::Argument { subject: subject.into(), rule: rule.into(), hint: Hint::default() }
     }
 
+    /// The error of a function for a record, whose stage adds its origin.
+    pub fn function(rule: impl Into<String>) -> Error {
+        Error::Function { place: String::new(), rule: rule.into(), hint: Hint::default() }
+    }
+
+    /// Names the record of a function's error, unless a stage before has.
+    pub(crate) fn of_record(mut self, origin: &str) -> Error {
+        if let Error::Function { place, .. } = &mut self
+            && place.is_empty()
+        {
+            *place = format!("{origin}: ");
+        }
+        self
+    }
+
     #[must_use]
     pub(crate) fn hint(mut self, text: impl Into<String>) -> Error {
         let (Error::Io { hint, .. }
@@ -96,6 +115,7 @@ impl Error {
         | Error::Unsupported { hint, .. }
         | Error::TooLarge { hint, .. }
         | Error::Line { hint, .. }
+        | Error::Function { hint, .. }
         | Error::Argument { hint, .. }) = &mut self
         else {
             // A denial has its own cure.

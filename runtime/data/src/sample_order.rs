@@ -19,6 +19,8 @@ pub enum Stream {
     Split = 2,
     Window = 3,
     Crop = 4,
+    Mix = 5,
+    Sample = 6,
 }
 
 /// A permutation of 0..n that is a function of (seed, epoch, stream).

@@ -270,7 +270,7 @@ impl<S> Drop for Prefetcher<S> {
 }
 
 /// Returns a pool of that many threads; concurrent loaders share it.
-fn pool(threads: Option<usize>) -> Result<Arc<ThreadPool>> {
+pub(crate) fn pool(threads: Option<usize>) -> Result<Arc<ThreadPool>> {
     static POOLS: Mutex<Vec<(usize, Weak<ThreadPool>)>> = Mutex::new(Vec::new());
     let threads = threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from));
     if !(1..=MAX_THREADS).contains(&threads) {

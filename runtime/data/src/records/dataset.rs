@@ -2,6 +2,7 @@
 
 use super::value::Record;
 use crate::error::Result;
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -19,6 +20,16 @@ pub struct Origin {
     pub line: Option<u64>,
     /// The number of the sample among those that a stage made of the row (`flat_map`, windows).
     pub sub: u32,
+}
+
+impl fmt::Display for Origin {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:", self.file.display())?;
+        match self.line {
+            Some(line) => write!(f, "{line}"),
+            None => write!(f, " record {}", self.row),
+        }
+    }
 }
 
 /// A sequence of records, numbered in one stream: those of epoch `e` have the indices `e * len()` to `(e + 1) * len()`.
@@ -52,6 +63,16 @@ pub trait Dataset: Send + Sync + 'static {
     fn origins(&self, index: u64) -> Result<Vec<Origin>>;
 
     fn fingerprint(&self) -> Fingerprint;
+
+    /// Whether the records of an epoch, or their order, differ from those of another epoch.
+    fn varies(&self) -> bool {
+        false
+    }
+
+    /// The dataset beneath a shuffle, and its seed, where this is one, or maps the records of one.
+    fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {
+        None
+    }
 
     /// Returns the same records with these fields only, where leaving out the others saves work; `None` where it saves none.
     fn project(&self, _fields: &[Arc<str>]) -> Option<Arc<dyn Dataset>> {

@@ -8,8 +8,15 @@
 //!
 //! Not included: functions written in Lua (`runtime/lua`), tokenizers, and batches (`source`).
 
+pub mod batch;
 mod dataset;
+mod function;
+pub mod hash;
+mod list;
+pub mod stages;
 mod value;
 
 pub use dataset::{Dataset, Fingerprint, Origin};
+pub use function::RecordFn;
+pub use list::List;
 pub use value::{Record, Value};
