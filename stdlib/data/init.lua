@@ -10,6 +10,8 @@ return {
   tokens = require("perilune.data.text").tokens,
   token_files = require("perilune.data.text").token_files,
   language = require("perilune.data.text").language,
+  list = require("perilune.data.records").list,
+  mix = require("perilune.data.records").mix,
   images = require("perilune.data.images").images,
   tensors = require("perilune.data.set").tensors,
   pad = require("perilune.data.pad").pad,

@@ -32,6 +32,8 @@ mod options;
 mod print;
 mod reader;
 mod recipe_files;
+mod record_value;
+mod records;
 mod reference;
 mod run;
 mod runtime;

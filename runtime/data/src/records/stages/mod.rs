@@ -5,7 +5,9 @@
 //! result is shuffled: [`commute`].
 
 mod bins;
+mod cached;
 mod combine;
+mod fields;
 mod function;
 mod group;
 mod mix;
@@ -15,7 +17,9 @@ mod rows;
 mod scan;
 
 pub use bins::TooLong;
+pub use cached::Cached;
 pub use combine::{Concat, Interleave, Zip};
+pub use fields::Fields;
 pub use function::{FlatMap, Map};
 pub use group::{group, join};
 pub use mix::Mix;
