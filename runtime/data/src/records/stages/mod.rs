@@ -64,3 +64,6 @@ pub(super) fn located(dataset: &dyn Dataset, index: u64, error: Error) -> Error 
     let origin = dataset.origins(index).ok().and_then(|o| o.into_iter().next());
     error.of_record(&origin.map_or_else(|| format!("record {index}"), |o: Origin| o.to_string()))
 }
+
+#[cfg(test)]
+mod tests;
