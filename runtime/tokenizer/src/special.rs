@@ -5,7 +5,7 @@ use rustc_hash::FxHashMap;
 use serde_json::Value;
 use std::ops::Range;
 use std::path::Path;
-use tokenizers::AddedVocabulary;
+use tokenizers::{AddedToken, AddedVocabulary};
 
 /// What `tokenizer_config.json` and `chat_template.jinja` add to a vocabulary.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -71,7 +71,7 @@ pub(crate) struct AddedTokens {
     by_first: FxHashMap<u8, Vec<(String, u32, bool)>>,
     /// Whether a byte begins one of them.
     begins: Vec<bool>,
-    ids: FxHashMap<u32, bool>,
+    ids: FxHashMap<u32, AddedToken>,
 }
 
 impl AddedTokens {
@@ -81,7 +81,7 @@ impl AddedTokens {
             let Some(first) = token.content.bytes().next() else { continue };
             all.begins[usize::from(first)] = true;
             all.by_first.entry(first).or_default().push((token.content.clone(), *id, token.special));
-            all.ids.insert(*id, token.special);
+            all.ids.insert(*id, token.clone());
         }
         for list in all.by_first.values_mut() {
             list.sort_by(|a, b| b.0.len().cmp(&a.0.len()).then_with(|| a.0.cmp(&b.0)));
@@ -90,7 +90,7 @@ impl AddedTokens {
     }
 
     pub fn is_special(&self, id: u32) -> bool {
-        self.ids.get(&id) == Some(&true)
+        self.ids.get(&id).is_some_and(|token| token.special)
     }
 
     /// Whether an added token occurs in a text: any of them, or those that are not special.
@@ -108,9 +108,13 @@ impl AddedTokens {
         self.at(text.as_bytes(), at, &|special| special)
     }
 
-    /// The special tokens, in no order.
-    pub fn specials(&self) -> impl Iterator<Item = &str> {
-        self.by_first.values().flatten().filter(|one| one.2).map(|one| one.0.as_str())
+    /// Extends the place of a token over the white space that it takes with it (`lstrip`, `rstrip`), back to `from` at most.
+    pub fn with_space(&self, text: &str, id: u32, range: Range<usize>, from: usize) -> Range<usize> {
+        let Some(token) = self.ids.get(&id) else { return range };
+        let (before, after) = (&text[from..range.start], &text[range.end..]);
+        let left = if token.lstrip { from + before.trim_end().len() } else { range.start };
+        let right = if token.rstrip { text.len() - after.trim_start().len() } else { range.end };
+        left..right
     }
 
     fn first(&self, text: &str, from: usize, wanted: impl Fn(bool) -> bool) -> Option<(Range<usize>, u32)> {
