@@ -111,9 +111,10 @@ impl Conversation<'_> {
         let mut stops: Vec<String> = self.eos.map(str::to_string).into_iter().collect();
         let mut messages = self.messages[..turn].to_vec();
         messages.push(serde_json::json!({ "role": "assistant", "content": "x" }));
+        let options = Render { add_generation_prompt: false, ..self.options.clone() };
         let probe = || {
             let text = self.render(&messages, false).ok()?;
-            let one = Conversation { messages: &messages, text: &text, ..*self };
+            let one = Conversation { messages: &messages, text: &text, options: &options, ..*self };
             let end = one.by_sentinels(&[turn])?.pop()?.end;
             let (range, _) = self.added?.special_at(&text, end)?;
             Some(text[range].to_string())
