@@ -12,6 +12,7 @@ mod byte_level;
 pub mod chat;
 mod components;
 mod encoding;
+pub mod inputs;
 pub mod pack;
 mod shared_model;
 mod special;
