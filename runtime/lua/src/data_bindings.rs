@@ -278,6 +278,9 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
+    native.set("tokenizer", lua.create_function(crate::tokenizer::open)?)?;
+    native.set("byte_tokenizer", lua.create_function(crate::tokenizer::bytes)?)?;
+    native.set("char_tokenizer", lua.create_function(crate::tokenizer::chars)?)?;
     native.set("token_files", lua.create_function(crate::tokens::files)?)?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(

@@ -16,7 +16,6 @@ pub use template::{ChatTemplate, Render};
 
 use crate::encoding::{Encode, Encoding};
 use crate::tokenizer::Tokenizer;
-use perilune_data::error::quote;
 use perilune_data::{Error, Result};
 use serde_json::{Map, Value};
 use spans::Conversation;
@@ -274,34 +273,5 @@ pub fn template_of(tokenizer: &Tokenizer) -> Result<ChatTemplate> {
             let error = Error::argument("this tokenizer", "has no chat template");
             Err(error.hint("name a folder with tokenizer_config.json or chat_template.jinja, or give template = \"…\""))
         }
-    }
-}
-
-/// A sample as text for a terminal without colours: `[trained]`, masked text as it is, `⟨special⟩` where the tokenizer's tokens are.
-pub fn bracketed(tokenizer: &Tokenizer, sample: &Sample) -> String {
-    let mut out = String::new();
-    let mut open = false;
-    for (k, span) in sample.spans.iter().enumerate() {
-        if sample.mask[k] != open {
-            out.push(if open { ']' } else { '[' });
-            open = !open;
-        }
-        let text = &sample.text[span.clone()];
-        match tokenizer.is_special(sample.ids[k]) {
-            true => out.push_str(&format!("⟨{}⟩", shown(text))),
-            false => out.push_str(&shown(text)),
-        }
-    }
-    if open {
-        out.push(']');
-    }
-    out
-}
-
-/// Text for a terminal: control characters but line breaks are escaped.
-fn shown(text: &str) -> String {
-    match text.chars().any(|c| c.is_control() && c != '\n') {
-        true => quote(text).trim_matches('\'').to_string(),
-        false => text.to_string(),
     }
 }
