@@ -133,6 +133,24 @@ function native.chars(text)
   return bound.chars(text)
 end
 
+---Opens a tokenizer.json, or a folder that has one.
+---@param path string
+---@return perilune.Tokenizer
+function native.tokenizer(path)
+  return bound.tokenizer(path)
+end
+
+---@return perilune.Tokenizer of bytes
+function native.byte_tokenizer()
+  return bound.byte_tokenizer()
+end
+
+---@param text string
+---@return perilune.Tokenizer of the characters of a text
+function native.char_tokenizer(text)
+  return bound.char_tokenizer(text)
+end
+
 ---Returns samples `first` .. `first + count - 1` of the sample order: a permutation of 0 .. n - 1 for each epoch.
 ---The order is a pure function of (seed, epoch). The cost grows with `count` only, not with n.
 ---@param seed integer

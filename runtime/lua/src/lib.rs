@@ -19,6 +19,7 @@ mod host;
 mod images;
 mod indexing;
 mod inspect;
+mod json;
 mod kernels;
 mod library_env;
 mod loader;
@@ -42,6 +43,7 @@ mod state_migration;
 mod table;
 mod tensor;
 mod tensor_files;
+mod tokenizer;
 mod tokens;
 
 pub use console::{Answer, Console};
@@ -56,3 +58,4 @@ pub use run::{KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumb
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use state_migration::{Described, DroppedStates, Source, StateMigration, Taking, compare};
 pub use tensor::{Ref, Tensor};
+pub use tokenizer::{Segment, Style};
