@@ -43,6 +43,7 @@ mod state_migration;
 mod table;
 mod tensor;
 mod tensor_files;
+mod tokenize;
 mod tokenizer;
 mod tokens;
 

@@ -111,6 +111,14 @@ impl UserData for RecordSet {
             let f = function(lua, "records:map", f)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
         });
+        methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
+            let f = crate::tokenizer::tokenize(lua, &tokenizer, options)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
+        });
+        methods.add_method("chat", |lua, this, (tokenizer, options): (Value, Value)| {
+            let f = crate::tokenizer::render_chat(lua, &tokenizer, options)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
+        });
         methods.add_method("filter", |lua, this, f: Value| {
             let op = "records:filter";
             let (f, scan) = (function(lua, op, f)?, scan(lua, op, None)?);
