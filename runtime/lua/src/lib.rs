@@ -10,6 +10,7 @@ mod args;
 mod boundary;
 pub mod console;
 mod data_bindings;
+mod debug_library;
 mod dry_run;
 mod errors;
 mod experts;
@@ -46,6 +47,7 @@ mod tensor_files;
 mod tokenize;
 mod tokenizer;
 mod tokens;
+mod workers;
 
 pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};

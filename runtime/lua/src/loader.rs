@@ -30,9 +30,15 @@ pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
 
 /// Creates a Lua state with the libraries for recipes, without access to the system.
 pub fn new_lua() -> mlua::Result<Lua> {
+    let lua = bounded_lua()?;
+    memory_limit::set(&lua, memory_limit::default_limit())?;
+    Ok(lua)
+}
+
+/// Creates such a state without a memory limit, which the caller sets.
+pub fn bounded_lua() -> mlua::Result<Lua> {
     let libs = StdLib::TABLE | StdLib::STRING | StdLib::MATH | StdLib::COROUTINE | StdLib::UTF8;
     let state = Lua::new_with(libs, LuaOptions::default())?;
-    memory_limit::set(&state, memory_limit::default_limit())?;
     let lua = Guarded(&state);
     let globals = lua.globals();
     for name in ["dofile", "loadfile", "collectgarbage", "warn"] {
@@ -49,14 +55,9 @@ pub fn new_lua() -> mlua::Result<Lua> {
             if let Value::Table(m) = &meta
                 && !m.raw_get::<Value>("__gc")?.is_nil()
             {
-                let message = "__gc is not allowed in recipes: a finaliser runs at moments nobody chose";
-                return Err(errors::argument(
-                    &host(lua)?,
-                    lua,
-                    "setmetatable",
-                    message,
-                    Some("release things where you are done with them".into()),
-                ));
+                let message = "setmetatable: __gc is not allowed in recipes: a finaliser runs at moments nobody chose";
+                let hint = Some("release things where you are done with them".into());
+                return Err(boundary::recipe_line::raised(lua, message.into(), hint, errors::Cause::Recipe));
             }
             setmetatable.call::<Value>((t, meta))
         })?,
@@ -279,18 +280,20 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
     globals.set_metatable(Some(meta))
 }
 
+/// Returns the loaded modules.
+pub fn loaded(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
+    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
+    loaded.pairs::<String, Value>().collect()
+}
+
+/// Whether a name is that of a module of the runtime.
+pub fn is_library(name: &str) -> bool {
+    name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name) || ALIASES.iter().any(|(public, _)| *public == name)
+}
+
 /// Returns the loaded modules that are files of the recipe.
 pub fn own(lua: &Lua) -> mlua::Result<Vec<(String, Value)>> {
-    let loaded: Table = lua.named_registry_value("perilune.loaded")?;
-    let is_ours = |name: &str| name == "perilune" || STDLIB.iter().any(|(m, ..)| *m == name);
-    let mut own = Vec::new();
-    for pair in loaded.pairs::<String, Value>() {
-        let (name, value) = pair?;
-        if !is_ours(&name) {
-            own.push((name, value));
-        }
-    }
-    Ok(own)
+    Ok(loaded(lua)?.into_iter().filter(|(name, _)| !is_library(name)).collect())
 }
 
 /// Unloads the modules that are files of the recipe.

@@ -11,6 +11,7 @@
 
 use mlua::chunk::ChunkMode;
 use mlua::{Function, Lua, Table};
+use std::ops::Range;
 
 /// Compiles text (never bytecode) that runs in `env`, or with the globals.
 pub fn compile(lua: &Lua, text: &str, name: &str, env: Option<&Table>) -> mlua::Result<Function> {
@@ -38,7 +39,29 @@ const HEADER: &[u8] = b"\x1bLua\x54\x00\x19\x93\r\n\x1a\n\x04\x08\x08";
 
 /// Turns tail calls into calls and returns their number. `None` if the chunk has unexpected contents and is unchanged.
 fn keep_frames(bytes: &mut [u8]) -> Option<usize> {
-    let mut r = Reader { bytes, at: 0, found: Vec::new() };
+    let found = read(bytes)?.found;
+    for &at in &found {
+        let word: [u8; 4] = bytes[at..at + 4].try_into().ok()?;
+        let call = (u32::from_le_bytes(word) & KEPT & !0x7f) | OP_CALL;
+        bytes[at..at + 4].copy_from_slice(&call.to_le_bytes());
+    }
+    Some(found.len())
+}
+
+/// Removes the lines at which functions begin and end, which a stripped chunk still has. `None` if the chunk has unexpected contents.
+pub fn without_lines(stripped: &[u8]) -> Option<Vec<u8>> {
+    let (mut out, mut from) = (Vec::with_capacity(stripped.len()), 0);
+    for lines in read(stripped)?.lines {
+        out.extend_from_slice(&stripped[from..lines.start]);
+        from = lines.end;
+    }
+    out.extend_from_slice(&stripped[from..]);
+    Some(out)
+}
+
+/// Reads a whole chunk.
+fn read(bytes: &[u8]) -> Option<Reader<'_>> {
+    let mut r = Reader { bytes, at: 0, found: Vec::new(), lines: Vec::new() };
     if r.take(HEADER.len())? != HEADER {
         return None;
     }
@@ -48,16 +71,7 @@ fn keep_frames(bytes: &mut [u8]) -> Option<usize> {
     }
     r.take(1)?; // upvalues of the main function
     r.function(0)?;
-    if r.at != r.bytes.len() {
-        return None;
-    }
-    let found = std::mem::take(&mut r.found);
-    for &at in &found {
-        let word: [u8; 4] = bytes[at..at + 4].try_into().ok()?;
-        let call = (u32::from_le_bytes(word) & KEPT & !0x7f) | OP_CALL;
-        bytes[at..at + 4].copy_from_slice(&call.to_le_bytes());
-    }
-    Some(found.len())
+    (r.at == r.bytes.len()).then_some(r)
 }
 
 struct Reader<'a> {
@@ -65,6 +79,8 @@ struct Reader<'a> {
     at: usize,
     /// The positions of the tail calls.
     found: Vec<usize>,
+    /// The positions of the first and last lines of functions.
+    lines: Vec<Range<usize>>,
 }
 
 impl<'a> Reader<'a> {
@@ -98,8 +114,10 @@ impl<'a> Reader<'a> {
             return None;
         }
         self.string()?; // source
+        let lines = self.at;
         self.number()?; // first line
         self.number()?; // last line
+        self.lines.push(lines..self.at);
         self.take(3)?; // parameters, varargs, registers
         let n = self.number()?;
         let start = self.at;
@@ -168,6 +186,15 @@ mod tests {
         let e = compile(&lua, source, "=test", None).expect("compiles").call::<()>(()).expect_err("raises");
         let text = e.to_string();
         assert!(text.contains("test:3:") && text.contains("test:5:") && !text.contains("tail calls"), "{text}");
+    }
+
+    #[test]
+    fn lines_do_not_change_a_stripped_chunk() {
+        let lua = Lua::new();
+        let code =
+            |text: &str| without_lines(&lua.load(text).into_function().expect("compiles").dump(true)).expect("a chunk");
+        assert_eq!(code(SOURCE), code(&format!("\n\n{}", SOURCE.replace('\n', "\n\n\n"))));
+        assert_ne!(code("return 1 + ..."), code("return 2 + ..."));
     }
 
     #[test]

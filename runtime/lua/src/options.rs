@@ -172,9 +172,13 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     let unknown = crate::boundary::Guarded(lua)
         .create_function(move |lua, (_, key): (Value, Value)| unknown_param(lua, &key, &names))?;
     meta.set("__index", unknown)?;
+    meta.set(PARAMS, true)?;
     out.set_metatable(Some(meta))?;
     Ok(out)
 }
+
+/// The mark of params in their metatable.
+pub const PARAMS: &str = "perilune.params";
 
 /// Resolves a missing param: nil if the runtime reads an optional one, else an error.
 fn unknown_param(lua: &Lua, key: &Value, names: &[String]) -> mlua::Result<Value> {

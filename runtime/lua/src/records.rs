@@ -34,10 +34,7 @@ fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
 fn function(lua: &Lua, op: &str, value: Value) -> mlua::Result<Arc<dyn RecordFn>> {
     match value {
         Value::String(name) => Ok(Arc::new(Field(name.to_string_lossy()))),
-        Value::Function(_) => {
-            let message = "functions in Lua are not supported yet";
-            Err(errors::argument(&host(lua)?, lua, op, message, Some("name a field".into())))
-        }
+        Value::Function(f) => Ok(crate::workers::carry(lua, op, &f)?),
         other => {
             let message = format!("the function is {}", crate::args::show(&other));
             Err(errors::argument(&host(lua)?, lua, op, message, Some("give function(record) ... end".into())))

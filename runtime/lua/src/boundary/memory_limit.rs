@@ -57,15 +57,22 @@ fn machine_memory() -> Option<usize> {
     limits.chain(total).min()
 }
 
-/// Sets the memory limit of a Lua state.
+/// Sets the memory limit of the Lua state of this thread's recipe.
 pub fn set(lua: &Lua, bytes: usize) -> mlua::Result<()> {
-    lua.set_memory_limit(bytes)?;
-    lua.set_app_data(Limit(bytes));
+    set_of_worker(lua, bytes)?;
     LIMIT.set(bytes);
     Ok(())
 }
 
-fn limit(lua: &Lua) -> usize {
+/// Sets the memory limit of a further Lua state of this thread.
+pub fn set_of_worker(lua: &Lua, bytes: usize) -> mlua::Result<()> {
+    lua.set_memory_limit(bytes)?;
+    lua.set_app_data(Limit(bytes));
+    Ok(())
+}
+
+/// The limit of a Lua state.
+pub fn limit(lua: &Lua) -> usize {
     lua.app_data_ref::<Limit>().map_or(usize::MAX, |l| l.0)
 }
 

@@ -47,8 +47,14 @@ pub fn numbers(lua: &Lua, op: &str, first: u64, count: u64, f: impl Fn(u64) -> i
     Ok(out)
 }
 
-/// Returns the interrupt of the run.
+/// The interrupt of a state of a worker, which has no engine, in its app data.
+pub struct OwnInterrupt(pub Interrupt);
+
+/// Returns the interrupt of the run, or of the record that a worker computes.
 pub fn interrupt(lua: &Lua) -> mlua::Result<Interrupt> {
+    if let Some(own) = lua.app_data_ref::<OwnInterrupt>() {
+        return Ok(own.0.clone());
+    }
     Ok(crate::functions::host(lua)?.interrupt.clone())
 }
 

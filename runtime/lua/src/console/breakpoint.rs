@@ -1,11 +1,11 @@
 //! Implements `pl.breakpoint()`: a prompt in the middle of a function, with its locals.
 //!
-//! Only this file opens Lua's debug library: a few of its functions are in the registry, inaccessible to Lua code.
 //! The locals and upvalues of the function that called `pl.breakpoint` are read before a line of the prompt and, if the
 //! line changed them, written back after it. The prompt's loop is native code, so the function keeps its level on
 //! the stack.
 
 use super::Console;
+use crate::debug_library;
 use crate::errors;
 use crate::functions::host;
 use crate::host::INTERNAL;
@@ -43,31 +43,9 @@ pub struct Frame {
     read: Table,
 }
 
-/// The functions of the debug library, in the registry.
-fn debug(lua: &Lua) -> mlua::Result<Table> {
-    const KEY: &str = "perilune.debug";
-    if let Value::Table(t) = lua.named_registry_value::<Value>(KEY)? {
-        return Ok(t);
-    }
-    // SAFETY: luaopen_debug is a lua_CFunction that needs no arguments and pushes one table; exec_raw calls it protected, with
-    // room on the stack. The table goes to the registry, never to Lua code.
-    #[allow(unsafe_code)]
-    let all: Table = unsafe {
-        lua.exec_raw((), |state| {
-            mlua::ffi::luaopen_debug(state);
-        })?
-    };
-    let out = lua.create_table()?;
-    for name in ["getlocal", "setlocal", "getupvalue", "setupvalue", "getinfo"] {
-        out.raw_set(name, all.raw_get::<Value>(name)?)?;
-    }
-    lua.set_named_registry_value(KEY, &out)?;
-    Ok(out)
-}
-
 impl Frame {
     fn find(lua: &Lua) -> mlua::Result<(Frame, String)> {
-        let debug = debug(lua)?;
+        let debug = debug_library::get(lua)?;
         let info: Table = debug.raw_get::<Function>("getinfo")?.call((LEVEL, "fSln"))?;
         let source: String = info.raw_get::<Option<String>>("source")?.unwrap_or_default();
         let line: i64 = info.raw_get::<Option<i64>>("currentline")?.unwrap_or(0);

@@ -29,7 +29,12 @@ thread_local! {
 /// Installs the hook. Each coroutine inherits the rate of its creator and changes its own.
 pub fn listen(lua: &Lua) -> mlua::Result<()> {
     OVERDUE.set(None);
-    arm(lua, OFTEN, host(lua)?.interrupt.clone()) // which becomes less often where instructions are quick
+    listen_to(lua, host(lua)?.interrupt.clone())
+}
+
+/// Installs the hook for an interrupt that is not the run's.
+pub fn listen_to(lua: &Lua, interrupt: Interrupt) -> mlua::Result<()> {
+    arm(lua, OFTEN, interrupt) // which becomes less often where instructions are quick
 }
 
 fn arm(lua: &Lua, every: u32, interrupt: Interrupt) -> mlua::Result<()> {
