@@ -5,6 +5,7 @@ use crate::functions::host;
 use crate::reader::Reader;
 use crate::recipe_files::fail;
 use crate::record_value::{self, Refused};
+use crate::workers;
 use mlua::{AnyUserData, IntoLua, Lua, MultiValue, Table, UserData, UserDataMethods, Value};
 use perilune_data::records::batch::{Pad, RecordBatches};
 use perilune_data::records::stages::{
@@ -30,11 +31,15 @@ fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
     or_fail(lua, op, Scan::new(threads, interrupt))
 }
 
-/// A function of a record: a Lua function, or the name of a field.
-fn function(lua: &Lua, op: &str, value: Value) -> mlua::Result<Arc<dyn RecordFn>> {
+/// A function of the records of a dataset: a Lua function, or the name of a field.
+fn function(lua: &Lua, op: &str, value: Value, of: &Shared) -> mlua::Result<Arc<dyn RecordFn>> {
     match value {
         Value::String(name) => Ok(Arc::new(Field(name.to_string_lossy()))),
-        Value::Function(f) => Ok(crate::workers::carry(lua, op, &f)?),
+        Value::Function(f) => {
+            let f = workers::carry(lua, op, &f)?;
+            or_fail(lua, op, workers::rehearse_function(&f, &**of))?;
+            Ok(f)
+        }
         other => {
             let message = format!("the function is {}", crate::args::show(&other));
             Err(errors::argument(&host(lua)?, lua, op, message, Some("give function(record) ... end".into())))
@@ -105,7 +110,7 @@ impl UserData for RecordSet {
             Ok(RecordSet(Arc::new(zip)))
         });
         methods.add_method("map", |lua, this, f: Value| {
-            let f = function(lua, "records:map", f)?;
+            let f = function(lua, "records:map", f, &this.0)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
         });
         methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
@@ -118,25 +123,25 @@ impl UserData for RecordSet {
         });
         methods.add_method("filter", |lua, this, f: Value| {
             let op = "records:filter";
-            let (f, scan) = (function(lua, op, f)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
             let made = commute("filter", &this.0, |inner| stages::filter(inner, &*f, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("flat_map", |lua, this, f: Value| {
             let op = "records:flat_map";
-            let (f, scan) = (function(lua, op, f)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
             let made = commute("flat_map", &this.0, |inner| Ok(Arc::new(FlatMap::new(inner, f, &scan)?)));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("sort", |lua, this, (f, descending): (Value, bool)| {
             let op = "records:sort";
-            let (f, scan) = (function(lua, op, f)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
             let made = unordered("sort", &this.0).and_then(|inner| stages::sort(inner, &*f, descending, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("group", |lua, this, f: Value| {
             let op = "records:group";
-            let (f, scan) = (function(lua, op, f)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
             let made = commute("group", &this.0, |inner| stages::group(inner, &*f, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
