@@ -1,4 +1,4 @@
--- data/init.lua: collects the dataset readers: CSV files, texts, tensors, folders of images.
+-- data/init.lua: collects the dataset readers: CSV files, texts, tokenizers, tensors, folders of images.
 --
 --   local set = data.csv("data/digits.csv.gz"):tensors { x = { columns = {0, 64} }, y = { column = 64, dtype = "i64" } }
 --   return { train = set:split("train", 0.8, 1):shuffle(1):batch(64), valid = set:split("valid", 0.2, 1):batch(256) }
@@ -10,6 +10,11 @@ return {
   tokens = require("perilune.data.text").tokens,
   token_files = require("perilune.data.text").token_files,
   language = require("perilune.data.text").language,
+  list = require("perilune.data.records").list,
+  mix = require("perilune.data.records").mix,
+  tokenizer = require("perilune.data.tokenizer").open,
+  bytes = require("perilune.data.tokenizer").bytes,
+  chars = require("perilune.data.tokenizer").chars,
   images = require("perilune.data.images").images,
   tensors = require("perilune.data.set").tensors,
   pad = require("perilune.data.pad").pad,

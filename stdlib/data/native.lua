@@ -79,11 +79,76 @@ function native.token_files(paths)
   return bound.token_files(paths)
 end
 
+---@class perilune.NativeRecords a dataset of records; stages return new ones
+---@field size fun(self): integer
+---@field varies fun(self): boolean whether epochs differ
+---@field get fun(self, index: integer): table<string, any>
+---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?}[]
+---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field filter fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field flat_map fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field shuffle fun(self, seed: integer): perilune.NativeRecords
+---@field range fun(self, first: integer, count: integer): perilune.NativeRecords
+---@field repeated fun(self, times: integer): perilune.NativeRecords
+---@field windows fun(self, size: integer, stride: integer): perilune.NativeRecords
+---@field select fun(self, fields: string[]): perilune.NativeRecords
+---@field rename fun(self, fields: table<string, string>): perilune.NativeRecords
+---@field concat fun(self, others: perilune.NativeRecords[]): perilune.NativeRecords
+---@field interleave fun(self, others: perilune.NativeRecords[]): perilune.NativeRecords
+---@field zip fun(self, others: perilune.NativeRecords[]): perilune.NativeRecords
+---@field join fun(self, other: perilune.NativeRecords, field: string): perilune.NativeRecords
+---@field sort fun(self, key: string|function, descending: boolean): perilune.NativeRecords
+---@field group fun(self, key: string|function): perilune.NativeRecords
+---@field unique fun(self, fields: string[]): perilune.NativeRecords
+---@field sample fun(self, count: integer, seed: integer): perilune.NativeRecords
+---@field part fun(self, op: string, seed: integer, low: number, high: number): perilune.NativeRecords
+---@field cached fun(self): perilune.NativeRecords
+---@field bucket fun(self, field: string, batch: integer, seed: integer): perilune.NativeRecords
+---@field pack fun(self, options: table): perilune.NativeRecords
+---@field reader fun(self, pads: table[], threads: integer?): string[], perilune.NativeBatches
+
+---@class perilune.NativeBatches
+---@field batch fun(self, rows: integer[], first: integer): perilune.Tensor... one for each column
+---@field prefetch fun(self, rows: integer[], first: integer) starts to make a batch
+
+---Makes a dataset of a list of tables.
+---@param list table<string, any>[]
+---@return perilune.NativeRecords
+function native.record_list(list)
+  return bound.record_list(list)
+end
+
+---Mixes datasets by weights.
+---@param parts {name: string, set: perilune.NativeRecords, weight: number}[]
+---@param seed integer
+---@return perilune.NativeRecords
+function native.mix(parts, seed)
+  return bound.mix(parts, seed)
+end
+
 ---Returns the vocabulary of the characters of a text, sorted.
 ---@param text string
 ---@return any vocab with :size(), :encode(text) -> i64 tensor, :corpus(text) -> NativeTokens, :decode(ids: integer[]) -> string
 function native.chars(text)
   return bound.chars(text)
+end
+
+---Opens a tokenizer.json, or a folder that has one.
+---@param path string
+---@return perilune.Tokenizer
+function native.tokenizer(path)
+  return bound.tokenizer(path)
+end
+
+---@return perilune.Tokenizer of bytes
+function native.byte_tokenizer()
+  return bound.byte_tokenizer()
+end
+
+---@param text string
+---@return perilune.Tokenizer of the characters of a text
+function native.char_tokenizer(text)
+  return bound.char_tokenizer(text)
 end
 
 ---Returns samples `first` .. `first + count - 1` of the sample order: a permutation of 0 .. n - 1 for each epoch.

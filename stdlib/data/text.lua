@@ -65,7 +65,7 @@ end
 ---Opens files of token ids as one text, of any size: they are read where a batch needs them, and memory stays flat.
 ---A file is .bin of u16 as nanoGPT writes it, .bin of u16 or u32 with llm.c's header, or .npy of one dim (u1, u2, u4, i4, i8).
 ---  data.token_files("fineweb/train_*.bin"):windows { length = 1024, batch = 32, seed = 1 }
----A file that changes while it is in use is an error that names it.
+---A manifest.json of `perilune tokens encode` stands for its shards. A file that changes while it is in use is an error that names it.
 ---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
 ---@return perilune.Text
 local function token_files(paths)
@@ -78,12 +78,16 @@ local function token_files(paths)
 end
 
 ---Reads token ids from a file: .bin of u16 or u32 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
----The whole file becomes a tensor; data.token_files reads only what batches need.
+---A manifest.json stands for its shards. All ids become a tensor; data.token_files reads only what batches need.
 ---@param path string relative to the recipe's folder, or absolute
 ---@return perilune.Tensor (N), i32 from .bin
 local function tokens(path)
   if type(path) ~= "string" then pl.error("data.tokens", "the path is " .. check.show(path)) end
   if path:match "%.bin$" then return native.tokens(path) end
+  if path:match "%.json$" then
+    local all = token_files(path)
+    return all:ids(0, all:size())
+  end
   local found = pl.load(path)
   if pl.is_tensor(found) then return found:flatten() end
   local name, more = next(found)

@@ -21,6 +21,7 @@ mod replay;
 mod run;
 mod stubs;
 mod submit;
+mod tokens;
 
 use crate::failure::Failure;
 use crate::log;
@@ -64,6 +65,9 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Write the file of a job for Slurm or Kubernetes
     Submit(submit::SubmitArgs),
+    /// Train tokenizers, encode texts to token files, show the tokens of a text
+    #[command(subcommand)]
+    Tokens(tokens::TokensArgs),
     /// Create a directory with a recipe and type stubs for an editor
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -123,6 +127,7 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Replay(args) => replay::replay(args),
         Command::Launch(args) => launch::launch(args),
         Command::Submit(args) => submit::submit(args),
+        Command::Tokens(args) => tokens::tokens(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => reference::reference(),
         Command::Stubs => stubs::stubs(),

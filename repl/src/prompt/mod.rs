@@ -20,7 +20,7 @@ use crate::console_out;
 use crate::failure::Failure;
 use crate::terminal::styled;
 use perilune_core::Interrupt;
-use perilune_lua::{Answer, Cause, Console};
+use perilune_lua::{Answer, Cause, Console, Segment};
 use std::cell::{Cell, RefCell};
 use std::io::BufRead;
 use std::path::PathBuf;
@@ -33,6 +33,14 @@ pub enum Flow {
     /// Leave a breakpoint.
     Continue,
     Quit,
+}
+
+/// A part of a chat sample: green if the loss trains it, else dim; special tokens bold, tokens that a border cuts underlined.
+fn styled_part((text, style): &Segment) -> String {
+    let mut codes = vec![if style.trained { "32" } else { "2" }];
+    codes.extend(style.special.then_some("1"));
+    codes.extend(style.cut.then_some("4"));
+    styled(&codes.join(";"), text)
 }
 
 /// The state of a prompt, besides Lua's values.
@@ -77,8 +85,11 @@ impl Prompt<'_> {
     }
 
     fn show(&self, answer: Answer) {
-        for text in &answer.shown {
-            self.say(text);
+        for (text, sample) in answer.shown.iter().zip(&answer.samples) {
+            match sample.as_ref().filter(|_| self.color) {
+                Some(parts) => self.say(&parts.iter().map(styled_part).collect::<String>()),
+                None => self.say(text),
+            }
         }
         if let Some(name) = answer.locals.first()
             && !self.noted_locals.replace(true)

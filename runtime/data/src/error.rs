@@ -60,7 +60,7 @@ impl fmt::Display for Hint {
 }
 
 impl Error {
-    pub(crate) fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {
+    pub fn io(path: &Path, action: &'static str, source: std::io::Error) -> Error {
         let error = Error::Io { path: path.to_path_buf(), action, hint: Hint::default(), source };
         match &error {
             Error::Io { source, .. } if source.kind() == std::io::ErrorKind::UnexpectedEof => {
@@ -70,26 +70,26 @@ impl Error {
         }
     }
 
-    pub(crate) fn malformed(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
+    pub fn malformed(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
         let (place, rule) = (place.into(), rule.into());
         Error::Malformed { path: path.to_path_buf(), place, rule, hint: Hint::default() }
     }
 
-    pub(crate) fn unsupported(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
+    pub fn unsupported(path: &Path, place: impl Into<String>, rule: impl Into<String>) -> Error {
         let (place, rule) = (place.into(), rule.into());
         Error::Unsupported { path: path.to_path_buf(), place, rule, hint: Hint::default() }
     }
 
-    pub(crate) fn too_large(path: &Path, what: impl Into<String>, found: u64, limit: u64) -> Error {
+    pub fn too_large(path: &Path, what: impl Into<String>, found: u64, limit: u64) -> Error {
         Error::TooLarge { path: path.to_path_buf(), what: what.into(), found, limit, hint: Hint::default() }
     }
 
-    pub(crate) fn line(path: &Path, line: u64, place: impl Into<String>, rule: impl Into<String>) -> Error {
+    pub fn line(path: &Path, line: u64, place: impl Into<String>, rule: impl Into<String>) -> Error {
         let (place, rule) = (place.into(), rule.into());
         Error::Line { path: path.to_path_buf(), line, place, rule, hint: Hint::default() }
     }
 
-    pub(crate) fn argument(subject: impl Into<String>, rule: impl Into<String>) -> Error {
+    pub fn argument(subject: impl Into<String>, rule: impl Into<String>) -> Error {
         Error::Argument { subject: subject.into(), rule: rule.into(), hint: Hint::default() }
     }
 
@@ -109,7 +109,7 @@ impl Error {
     }
 
     #[must_use]
-    pub(crate) fn hint(mut self, text: impl Into<String>) -> Error {
+    pub fn hint(mut self, text: impl Into<String>) -> Error {
         let (Error::Io { hint, .. }
         | Error::Malformed { hint, .. }
         | Error::Unsupported { hint, .. }
@@ -148,7 +148,7 @@ impl From<Error> for perilune_core::Error {
 }
 
 /// Formats text from a file for display: quoted, escaped, at most 60 characters.
-pub(crate) fn quote(text: &str) -> String {
+pub fn quote(text: &str) -> String {
     let mut out = String::from("'");
     for (i, c) in text.chars().enumerate() {
         if i == 60 {

@@ -138,3 +138,51 @@ fn windows_of_a_corpus_cross_its_shards() {
         assert!(TokenWindows::new(tokens.clone(), part, span).is_err());
     }
 }
+
+fn manifest(dtype: &str, shards: &[(&str, u64)]) -> Vec<u8> {
+    let shards: Vec<String> = shards
+        .iter()
+        .map(|(file, tokens)| {
+            format!("{{\"file\": \"{file}\", \"tokens\": {tokens}, \"documents\": 1, \"blake3\": \"\"}}")
+        })
+        .collect();
+    format!(
+        "{{\"schema\": \"perilune.tokens/1\", \"dtype\": \"{dtype}\", \"vocabulary\": 70000, \"tokenizer\": \"\", \"shards\": [{}]}}",
+        shards.join(", ")
+    )
+    .into_bytes()
+}
+
+#[test]
+fn a_manifest_stands_for_its_shards() {
+    let f = Folder::new();
+    // The first id would be the magic number of llm.c: files of a manifest have no header.
+    f.file("a.bin", &le(&[GPT2.0 as u32, 2, 3], |i| i.to_le_bytes()));
+    f.file("b.bin", &le(&[69_999u32], |i| i.to_le_bytes()));
+    let path = f.file("manifest.json", &manifest("u32", &[("a.bin", 3), ("b.bin", 1)]));
+    let tokens = f.open(&[path]).expect("opened");
+    assert_eq!(ids(&tokens, 0..4), [GPT2.0, 2, 3, 69_999]);
+}
+
+#[test]
+fn wrong_manifests_are_refused() {
+    let f = Folder::new();
+    f.file("a.bin", &[0; 12]);
+    let outside = f.0.path().join("a.bin").display().to_string();
+    for (dtype, shards, message) in [
+        ("u32", vec![("a.bin", 4)], "has 12 bytes, and the manifest lists 4 tokens of 4 bytes"),
+        ("u32", vec![("a.bin", u64::MAX)], "the manifest lists"),
+        ("u8", vec![("a.bin", 12)], "'u8'; ids are u16 or u32"),
+        ("u16", vec![("../a.bin", 6)], "not the name of a .bin file"),
+        ("u16", vec![(outside.as_str(), 6)], "not the name of a .bin file"),
+        ("u16", vec![("manifest.json", 6)], "not the name of a .bin file"),
+        ("u16", vec![("c.bin", 6)], "c.bin"),
+        ("u16", vec![], "holds no tokens"),
+    ] {
+        let path = f.file("manifest.json", &manifest(dtype, &shards));
+        let error = f.open(&[path]).expect_err(message).to_string();
+        assert!(error.contains(message), "{error}");
+    }
+    let path = f.file("manifest.json", b"{\"schema\": 1}");
+    assert!(f.open(&[path]).expect_err("no manifest").to_string().contains("is no manifest of token files"));
+}

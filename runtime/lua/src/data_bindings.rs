@@ -278,7 +278,12 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
             input(&host, lua, HostTensor::from_i64(Shape::of(&[list.len()]), &list))
         })?,
     )?;
+    native.set("tokenizer", lua.create_function(crate::tokenizer::open)?)?;
+    native.set("byte_tokenizer", lua.create_function(crate::tokenizer::bytes)?)?;
+    native.set("char_tokenizer", lua.create_function(crate::tokenizer::chars)?)?;
     native.set("token_files", lua.create_function(crate::tokens::files)?)?;
+    native.set("record_list", lua.create_function(crate::records::list)?)?;
+    native.set("mix", lua.create_function(crate::records::mix)?)?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.
     native.set(
         "shuffled",

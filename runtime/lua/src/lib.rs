@@ -20,6 +20,7 @@ mod host;
 mod images;
 mod indexing;
 mod inspect;
+mod json;
 mod kernels;
 mod library_env;
 mod loader;
@@ -34,6 +35,7 @@ mod print;
 mod reader;
 mod recipe_files;
 mod record_value;
+mod records;
 mod reference;
 mod run;
 mod runtime;
@@ -42,6 +44,7 @@ mod state_migration;
 mod table;
 mod tensor;
 mod tensor_files;
+mod tokenizer;
 mod tokens;
 mod workers;
 
@@ -57,3 +60,4 @@ pub use run::{KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumb
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use state_migration::{Described, DroppedStates, Source, StateMigration, Taking, compare};
 pub use tensor::{Ref, Tensor};
+pub use tokenizer::{Segment, Style};

@@ -63,6 +63,12 @@ pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::
     found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
 }
 
+/// The path of a file or a folder of data.
+pub(crate) fn file_or_folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    let kind = |policy: &Policy, path: &Path| policy.kind(path).map(|_| path.to_path_buf());
+    found(host, lua, op, "file or folder", path, First::Beside, kind)
+}
+
 /// Lists the files that a path names: itself, or those that match a pattern in its last part, sorted by name.
 pub(crate) fn matching(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Vec<PathBuf>> {
     let is_pattern = |part: &str| part.contains(['*', '?', '[']);

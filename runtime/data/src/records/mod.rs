@@ -17,6 +17,6 @@ pub mod stages;
 mod value;
 
 pub use dataset::{Dataset, Fingerprint, Origin};
-pub use function::RecordFn;
+pub use function::{Field, Length, RecordFn};
 pub use list::List;
 pub use value::{Record, Value};

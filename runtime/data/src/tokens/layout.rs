@@ -73,7 +73,7 @@ pub(super) fn read(file: &mut Opened) -> Result<Layout> {
         Some("npy") => return npy(file),
         Some("bin") => {}
         _ => {
-            let error = Error::unsupported(&path, "name", "token files end in .bin or .npy");
+            let error = Error::unsupported(&path, "name", "token files end in .bin or .npy, manifests in .json");
             return Err(error.hint("data.tokens reads ids of a .safetensors file, data.text the characters of a text"));
         }
     }

@@ -1,12 +1,13 @@
 //! Stores the token ids of a corpus, in files or in memory, and reads ranges of them.
 //!
-//! A corpus is a sequence of shards: `.bin` and `.npy` files of any size, or one list of ids in memory. A file is read by
+//! A corpus is a sequence of shards: `.bin` and `.npy` files of any size, those that a manifest lists, or one list of ids in memory. A file is read by
 //! position and only where a range asks for it, so memory stays flat for a corpus of any size. Ids keep their width (u8 to
 //! i64) in the shard and become i32 when they are read.
 //!
-//! Windows of a corpus are a [`crate::source::Source`]: [`TokenWindows`]. Not included: tokenizers.
+//! Windows of a corpus are a [`crate::source::Source`]: [`TokenWindows`]. Not included: tokenizers, and writing (`perilune_tokenizer`).
 
 mod layout;
+pub mod manifest;
 mod windows;
 
 pub use windows::TokenWindows;
@@ -50,7 +51,8 @@ enum Bytes {
 }
 
 impl Tokens {
-    /// Opens the files of a corpus, in this order, and passes each to `observe`.
+    /// Opens the files of a corpus, in this order, and passes each to `observe`. A `.json` file is a [`manifest`], which stands for
+    /// its shards; their sizes are compared with it.
     ///
     /// # Errors
     /// There is no file, a file holds no token ids, or it may not be read.
@@ -60,10 +62,31 @@ impl Tokens {
         for path in paths {
             let mut file = opener.open(path)?;
             observe(&file);
-            let Layout { width, offset, len } = layout::read(&mut file)?;
-            let range = first..first + len;
-            first = range.end;
-            shards.push(Shard { range, width, bytes: Bytes::File { number: files.add(file), offset } });
+            let mut add = |file: Opened, Layout { width, offset, len }: Layout| {
+                let range = first..first + len;
+                first = range.end;
+                shards.push(Shard { range, width, bytes: Bytes::File { number: files.add(file), offset } });
+            };
+            if path.extension().is_none_or(|e| e != "json") {
+                let layout = layout::read(&mut file)?;
+                add(file, layout);
+                continue;
+            }
+            let manifest = manifest::Manifest::read(file)?;
+            let width = manifest.width(path)?;
+            for shard in &manifest.shards {
+                let file = opener.open(&manifest::beside(path, &shard.file))?;
+                if Some(file.len()) != shard.tokens.checked_mul(width.bytes() as u64) {
+                    let rule = format!(
+                        "has {} bytes, and the manifest lists {} tokens of {} bytes",
+                        file.len(),
+                        shard.tokens,
+                        width.bytes()
+                    );
+                    return Err(Error::malformed(file.path(), "file", rule).hint("encode or copy the files again"));
+                }
+                add(file, Layout { width, offset: 0, len: shard.tokens });
+            }
         }
         if first == 0 {
             let (subject, rule) = match paths {

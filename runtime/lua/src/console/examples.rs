@@ -123,6 +123,8 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("optim.piecewise", "pl.optim.piecewise({ { 0, 1e-3 }, { 500, 1e-4 }, linear = true })"),
     ("optim.wsd", "pl.optim.wsd({ peak = 1e-3, warmup = 50, steps = 800, decay = 200 })"),
     ("data.bucket", "pl.data.bucket(100)"),
+    ("data.bytes", "pl.data.bytes():encode(\"Alice\")"),
+    ("data.chars", "pl.data.chars(\"abc\"):encode(\"cab\")"),
     ("data.csv", "pl.data.csv(\"data/digits.csv.gz\")"),
     ("data.images", "pl.data.images(\"data/photos\", { pixels = 64, crop = \"random\" }):shuffle(1):batch(4)"),
     ("data.language", "pl.data.language({ tokens = \"\", vocab = 100, context = 16, batch = 4, seed = 1 }).train"),

@@ -42,8 +42,14 @@ use std::rc::Rc;
 pub struct Answer {
     /// Its results, as text.
     pub shown: Vec<String>,
+    /// For each result that is a chat sample, its parts with their styles.
+    pub samples: Vec<Option<Vec<crate::Segment>>>,
     /// Names that were declared `local` and became globals.
     pub locals: Vec<String>,
+}
+
+fn samples(lua: &Lua, values: &MultiValue) -> Vec<Option<Vec<crate::Segment>>> {
+    values.iter().map(|v| crate::tokenizer::segments(lua, v)).collect()
 }
 
 /// A clone shares the values, for an editor that completes words.
@@ -209,7 +215,7 @@ impl Console {
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
-            Ok(Answer { shown, locals })
+            Ok(Answer { shown, samples: samples(&console.lua, &values), locals })
         });
         self.tidy();
         outcome
@@ -228,7 +234,7 @@ impl Console {
             if let Some(first) = values.front() {
                 console.base.raw_set("_", first)?;
             }
-            Ok(Answer { shown, locals: Vec::new() })
+            Ok(Answer { shown, samples: samples(&console.lua, &values), locals: Vec::new() })
         });
         self.tidy();
         outcome

@@ -15,6 +15,9 @@ const WIDTH: usize = 100;
 
 /// A result of a line.
 pub fn show(lua: &Lua, v: &Value) -> mlua::Result<String> {
+    if let Some(segments) = crate::tokenizer::segments(lua, v) {
+        return Ok(crate::tokenizer::bracketed(&segments));
+    }
     match v {
         Value::Table(t) if !speaks(t) => table(lua, t, 0),
         Value::Function(f) => Ok(function(f)),

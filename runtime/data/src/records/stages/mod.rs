@@ -5,7 +5,9 @@
 //! result is shuffled: [`commute`].
 
 mod bins;
+mod cached;
 mod combine;
+mod fields;
 mod function;
 mod group;
 mod mix;
@@ -15,7 +17,9 @@ mod rows;
 mod scan;
 
 pub use bins::TooLong;
+pub use cached::Cached;
 pub use combine::{Concat, Interleave, Zip};
+pub use fields::Fields;
 pub use function::{FlatMap, Map};
 pub use group::{group, join};
 pub use mix::Mix;
@@ -60,3 +64,6 @@ pub(super) fn located(dataset: &dyn Dataset, index: u64, error: Error) -> Error 
     let origin = dataset.origins(index).ok().and_then(|o| o.into_iter().next());
     error.of_record(&origin.map_or_else(|| format!("record {index}"), |o: Origin| o.to_string()))
 }
+
+#[cfg(test)]
+mod tests;

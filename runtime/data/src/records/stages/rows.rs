@@ -25,7 +25,7 @@ enum List {
 
 impl Rows {
     /// `stage` and `arguments` are what the rows follow from. The epochs of `inner` must be equal.
-    fn new(inner: Arc<dyn Dataset>, rows: Vec<u64>, stage: &str, arguments: &[&[u8]]) -> Arc<dyn Dataset> {
+    fn of(inner: Arc<dyn Dataset>, rows: Vec<u64>, stage: &str, arguments: &[&[u8]]) -> Arc<dyn Dataset> {
         let fingerprint = hash::stage(stage, arguments, &[&*inner]);
         let rows = match u32::try_from(inner.len()) {
             Ok(_) => List::Short(rows.into_iter().map(|r| r as u32).collect()),
@@ -83,7 +83,7 @@ pub fn filter(inner: Arc<dyn Dataset>, f: &dyn RecordFn, scan: &Scan) -> Result<
         Value::Bool(keep) => Ok(keep),
         other => Err(wrong("filter", f, &other, "return true or false: r.text ~= nil, not r.text")),
     })?;
-    Ok(Rows::new(inner, kept(keep), "filter/1", &[&f.fingerprint()]))
+    Ok(Rows::of(inner, kept(keep), "filter/1", &[&f.fingerprint()]))
 }
 
 /// The records whose content has a keyed hash in the range `low .. high` of 0 to 1. Equal records are in the same part, and new records
@@ -97,7 +97,7 @@ pub fn part(inner: Arc<dyn Dataset>, seed: u64, low: f64, high: f64, scan: &Scan
         Ok((low..high).contains(&hash))
     })?;
     let arguments: [&[u8]; 3] = [&seed.to_le_bytes(), &low.to_le_bytes(), &high.to_le_bytes()];
-    Ok(Rows::new(inner, kept(keep), "part/1", &arguments))
+    Ok(Rows::of(inner, kept(keep), "part/1", &arguments))
 }
 
 /// `count` rows drawn without replacement, in their order; all if there are fewer.
@@ -105,7 +105,7 @@ pub fn sample(inner: Arc<dyn Dataset>, count: u64, seed: u64) -> Arc<dyn Dataset
     let order = Permutation::new(inner.len(), seed, 0, Stream::Sample);
     let mut rows: Vec<u64> = (0..count.min(inner.len())).map(|i| order.at(i)).collect();
     rows.sort_unstable();
-    Rows::new(inner, rows, "sample/1", &[&count.to_le_bytes(), &seed.to_le_bytes()])
+    Rows::of(inner, rows, "sample/1", &[&count.to_le_bytes(), &seed.to_le_bytes()])
 }
 
 /// The first of the records that are equal in these fields; of all fields if the list is empty.
@@ -122,7 +122,7 @@ pub fn unique(inner: Arc<dyn Dataset>, fields: &[String], scan: &Scan) -> Result
     let mut seen = FxHashSet::default();
     let keep = hashes.into_iter().map(|h| seen.insert(h)).collect();
     let arguments: Vec<&[u8]> = fields.iter().map(|f| f.as_bytes()).collect();
-    Ok(Rows::new(inner, kept(keep), "unique/1", &arguments))
+    Ok(Rows::of(inner, kept(keep), "unique/1", &arguments))
 }
 
 /// The records in the order of a function's results: numbers or strings. Equal ones keep their order.
@@ -148,7 +148,7 @@ pub fn sort(inner: Arc<dyn Dataset>, f: &dyn RecordFn, descending: bool, scan: &
         let order = compare(&keys[*a as usize], &keys[*b as usize]);
         if descending { order.reverse() } else { order }
     });
-    Ok(Rows::new(inner, rows, "sort/1", &[&f.fingerprint(), &[u8::from(descending)]]))
+    Ok(Rows::of(inner, rows, "sort/1", &[&f.fingerprint(), &[u8::from(descending)]]))
 }
 
 fn compare(a: &Value, b: &Value) -> Ordering {

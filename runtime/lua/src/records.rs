@@ -1,0 +1,251 @@
+//! Binds datasets of records for Lua: a thin wrapper of `perilune_data::records`. `stdlib/data/records.lua` builds the API on it.
+
+use crate::errors;
+use crate::functions::host;
+use crate::reader::Reader;
+use crate::recipe_files::fail;
+use crate::record_value::{self, Refused};
+use crate::workers;
+use mlua::{AnyUserData, IntoLua, Lua, MultiValue, Table, UserData, UserDataMethods, Value};
+use perilune_data::records::batch::{Pad, RecordBatches};
+use perilune_data::records::stages::{
+    self, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions,
+};
+use perilune_data::records::stages::{Range, Repeat, Scan, Shuffle, TooLong, Windows, Zip, commute};
+use perilune_data::records::{Dataset, Field, Length, List, RecordFn};
+use std::sync::Arc;
+
+type Shared = Arc<dyn Dataset>;
+
+/// A dataset of records.
+pub(crate) struct RecordSet(pub(crate) Shared);
+
+/// Converts the errors of a function of the recipe.
+fn or_fail<T>(lua: &Lua, op: &str, result: perilune_data::Result<T>) -> mlua::Result<T> {
+    let host = host(lua)?;
+    result.map_err(|e| fail(&host, lua, op, e))
+}
+
+fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
+    let interrupt = host(lua)?.interrupt.clone();
+    or_fail(lua, op, Scan::new(threads, interrupt))
+}
+
+/// A function of a record: a Lua function with the seed of its random numbers, or the name of a field. A stage that scans `first` calls
+/// it at once, so it is rehearsed before; a map is rehearsed with its batches.
+fn function(
+    lua: &Lua,
+    op: &str,
+    value: Value,
+    seed: Option<i64>,
+    first: Option<&Shared>,
+) -> mlua::Result<Arc<dyn RecordFn>> {
+    match value {
+        Value::String(name) => Ok(Arc::new(Field(name.to_string_lossy()))),
+        Value::Function(f) => {
+            let f = workers::carry(lua, op, &f, seed.unwrap_or(0) as u64)?;
+            if let Some(dataset) = first {
+                or_fail(lua, op, workers::rehearse_function(&f, &**dataset))?;
+            }
+            Ok(f)
+        }
+        other => {
+            let message = format!("the function is {}", crate::args::show(&other));
+            Err(errors::argument(&host(lua)?, lua, op, message, Some("give function(record) ... end".into())))
+        }
+    }
+}
+
+/// The datasets of a list of userdata.
+fn all(own: &Shared, others: Table) -> mlua::Result<Vec<Shared>> {
+    let mut out = vec![own.clone()];
+    for other in others.sequence_values::<AnyUserData>() {
+        out.push(other?.borrow::<RecordSet>()?.0.clone());
+    }
+    Ok(out)
+}
+
+fn texts(list: Table) -> mlua::Result<Vec<String>> {
+    list.sequence_values::<String>().collect()
+}
+
+impl UserData for RecordSet {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
+        methods.add_method("size", |_, this, ()| Ok(this.0.len()));
+        methods.add_method("varies", |_, this, ()| Ok(this.0.varies()));
+        methods.add_method("get", |lua, this, index: u64| {
+            let record = or_fail(lua, "records:get", this.0.get(index))?;
+            record_value::table(lua, &record)
+        });
+        // The rows of files that a record is made of: a list of { file, row, line }.
+        methods.add_method("origins", |lua, this, index: u64| {
+            let out = lua.create_table()?;
+            for origin in or_fail(lua, "records:origins", this.0.origins(index))? {
+                let entry = lua.create_table()?;
+                entry.raw_set("file", origin.file.display().to_string())?;
+                entry.raw_set("row", origin.row)?;
+                entry.raw_set("line", origin.line)?;
+                out.raw_push(entry)?;
+            }
+            Ok(out)
+        });
+        methods.add_method("shuffle", |_, this, seed: i64| {
+            Ok(RecordSet(Arc::new(Shuffle::new(this.0.clone(), seed as u64))))
+        });
+        methods.add_method("range", |_, this, (first, count): (u64, u64)| {
+            Ok(RecordSet(Arc::new(Range::new(this.0.clone(), first, count))))
+        });
+        methods
+            .add_method("repeated", |_, this, times: u64| Ok(RecordSet(Arc::new(Repeat::new(this.0.clone(), times)))));
+        methods.add_method("windows", |_, this, (size, stride): (u64, u64)| {
+            Ok(RecordSet(Arc::new(Windows::new(this.0.clone(), size, stride))))
+        });
+        methods.add_method("select", |_, this, names: Table| {
+            Ok(RecordSet(Arc::new(Fields::select(this.0.clone(), &texts(names)?))))
+        });
+        methods.add_method("rename", |_, this, names: Table| {
+            let mut pairs = names.pairs::<String, String>().collect::<mlua::Result<Vec<_>>>()?;
+            pairs.sort();
+            Ok(RecordSet(Arc::new(Fields::rename(this.0.clone(), &pairs))))
+        });
+        methods
+            .add_method("concat", |_, this, others: Table| Ok(RecordSet(Arc::new(Concat::new(all(&this.0, others)?)))));
+        methods.add_method("interleave", |_, this, others: Table| {
+            Ok(RecordSet(Arc::new(Interleave::new(all(&this.0, others)?))))
+        });
+        methods.add_method("zip", |lua, this, others: Table| {
+            let zip = or_fail(lua, "records:zip", Zip::new(all(&this.0, others)?))?;
+            Ok(RecordSet(Arc::new(zip)))
+        });
+        methods.add_method("map", |lua, this, (f, seed): (Value, Option<i64>)| {
+            let f = function(lua, "records:map", f, seed, None)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
+        });
+        methods.add_method("filter", |lua, this, (f, seed): (Value, Option<i64>)| {
+            let op = "records:filter";
+            let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);
+            let made = commute("filter", &this.0, |inner| stages::filter(inner, &*f, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("flat_map", |lua, this, (f, seed): (Value, Option<i64>)| {
+            let op = "records:flat_map";
+            let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);
+            let made = commute("flat_map", &this.0, |inner| Ok(Arc::new(FlatMap::new(inner, f, &scan)?)));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("sort", |lua, this, (f, descending): (Value, bool)| {
+            let op = "records:sort";
+            let (f, scan) = (function(lua, op, f, None, Some(&this.0))?, scan(lua, op, None)?);
+            let made = unordered("sort", &this.0).and_then(|inner| stages::sort(inner, &*f, descending, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("group", |lua, this, f: Value| {
+            let op = "records:group";
+            let (f, scan) = (function(lua, op, f, None, Some(&this.0))?, scan(lua, op, None)?);
+            let made = commute("group", &this.0, |inner| stages::group(inner, &*f, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("join", |lua, this, (other, field): (AnyUserData, String)| {
+            let op = "records:join";
+            let (other, scan) = (other.borrow::<RecordSet>()?.0.clone(), scan(lua, op, None)?);
+            let made = unordered("join", &other)
+                .and_then(|other| commute("join", &this.0, |inner| stages::join(inner, other, &field, &scan)));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("unique", |lua, this, fields: Table| {
+            let (op, fields) = ("records:unique", texts(fields)?);
+            let scan = scan(lua, op, None)?;
+            let made = commute("unique", &this.0, |inner| stages::unique(inner, &fields, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("part", |lua, this, (op, seed, low, high): (String, i64, f64, f64)| {
+            let scan = scan(lua, &op, None)?;
+            let made = commute("split", &this.0, |inner| stages::part(inner, seed as u64, low, high, &scan));
+            or_fail(lua, &op, made).map(RecordSet)
+        });
+        methods.add_method("sample", |lua, this, (count, seed): (u64, i64)| {
+            let made = commute("sample", &this.0, |inner| Ok(stages::sample(inner, count, seed as u64)));
+            or_fail(lua, "records:sample", made).map(RecordSet)
+        });
+        methods.add_method("cached", |lua, this, ()| {
+            let op = "records:cache";
+            let scan = scan(lua, op, None)?;
+            let made = commute("cache", &this.0, |inner| Ok(Arc::new(Cached::new(inner, &scan)?)));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("bucket", |lua, this, (field, batch, seed): (String, u64, i64)| {
+            let op = "records:bucket";
+            let scan = scan(lua, op, None)?;
+            let made = unordered("bucket", &this.0).and_then(|inner| stages::sort(inner, &Length(field), false, &scan));
+            Ok(RecordSet(Arc::new(Bucket::new(or_fail(lua, op, made)?, batch, seed as u64))))
+        });
+        methods.add_method("pack", |lua, this, o: Table| {
+            let op = "records:pack";
+            let too_long = match o.get::<String>("too_long")?.as_str() {
+                "truncate" => TooLong::Truncate,
+                "split" => TooLong::Split,
+                _ => TooLong::Error,
+            };
+            let options = PackOptions {
+                length: o.get("length")?,
+                ids: o.get("ids")?,
+                mask: o.get("mask")?,
+                padding: o.get("padding")?,
+                too_long,
+            };
+            let scan = scan(lua, op, None)?;
+            let made = commute("pack", &this.0, |inner| stages::pack(inner, options, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        // The names of the columns of a batch, and the reader of batches of one loader.
+        methods.add_method("reader", |lua, this, (pads, threads): (Table, Option<usize>)| {
+            let mut all = Vec::new();
+            for pad in pads.sequence_values::<Table>() {
+                let pad = pad?;
+                all.push(Pad { field: pad.get("field")?, length: pad.get("length")?, value: pad.get("value")? });
+            }
+            let op = "records:batch";
+            or_fail(lua, op, workers::rehearse(&*this.0))?;
+            let batches = or_fail(lua, op, RecordBatches::new(this.0.clone(), &all))?;
+            let names: Vec<String> = batches.names().iter().map(|n| n.to_string()).collect();
+            let reader = lua.create_userdata(Reader::new(lua, batches, threads, op, "record")?)?;
+            Ok(MultiValue::from_iter([names.into_lua(lua)?, Value::UserData(reader)]))
+        });
+    }
+}
+
+/// The dataset in an order that all epochs share, for a stage that orders the records itself.
+fn unordered(what: &str, dataset: &Shared) -> perilune_data::Result<Shared> {
+    let mut inner = None;
+    commute(what, dataset, |found| {
+        inner = Some(found.clone());
+        Ok(found)
+    })?;
+    Ok(inner.unwrap_or_else(|| dataset.clone()))
+}
+
+/// `native.record_list(records)`: makes a dataset of a list of tables.
+pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
+    let mut all = Vec::new();
+    for (k, record) in (1..).zip(records.sequence_values::<Value>()) {
+        let record = record_value::record(&record?).or_else(|refused| {
+            let message = format!("record {k}: {}", refused.message());
+            Err(errors::argument(&host(lua)?, lua, "data.list", message, Some(Refused::hint().into())))
+        })?;
+        all.push(record);
+    }
+    lua.create_userdata(RecordSet(Arc::new(List::new("list", all))))
+}
+
+/// `native.mix(parts, seed)`: mixes datasets by weights; a part is { name, set, weight }.
+pub(crate) fn mix(lua: &Lua, (parts, seed): (Table, i64)) -> mlua::Result<AnyUserData> {
+    let mut all = Vec::new();
+    for part in parts.sequence_values::<Table>() {
+        let part = part?;
+        let set = part.get::<AnyUserData>("set")?.borrow::<RecordSet>()?.0.clone();
+        all.push((part.get("name")?, set, part.get("weight")?));
+    }
+    let mix = or_fail(lua, "data.mix", Mix::new(all, seed as u64))?;
+    lua.create_userdata(RecordSet(Arc::new(mix)))
+}

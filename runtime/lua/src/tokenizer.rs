@@ -1,0 +1,381 @@
+//! Binds tokenizers and chat templates for Lua: a thin wrapper of `perilune_tokenizer`. `stdlib/data/tokenizer.lua` declares it.
+//!
+//! The userdata is the tokenizer itself. [`shared`] gives what other Lua states make a userdata of their own from.
+
+use crate::args::{as_int, show};
+use crate::boundary::memory_limit;
+use crate::errors;
+use crate::functions::host;
+use crate::host::Host;
+use crate::json;
+use crate::recipe_files::{fail, file_or_folder, input, text_arg};
+use crate::table;
+use crate::tensor::Tensor;
+use mlua::{AnyUserData, Lua, MetaMethod, Table, UserData, UserDataMethods, Value};
+use perilune_core::error::did_you_mean;
+use perilune_core::{HostTensor, Shape};
+use perilune_tokenizer::chat::{self, Chat, ChatTemplate, Date, Render, Sample, TrainOn};
+use perilune_tokenizer::{Encode, Tokenizer};
+use serde_json::Value as Json;
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::{Arc, OnceLock};
+
+/// A tokenizer and its chat template, parsed when it is first used. Threads share one.
+pub(crate) struct SharedTokenizer {
+    pub tokenizer: Tokenizer,
+    template: OnceLock<ChatTemplate>,
+}
+
+struct TokenizerData(Arc<SharedTokenizer>);
+
+/// The tokenizer behind a Lua value.
+#[allow(dead_code)] // For workers, which copy a tokenizer into their own Lua state.
+pub(crate) fn shared(value: &Value) -> Option<Arc<SharedTokenizer>> {
+    Some(value.as_userdata()?.borrow::<TokenizerData>().ok()?.0.clone())
+}
+
+/// Makes a Lua value of a tokenizer.
+pub(crate) fn userdata(lua: &Lua, tokenizer: Arc<SharedTokenizer>) -> mlua::Result<AnyUserData> {
+    lua.create_userdata(TokenizerData(tokenizer))
+}
+
+impl SharedTokenizer {
+    fn template(&self) -> perilune_data::Result<&ChatTemplate> {
+        if let Some(known) = self.template.get() {
+            return Ok(known);
+        }
+        let parsed = chat::template_of(&self.tokenizer)?;
+        Ok(self.template.get_or_init(|| parsed))
+    }
+}
+
+fn new(lua: &Lua, tokenizer: Tokenizer) -> mlua::Result<AnyUserData> {
+    userdata(lua, Arc::new(SharedTokenizer { tokenizer, template: OnceLock::new() }))
+}
+
+/// `native.tokenizer(path)`: opens a tokenizer.json, or the folder that has it.
+pub fn open(lua: &Lua, path: Value) -> mlua::Result<AnyUserData> {
+    const OP: &str = "data.tokenizer";
+    let host = host(lua)?;
+    let name = text_arg(&host, lua, OP, "the path", &path)?;
+    let at = file_or_folder(&host, lua, OP, &name)?;
+    let observe = &mut |file: &perilune_policy::Opened| {
+        let rest = file.path().strip_prefix(&at).unwrap_or(Path::new(""));
+        host.policy.record_file(&Path::new(&name).join(rest).to_string_lossy(), file);
+    };
+    new(lua, Tokenizer::open(&*host.policy, &at, observe).map_err(|e| fail(&host, lua, OP, e))?)
+}
+
+/// `native.byte_tokenizer()`.
+pub fn bytes(lua: &Lua, (): ()) -> mlua::Result<AnyUserData> {
+    new(lua, Tokenizer::bytes())
+}
+
+/// `native.char_tokenizer(text)`.
+pub fn chars(lua: &Lua, text: Value) -> mlua::Result<AnyUserData> {
+    let text = text_arg(&host(lua)?, lua, "data.chars", "the text", &text)?;
+    new(lua, Tokenizer::chars(&text))
+}
+
+/// The options of a call: each is read once, and what is left is an error with a suggestion.
+struct Options<'a> {
+    lua: &'a Lua,
+    host: Rc<Host>,
+    op: &'static str,
+    given: Option<Table>,
+}
+
+impl<'a> Options<'a> {
+    fn new(lua: &'a Lua, op: &'static str, given: Value, known: &[&str]) -> mlua::Result<Options<'a>> {
+        let host = host(lua)?;
+        let wrong = |message| Err(errors::argument(&host, lua, op, message, None));
+        let given = match given {
+            Value::Nil => None,
+            Value::Table(t) => Some(t),
+            other => return wrong(format!("its options are {}; they must be a table", show(&other))),
+        };
+        if let Some(t) = &given {
+            for pair in t.pairs::<Value, Value>() {
+                let (key, _) = pair?;
+                let name = key.as_string().map_or_else(|| show(&key), |s| s.to_string_lossy());
+                if !known.contains(&name.as_str()) {
+                    let near = did_you_mean(&name, known.iter().copied());
+                    let near = near.map(|n| format!(" Did you mean '{n}'?")).unwrap_or_default();
+                    return wrong(format!("unknown option '{name}' (options: {}).{near}", known.join(", ")));
+                }
+            }
+        }
+        Ok(Options { lua, host, op, given })
+    }
+
+    fn get(&self, name: &str) -> mlua::Result<Value> {
+        self.given.as_ref().map_or(Ok(Value::Nil), |t| t.get(name))
+    }
+
+    fn wrong<T>(&self, name: &str, value: &Value, rule: &str) -> mlua::Result<T> {
+        let message = format!("option '{name}' is {}; it must be {rule}", show(value));
+        Err(errors::argument(&self.host, self.lua, self.op, message, None))
+    }
+
+    fn flag(&self, name: &str) -> mlua::Result<bool> {
+        match self.get(name)? {
+            Value::Nil => Ok(false),
+            Value::Boolean(b) => Ok(b),
+            other => self.wrong(name, &other, "true or false"),
+        }
+    }
+
+    fn text(&self, name: &str) -> mlua::Result<Option<String>> {
+        match self.get(name)? {
+            Value::Nil => Ok(None),
+            Value::String(s) => Ok(Some(s.to_string_lossy())),
+            other => self.wrong(name, &other, "a string"),
+        }
+    }
+
+    /// One of the words, the first by default.
+    fn word(&self, name: &str, words: &[&'static str]) -> mlua::Result<&'static str> {
+        let Some(text) = self.text(name)? else { return Ok(words[0]) };
+        match words.iter().find(|w| **w == text) {
+            Some(word) => Ok(word),
+            None => {
+                let rule = words.iter().map(|w| format!("\"{w}\"")).collect::<Vec<_>>().join(" or ");
+                self.wrong(name, &self.get(name)?, &rule)
+            }
+        }
+    }
+
+    fn parses(&self) -> mlua::Result<bool> {
+        Ok(self.word("specials", &["text", "parse"])? == "parse")
+    }
+
+    fn render(&self) -> mlua::Result<Render> {
+        let tools = match self.get("tools")? {
+            Value::String(text) => match serde_json::from_str(&text.to_string_lossy()) {
+                Ok(json) => json,
+                Err(_) => return self.wrong("tools", &Value::String(text), "a list of schemas, or the JSON of one"),
+            },
+            other => json::from_lua(self.lua, self.op, "option 'tools'", &other)?,
+        };
+        let variables = match json::from_lua(self.lua, self.op, "option 'variables'", &self.get("variables")?)? {
+            Json::Null => Default::default(),
+            Json::Object(map) => map,
+            _ => return self.wrong("variables", &self.get("variables")?, "a table of names and values"),
+        };
+        let date = match self.text("date")? {
+            None => Date::default(),
+            Some(text) => match Date::parse(&text) {
+                Some(date) => date,
+                None => return self.wrong("date", &self.get("date")?, "a date like \"2026-11-26\""),
+            },
+        };
+        Ok(Render { add_generation_prompt: self.flag("add_generation_prompt")?, tools, variables, date })
+    }
+
+    /// Calls `f` with the template of the option or of the tokenizer.
+    fn with_template<T>(
+        &self,
+        of: &SharedTokenizer,
+        f: impl FnOnce(&ChatTemplate) -> perilune_data::Result<T>,
+    ) -> mlua::Result<T> {
+        let made = match self.text("template")? {
+            Some(source) => ChatTemplate::parse(&source).and_then(|template| f(&template)),
+            None => of.template().and_then(f),
+        };
+        made.map_err(|e| fail(&self.host, self.lua, self.op, e))
+    }
+}
+
+const RENDER: [&str; 5] = ["add_generation_prompt", "date", "template", "tools", "variables"];
+const CHAT: [&str; 8] =
+    ["add_generation_prompt", "date", "max_length", "specials", "template", "tools", "train_on", "variables"];
+
+fn messages(lua: &Lua, op: &str, value: &Value) -> mlua::Result<Vec<Json>> {
+    match json::from_lua(lua, op, "a message", value)? {
+        Json::Array(list) => Ok(list),
+        _ => {
+            let message = format!("the messages are {}", show(value));
+            let hint = "a conversation is a list: { { role = \"user\", content = \"…\" }, … }";
+            Err(errors::argument(&host(lua)?, lua, op, message, Some(hint.into())))
+        }
+    }
+}
+
+/// Makes a list of numbers.
+fn list(lua: &Lua, op: &str, ids: &[u32]) -> mlua::Result<Table> {
+    memory_limit::need(lua, (op.to_string(), ids.len() as f64 * 16.0))?;
+    lua.create_sequence_from(ids.iter().copied())
+}
+
+fn encode(lua: &Lua, this: &TokenizerData, (text, options): (Value, Value)) -> mlua::Result<Value> {
+    const OP: &str = "tokenizer:encode";
+    let o = Options::new(lua, OP, options, &["add_specials", "specials", "tensor"])?;
+    let text = text_arg(&o.host, lua, OP, "the text", &text)?;
+    let encode = Encode { parse_specials: o.parses()?, add_specials: o.flag("add_specials")? };
+    let ids = this.0.tokenizer.encode(&text, encode).map_err(|e| fail(&o.host, lua, OP, e))?;
+    if o.flag("tensor")? {
+        let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
+        let t = input(&o.host, lua, HostTensor::from_i64(Shape::of(&[ids.len()]), &ids))?;
+        return Ok(Value::UserData(lua.create_userdata(t)?));
+    }
+    Ok(Value::Table(list(lua, OP, &ids)?))
+}
+
+fn decode(lua: &Lua, this: &TokenizerData, (ids, options): (Value, Value)) -> mlua::Result<String> {
+    const OP: &str = "tokenizer:decode";
+    let o = Options::new(lua, OP, options, &["skip_specials"])?;
+    let wrong = |message: String| errors::argument(&o.host, lua, OP, message, None);
+    let id = |i: i64| u32::try_from(i).map_err(|_| wrong(format!("id {i} is no token: ids count from 0")));
+    let found: Vec<u32> = match &ids {
+        Value::UserData(u) if u.is::<Tensor>() => {
+            let t = table::read(lua, &*u.borrow::<Tensor>()?)?;
+            if t.dtype.is_float() {
+                return Err(wrong(format!("the ids are {}; ids are integers", t.dtype)));
+            }
+            (0..t.numel()).map(|k| id(t.get_f64(k) as i64)).collect::<mlua::Result<_>>()?
+        }
+        Value::Table(list) => {
+            let one = |v: mlua::Result<Value>| {
+                let v = v?;
+                id(as_int(&v).ok_or_else(|| wrong(format!("an id is {}; ids are integers", show(&v))))?)
+            };
+            list.sequence_values::<Value>().map(one).collect::<mlua::Result<_>>()?
+        }
+        other => return Err(wrong(format!("the ids are {}; they must be a list or a tensor", show(other)))),
+    };
+    this.0.tokenizer.decode(&found, o.flag("skip_specials")?).map_err(|e| fail(&o.host, lua, OP, e))
+}
+
+fn chat(lua: &Lua, this: &TokenizerData, (value, options): (Value, Value)) -> mlua::Result<Table> {
+    const OP: &str = "tokenizer:chat";
+    let o = Options::new(lua, OP, options, &CHAT)?;
+    let train_on = TrainOn::parse(o.word("train_on", &["assistant", "last", "all"])?).unwrap_or_default();
+    let max_tokens = match o.get("max_length")? {
+        Value::Nil => None,
+        other => match as_int(&other).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
+            Some(n) => Some(n),
+            None => return o.wrong("max_length", &other, "a number of tokens"),
+        },
+    };
+    let chat = Chat { train_on, parse_specials: o.parses()?, max_tokens, render: o.render()? };
+    let messages = messages(lua, OP, &value)?;
+    let tokenizer = &this.0.tokenizer;
+    let sample = o.with_template(&this.0, |template| chat::encode(tokenizer, template, &messages, &chat))?;
+    memory_limit::need(lua, (OP.to_string(), sample.ids.len() as f64 * 16.0))?;
+    let made = lua.create_table()?;
+    made.raw_set("ids", list(lua, OP, &sample.ids)?)?;
+    made.raw_set("mask", lua.create_sequence_from(sample.mask.iter().map(|m| u8::from(*m)))?)?;
+    remember(lua, &made, view(tokenizer, &sample))?;
+    Ok(made)
+}
+
+fn render(lua: &Lua, this: &TokenizerData, (value, options): (Value, Value)) -> mlua::Result<String> {
+    const OP: &str = "tokenizer:render";
+    let o = Options::new(lua, OP, options, &RENDER)?;
+    let options = o.render()?;
+    let messages = messages(lua, OP, &value)?;
+    o.with_template(&this.0, |template| chat::render(&this.0.tokenizer, template, &messages, &options))
+}
+
+impl UserData for TokenizerData {
+    fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {
+        let methods = &mut crate::boundary::Methods(methods);
+        methods.add_method("size", |_, this, ()| Ok(this.0.tokenizer.size()));
+        methods.add_method("id", |lua, this, token: Value| {
+            let token = text_arg(&host(lua)?, lua, "tokenizer:id", "the token", &token)?;
+            Ok(this.0.tokenizer.id(&token))
+        });
+        methods.add_method("token", |_, this, id: u32| Ok(this.0.tokenizer.token(id)));
+        methods.add_method("encode", encode);
+        methods.add_method("decode", decode);
+        methods.add_method("chat", chat);
+        methods.add_method("render", render);
+        methods.add_meta_method(MetaMethod::ToString, |_, this, ()| {
+            Ok(format!("tokenizer of {} tokens", this.0.tokenizer.size()))
+        });
+    }
+}
+
+/// How a part of a sample is shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Style {
+    /// The loss of predicting it counts.
+    pub trained: bool,
+    pub special: bool,
+    /// The border of a trained span cuts the token.
+    pub cut: bool,
+}
+
+/// A part of a sample: its text and its style.
+pub type Segment = (String, Style);
+
+/// A sample for display.
+struct View(Vec<Segment>);
+
+impl UserData for View {}
+
+fn view(tokenizer: &Tokenizer, sample: &Sample) -> Vec<Segment> {
+    let mut segments: Vec<Segment> = Vec::new();
+    let mut shown = 0;
+    for (k, span) in sample.spans.iter().enumerate() {
+        let style = Style {
+            trained: sample.mask[k],
+            special: tokenizer.is_special(sample.ids[k]),
+            cut: sample.cut.binary_search(&k).is_ok(),
+        };
+        // Tokens that share a character show it once.
+        let text = &sample.text[span.start.max(shown)..span.end.max(shown)];
+        shown = shown.max(span.end);
+        match segments.last_mut() {
+            Some((before, known)) if *known == style => before.push_str(text),
+            _ => segments.push((text.to_string(), style)),
+        }
+    }
+    segments
+}
+
+/// The key of the weak table of samples and how they are shown.
+const VIEWS: &str = "perilune.samples";
+
+/// Remembers how a sample is shown. Samples are plain tables, so that they may cross to other Lua states.
+fn remember(lua: &Lua, sample: &Table, view: Vec<Segment>) -> mlua::Result<()> {
+    let views: Table = match lua.named_registry_value(VIEWS)? {
+        Value::Table(views) => views,
+        _ => {
+            let (views, meta) = (lua.create_table()?, lua.create_table()?);
+            meta.raw_set("__mode", "k")?;
+            views.set_metatable(Some(meta))?;
+            lua.set_named_registry_value(VIEWS, &views)?;
+            views
+        }
+    };
+    views.raw_set(sample, lua.create_userdata(View(view))?)
+}
+
+/// The parts of a value that is a sample.
+pub(crate) fn segments(lua: &Lua, value: &Value) -> Option<Vec<Segment>> {
+    let views: Table = lua.named_registry_value(VIEWS).ok()?;
+    let view: AnyUserData = views.raw_get(value.as_table()?).ok()?;
+    Some(view.borrow::<View>().ok()?.0.clone())
+}
+
+/// A sample as text without colours: trained parts in brackets, special tokens in angle ones.
+pub(crate) fn bracketed(segments: &[Segment]) -> String {
+    let (mut out, mut open) = (String::new(), false);
+    for (text, style) in segments {
+        if style.trained != open {
+            out.push(if open { ']' } else { '[' });
+            open = style.trained;
+        }
+        if style.special {
+            out.extend(["⟨", text.as_str(), "⟩"]);
+        } else {
+            out.push_str(text);
+        }
+    }
+    if open {
+        out.push(']');
+    }
+    out
+}

@@ -1,0 +1,428 @@
+-- data/records.lua: defines datasets of records and the stages of a pipeline over them.
+--
+-- A record is a table of named values: strings, numbers, booleans, lists and tables. Files of records are read where a batch needs them
+-- (data.jsonl, data.parquet ...). A stage returns a new dataset and copies no data:
+--
+--   local chats = data.jsonl "train.jsonl":filter(function(r) return #r.answer > 0 end):shuffle(1)
+--
+-- All records are numbered in one stream, epoch after epoch, and reading one is a pure function of its number. So the order does not depend
+-- on workers, prefetching or devices, and a resumed run goes on where it was. Functions run in parallel workers, each with a Lua state of
+-- its own: they see the record, and copies of the values that they capture, and must depend on nothing else.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+local tree = require "perilune.tree"
+local native = require "perilune.data.native"
+local splits = require "perilune.data.split"
+local loader = require "perilune.data.loader"
+
+---@alias perilune.Record table<string, any>
+
+---@class perilune.Records
+---@field native perilune.NativeRecords
+---@field pads {field: string, length: integer, value: number}[] how batches pad lists
+---@field context integer? positions of the sequences that `pack` makes
+---@field parts table<integer, perilune.Parts> by seed
+local Records = {}
+local meta = { __index = Records }
+function meta.__tostring(records) return ("records: %d"):format(records.native:size()) end
+
+-- Hashes of contents are divided as finely as this.
+local UNITS <const> = 1 << 30
+
+---Makes a dataset of a native one.
+---@param made perilune.NativeRecords
+---@param like perilune.Records? whose options of batches stay
+---@return perilune.Records
+local function new(made, like)
+  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {} }, meta) --[[@as perilune.Records]]
+end
+
+---@param op string
+---@param value any
+---@return perilune.Records
+local function records(op, value)
+  if getmetatable(value) ~= meta then pl.error(op, "it got " .. check.show(value), "give a dataset of records, such as data.jsonl(path)") end
+  return value
+end
+
+---@param op string
+---@param others any[]
+---@return perilune.NativeRecords[]
+local function natives(op, others)
+  local out = {}
+  for i, other in ipairs(others) do out[i] = records(op, other).native end
+  return out
+end
+
+---@param op string
+---@param fn any
+---@param fields boolean? whether the name of a field is a function too
+local function callable(op, fn, fields)
+  if type(fn) == "function" or fields and type(fn) == "string" then return fn end
+  pl.error(op, "the function is " .. check.show(fn), fields and "give function(record) ... end, or the name of a field" or "give function(record) ... end")
+end
+
+---@param op string
+---@param list any
+---@return string[]
+local function names(op, list)
+  if type(list) == "string" then list = { list } end
+  if type(list) ~= "table" or #list == 0 then pl.error(op, "the fields are " .. check.show(list), "name them: { \"question\", \"answer\" }") end
+  for _, name in ipairs(list) do
+    if type(name) ~= "string" then pl.error(op, "a field is " .. check.show(name), "name fields by strings") end
+  end
+  return list
+end
+
+---Makes a dataset of records in memory.
+---@param list perilune.Record[]
+---@return perilune.Records
+local function list(list)
+  if type(list) ~= "table" then pl.error("data.list", "it got " .. check.show(list), "give a list of tables: { { text = \"a\" }, { text = \"b\" } }") end
+  return new(native.record_list(list))
+end
+
+---Number of records in an epoch.
+---@return integer
+function Records:size()
+  return self.native:size()
+end
+
+---Returns a record by its number in the stream, counted from 0: those of the first epoch come first.
+---@param index integer
+---@return perilune.Record
+function Records:get(index)
+  check.whole("records:get", "index", index, 0)
+  if self:size() == 0 then pl.error("records:get", "there are no records", "look at the filters before it") end
+  return self.native:get(index)
+end
+
+---Lists the rows of files that a record is made of: one, or several of a pack or a group. Lines count from 1, rows from 0.
+---@param index integer
+---@return {file: string, row: integer, line: integer?}[]
+function Records:origins(index)
+  check.whole("records:origins", "index", index, 0)
+  if self:size() == 0 then pl.error("records:origins", "there are no records", "look at the filters before it") end
+  return self.native:origins(index)
+end
+
+---Iterates over the records of the first epoch: for record in records:rows() do ... end
+---@return fun(): perilune.Record?
+function Records:rows()
+  local at, size = -1, self:size()
+  return function()
+    at = at + 1
+    if at < size then return self.native:get(at) end
+  end
+end
+
+---@param op string
+---@param opts {seed: integer?}?
+---@return integer
+local function seed_of(op, opts)
+  return check.whole(op, "seed", check.options(op, opts, { seed = 0 }).seed, 0)
+end
+
+---Applies a function to each record; it returns the new one. It runs in parallel workers, each with a copy of the values that it captures.
+---Its `math.random` is a function of the seed and of the record's number in the stream.
+---@param fn fun(record: perilune.Record): perilune.Record
+---@param opts {seed: integer?}? seed: 0 by default
+---@return perilune.Records
+function Records:map(fn, opts)
+  local op = "records:map"
+  return new(self.native:map(callable(op, fn), seed_of(op, opts)), self)
+end
+
+---Keeps the records for which a function returns true.
+---@param fn fun(record: perilune.Record): boolean
+---@param opts {seed: integer?}? seed: that of math.random in `fn`
+---@return perilune.Records
+function Records:filter(fn, opts)
+  local op = "records:filter"
+  return new(self.native:filter(callable(op, fn), seed_of(op, opts)), self)
+end
+
+---Applies a function that returns a list of records for each.
+---@param fn fun(record: perilune.Record): perilune.Record[]
+---@param opts {seed: integer?}? seed: that of math.random in `fn`
+---@return perilune.Records
+function Records:flat_map(fn, opts)
+  local op = "records:flat_map"
+  return new(self.native:flat_map(callable(op, fn), seed_of(op, opts)), self)
+end
+
+---Shuffles the records, in a different order for each epoch. Stages that follow apply to the shuffled records as they would before.
+---@param seed integer?
+---@return perilune.Records
+function Records:shuffle(seed)
+  return new(self.native:shuffle(check.whole("records:shuffle", "seed", seed or 0, 0)), self)
+end
+
+---Keeps the first `n` records of each epoch.
+---@param n integer
+---@return perilune.Records
+function Records:take(n)
+  return new(self.native:range(0, check.whole("records:take", "n", n, 0)), self)
+end
+
+---Leaves out the first `n` records of each epoch.
+---@param n integer
+---@return perilune.Records
+function Records:skip(n)
+  return new(self.native:range(check.whole("records:skip", "n", n, 0), math.maxinteger), self)
+end
+
+---Makes one epoch of `n`.
+---@param n integer
+---@return perilune.Records
+function Records:repeated(n)
+  return new(self.native:repeated(check.whole("records:repeated", "n", n)), self)
+end
+
+---Joins each `size` consecutive records to one, whose fields are the lists of theirs.
+---@param size integer
+---@param stride integer? from one window to the next, by default `size`
+---@return perilune.Records
+function Records:window(size, stride)
+  check.whole("records:window", "size", size)
+  return new(self.native:windows(size, check.whole("records:window", "stride", stride or size)), self)
+end
+
+---Keeps only these fields. A file of columns reads no others.
+---@param fields string|string[]
+---@return perilune.Records
+function Records:select(fields)
+  return new(self.native:select(names("records:select", fields)), self)
+end
+
+---Gives fields other names: records:rename { instruction = "prompt" }
+---@param fields table<string, string> new names by old ones
+---@return perilune.Records
+function Records:rename(fields)
+  local op = "records:rename"
+  if type(fields) ~= "table" or next(fields) == nil then pl.error(op, "the names are " .. check.show(fields), "as in { old = \"new\" }") end
+  for old, to in pairs(fields) do
+    if type(old) ~= "string" or type(to) ~= "string" then pl.error(op, ("the name of %s is %s"):format(check.show(old), check.show(to)), "as in { old = \"new\" }") end
+  end
+  return new(self.native:rename(fields), self)
+end
+
+---Appends other datasets.
+---@param ... perilune.Records
+---@return perilune.Records
+function Records:concat(...)
+  return new(self.native:concat(natives("records:concat", { ... })), self)
+end
+
+---Takes a record of each dataset in turn, until the shortest ends.
+---@param ... perilune.Records
+---@return perilune.Records
+function Records:interleave(...)
+  return new(self.native:interleave(natives("records:interleave", { ... })), self)
+end
+
+---Joins records of the same number to one that has the fields of all.
+---@param ... perilune.Records of the same size
+---@return perilune.Records
+function Records:zip(...)
+  return new(self.native:zip(natives("records:zip", { ... })), self)
+end
+
+---Adds the fields of the record of `other` that has the same value in a field. Records without one are left out.
+---@param other perilune.Records the values of the field must be distinct
+---@param field string
+---@return perilune.Records
+function Records:join(other, field)
+  if type(field) ~= "string" then pl.error("records:join", "the field is " .. check.show(field), "name the field that both have") end
+  return new(self.native:join(records("records:join", other).native, field), self)
+end
+
+---Sorts the records by a field or the result of a function: numbers or strings.
+---@param key string|fun(record: perilune.Record): number|string
+---@param opts {descending: boolean?}?
+---@return perilune.Records
+function Records:sort(key, opts)
+  local o = check.options("records:sort", opts, { descending = false })
+  return new(self.native:sort(callable("records:sort", key, true), o.descending), self)
+end
+
+---Collects the records with the same value of a field or a function: a record { key, rows } for each.
+---@param key string|fun(record: perilune.Record): string|number|boolean
+---@return perilune.Records
+function Records:group(key)
+  return new(self.native:group(callable("records:group", key, true)), self)
+end
+
+---Drops records that equal an earlier one in these fields, by default in all.
+---@param fields (string|string[])?
+---@return perilune.Records
+function Records:unique(fields)
+  return new(self.native:unique(fields and names("records:unique", fields) or {}), self)
+end
+
+---Draws `n` records without replacement, the same in every epoch.
+---@param n integer
+---@param seed integer?
+---@return perilune.Records
+function Records:sample(n, seed)
+  check.whole("records:sample", "n", n)
+  return new(self.native:sample(n, check.whole("records:sample", "seed", seed or 0, 0)), self)
+end
+
+---Keeps a part of the records, by a hash of their content: new records move none to another part, and equal ones stay together.
+---Parts of different names and the same seed are disjoint (data/split.lua). Sizes are those of the fractions but for chance.
+---@param name string "train", "valid", "test" or another
+---@param fraction number
+---@param seed integer?
+---@return perilune.Records
+function Records:split(name, fraction, seed)
+  local op = "records:split"
+  seed = check.whole(op, "seed", seed or 0, 0)
+  self.parts[seed] = self.parts[seed] or splits.new(UNITS)
+  local low, high = splits.take(op, self.parts[seed], name, fraction)
+  return new(self.native:part(op, seed, low / UNITS, high / UNITS), self)
+end
+
+---Holds out a part of the records by a hash of their content, for evaluation. Returns it, and the others.
+---@param fraction number
+---@param seed integer?
+---@return perilune.Records held
+---@return perilune.Records others
+function Records:holdout(fraction, seed)
+  check.between("records:holdout", "fraction", fraction, 0, 1)
+  return self:split("holdout", fraction, seed), self:split("train", 1 - fraction, seed)
+end
+
+---Divides the records into `n` folds by a hash of their content. Returns all but fold `k` for training, and fold `k` for evaluation.
+---@param k integer from 1
+---@param n integer
+---@param seed integer?
+---@return perilune.Records train
+---@return perilune.Records valid
+function Records:fold(k, n, seed)
+  local op = "records:fold"
+  check.whole(op, "n", n, 2)
+  check.between(op, "k", check.whole(op, "k", k), 1, n)
+  seed = check.whole(op, "seed", seed or 0, 0)
+  local function part(low, high) return new(self.native:part(op, seed, low / n, high / n), self) end
+  local before, after = part(0, k - 1), part(k, n)
+  return k == 1 and after or k == n and before or before:concat(after), part(k - 1, k)
+end
+
+---Keeps the records in host memory once they have been made, so that functions before run once and not in each epoch.
+---@return perilune.Records
+function Records:cache()
+  return new(self.native:cached(), self)
+end
+
+---Orders records by the length of a list or text, in shuffled blocks of a batch: the samples of a batch are of about one length.
+---@param field string
+---@param batch integer the batch size
+---@param seed integer?
+---@return perilune.Records
+function Records:bucket(field, batch, seed)
+  if type(field) ~= "string" then pl.error("records:bucket", "the field is " .. check.show(field), "name a field with a list or a text") end
+  check.whole("records:bucket", "batch", batch)
+  return new(self.native:bucket(field, batch, check.whole("records:bucket", "seed", seed or 0, 0)), self)
+end
+
+---Pads the lists of fields in batches: records:pad { ids = 256, mask = { length = 256, value = 0 } }
+---@param fields table<string, integer|{length: integer, value: number?}> the length; the value is 0 by default
+---@return perilune.Records
+function Records:pad(fields)
+  local op = "records:pad"
+  if type(fields) ~= "table" or next(fields) == nil then pl.error(op, "the fields are " .. check.show(fields), "as in { ids = { length = 256, value = 0 } }") end
+  local pads = table.move(self.pads, 1, #self.pads, 1, {})
+  for _, field in ipairs(tree.names(fields)) do
+    local given = fields[field] ---@type any
+    if type(given) == "number" then given = { length = given } end
+    local o = check.options(("%s '%s'"):format(op, field), given, { value = 0 }, { length = "number" })
+    check.required(op, o, { "length" })
+    pads[#pads + 1] = { field = field, length = check.whole(op, "length", o.length), value = o.value }
+  end
+  local out = new(self.native, self)
+  out.pads = pads
+  return out
+end
+
+---Packs documents of token ids into sequences of `length` positions, without attention or loss across documents (first-fit decreasing).
+---A record has x (T) i32, y (T) i64 (the next token of the document, or -100, which cross_entropy ignores), documents (T) i32, numbers for
+---attention, and positions (T) i32, from 0 in each document. `ids` and `mask` name the fields of a document: its token ids, and which of
+---them are trained (all without `mask`).
+---@param length integer
+---@param opts {ids: string?, mask: string?, padding: integer?, too_long: string?}? ids: "ids"; padding: 0; too_long: "error", "truncate" or "split"
+---@return perilune.Records
+function Records:pack(length, opts)
+  local op = "records:pack"
+  local o = check.options(op, opts, { ids = "ids", padding = 0, too_long = "error" }, { mask = "string" })
+  check.word(op, "too_long", o.too_long, { "error", "truncate", "split" })
+  check.whole(op, "padding", o.padding, 0)
+  o.length = check.whole(op, "length", length)
+  local out = new(self.native:pack(o), self)
+  out.context = length
+  return out
+end
+
+---Returns a loader of batches of `size` records: an endless stream if they are shuffled or mixed, else one epoch in order (data/loader.lua).
+---Each field becomes a tensor (size, ...): integers i64, other numbers f32, booleans bool, lists of numbers with their dims.
+---@param size integer
+---@param opts {drop_last: boolean?, threads: integer?, context: integer?}? threads: by default one per processor; context: as of set:batch
+---@return perilune.Loader
+function Records:batch(size, opts)
+  local op = "records:batch"
+  local o = check.options(op, opts, { drop_last = false }, { threads = "number", context = "number" })
+  if o.threads then check.whole(op, "threads", o.threads) end
+  if o.context then check.whole(op, "context", o.context) end
+  local columns, reader = self.native:reader(self.pads, o.threads)
+  local set = self.native
+  ---@return integer[]
+  local function stream(first, count)
+    local rows = {}
+    for i = 1, count do rows[i] = first + i - 1 end
+    return rows
+  end
+  local function make(first, count)
+    local tensors, batch = { reader:batch(stream(first, count), first) }, {}
+    for i, name in ipairs(columns) do batch[name] = tensors[i] end
+    return batch
+  end
+  local function prefetch(first, count) reader:prefetch(stream(first, count), first) end
+  local function ids(first, count)
+    local rows = {}
+    for i = 1, count do rows[i] = set:origins(first + i - 1)[1].row end
+    return rows
+  end
+  return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
+                          ids = ids, what = "records", context = o.context or self.context, tokens = self.context })
+end
+
+---Mixes datasets by weights: each has its share of any 1,024 records of the stream, in random order. A shuffle of the mixture shuffles them.
+---@param sets table<string, perilune.Records>
+---@param weights table<string, number>
+---@param opts {seed: integer?}?
+---@return perilune.Records
+local function mix(sets, weights, opts)
+  local op = "data.mix"
+  local o = check.options(op, opts, { seed = 0 })
+  check.whole(op, "seed", o.seed, 0)
+  if type(sets) ~= "table" or next(sets) == nil then pl.error(op, "the datasets are " .. check.show(sets), "name them: data.mix({ web = web, sft = sft }, { web = 1, sft = 0.2 })") end
+  if type(weights) == "function" then
+    pl.error(op, "weights that are a function of the step are not supported yet", "give numbers: { web = 1, sft = 0.2 }")
+  end
+  local found = check.options(op .. " weights", weights, {}, (function()
+    local kinds = {}
+    for name in pairs(sets) do kinds[name] = "number" end
+    return kinds
+  end)())
+  check.required(op .. " weights", found, tree.names(sets))
+  local parts, shuffled = {}, nil
+  for _, name in ipairs(tree.names(sets)) do
+    local set = records(op, sets[name])
+    parts[#parts + 1] = { name = name, set = set.native, weight = found[name] }
+    shuffled = shuffled or set
+  end
+  return new(native.mix(parts, o.seed), shuffled)
+end
+
+return { new = new, list = list, mix = mix }
