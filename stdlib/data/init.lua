@@ -12,6 +12,7 @@ return {
   language = require("perilune.data.text").language,
   list = require("perilune.data.records").list,
   mix = require("perilune.data.records").mix,
+  null = require("perilune.data.native").null,
   tokenizer = require("perilune.data.tokenizer").open,
   bytes = require("perilune.data.tokenizer").bytes,
   chars = require("perilune.data.tokenizer").chars,

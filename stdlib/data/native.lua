@@ -85,6 +85,8 @@ end
 ---@field get fun(self, index: integer): table<string, any>
 ---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?}[]
 ---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
+---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field filter fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field flat_map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field shuffle fun(self, seed: integer): perilune.NativeRecords
@@ -117,6 +119,9 @@ end
 function native.record_list(list)
   return bound.record_list(list)
 end
+
+---@type userdata null in a list of a record
+native.null = bound.null
 
 ---Mixes datasets by weights.
 ---@param parts {name: string, set: perilune.NativeRecords, weight: number}[]

@@ -134,6 +134,22 @@ function Records:map(fn, opts)
   return new(self.native:map(callable(op, fn), seed_of(op, opts)), self)
 end
 
+---Encodes a text field as token ids (N) i32, in another field. `end_with` appends a token, such as "<|endoftext|>".
+---@param tokenizer perilune.Tokenizer
+---@param opts {field: string?, to: string?, end_with: string?, specials: ("text"|"parse")?, add_specials: boolean?}? field: "text"; to: "ids"
+---@return perilune.Records
+function Records:tokenize(tokenizer, opts)
+  return new(self.native:tokenize(tokenizer, opts), self)
+end
+
+---Renders conversations by the chat template of a tokenizer: records with `ids` (N) i32 and `mask` (N) bool, which says what the loss trains.
+---@param tokenizer perilune.Tokenizer
+---@param opts (perilune.ChatOptions|{field: string?})? field: "messages", a list of { role =, content = }
+---@return perilune.Records
+function Records:chat(tokenizer, opts)
+  return new(self.native:chat(tokenizer, opts), self)
+end
+
 ---Keeps the records for which a function returns true.
 ---@param fn fun(record: perilune.Record): boolean
 ---@param opts {seed: integer?}? seed: that of math.random in `fn`

@@ -44,6 +44,7 @@ mod state_migration;
 mod table;
 mod tensor;
 mod tensor_files;
+mod tokenize;
 mod tokenizer;
 mod tokens;
 mod workers;

@@ -122,6 +122,14 @@ impl UserData for RecordSet {
             let f = function(lua, "records:map", f, seed, None)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
         });
+        methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
+            let f = crate::tokenizer::tokenize(lua, &tokenizer, options)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
+        });
+        methods.add_method("chat", |lua, this, (tokenizer, options): (Value, Value)| {
+            let f = crate::tokenizer::render_chat(lua, &tokenizer, options)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
+        });
         methods.add_method("filter", |lua, this, (f, seed): (Value, Option<i64>)| {
             let op = "records:filter";
             let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);

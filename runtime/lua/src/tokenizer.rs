@@ -11,6 +11,7 @@ use crate::json;
 use crate::recipe_files::{fail, file_or_folder, input, text_arg};
 use crate::table;
 use crate::tensor::Tensor;
+use crate::tokenize::{RenderChat, Tokenize};
 use mlua::{AnyUserData, Lua, MetaMethod, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
 use perilune_core::{HostTensor, Shape};
@@ -30,7 +31,6 @@ pub(crate) struct SharedTokenizer {
 struct TokenizerData(Arc<SharedTokenizer>);
 
 /// The tokenizer behind a Lua value.
-#[allow(dead_code)] // For workers, which copy a tokenizer into their own Lua state.
 pub(crate) fn shared(value: &Value) -> Option<Arc<SharedTokenizer>> {
     Some(value.as_userdata()?.borrow::<TokenizerData>().ok()?.0.clone())
 }
@@ -41,7 +41,7 @@ pub(crate) fn userdata(lua: &Lua, tokenizer: Arc<SharedTokenizer>) -> mlua::Resu
 }
 
 impl SharedTokenizer {
-    fn template(&self) -> perilune_data::Result<&ChatTemplate> {
+    pub(crate) fn template(&self) -> perilune_data::Result<&ChatTemplate> {
         if let Some(known) = self.template.get() {
             return Ok(known);
         }
@@ -173,6 +173,18 @@ impl<'a> Options<'a> {
         Ok(Render { add_generation_prompt: self.flag("add_generation_prompt")?, tools, variables, date })
     }
 
+    fn chat(&self) -> mlua::Result<Chat> {
+        let train_on = TrainOn::parse(self.word("train_on", &["assistant", "last", "all"])?).unwrap_or_default();
+        let max_tokens = match self.get("max_length")? {
+            Value::Nil => None,
+            other => match as_int(&other).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
+                Some(n) => Some(n),
+                None => return self.wrong("max_length", &other, "a number of tokens"),
+            },
+        };
+        Ok(Chat { train_on, parse_specials: self.parses()?, max_tokens, render: self.render()? })
+    }
+
     /// Calls `f` with the template of the option or of the tokenizer.
     fn with_template<T>(
         &self,
@@ -185,6 +197,54 @@ impl<'a> Options<'a> {
         };
         made.map_err(|e| fail(&self.host, self.lua, self.op, e))
     }
+}
+
+/// The tokenizer that a stage of records is given.
+fn given(lua: &Lua, op: &str, value: &Value) -> mlua::Result<Arc<SharedTokenizer>> {
+    shared(value).ok_or_else(|| match host(lua) {
+        Ok(host) => {
+            let message = format!("the tokenizer is {}", show(value));
+            errors::argument(&host, lua, op, message, Some("open one: data.tokenizer(\"folder\")".into()))
+        }
+        Err(e) => e,
+    })
+}
+
+/// The function of `records:tokenize(tokenizer, options)`.
+pub(crate) fn tokenize(lua: &Lua, tokenizer: &Value, options: Value) -> mlua::Result<Tokenize> {
+    const OP: &str = "records:tokenize";
+    let o = Options::new(lua, OP, options, &["add_specials", "end_with", "field", "specials", "to"])?;
+    let tokenizer = given(lua, OP, tokenizer)?;
+    let end = match o.text("end_with")? {
+        None => None,
+        Some(token) => match tokenizer.tokenizer.id(&token) {
+            Some(id) => Some(id),
+            None => return o.wrong("end_with", &o.get("end_with")?, "a token of the vocabulary"),
+        },
+    };
+    Ok(Tokenize {
+        tokenizer,
+        from: o.text("field")?.unwrap_or_else(|| "text".into()),
+        to: o.text("to")?.unwrap_or_else(|| "ids".into()),
+        encode: Encode { parse_specials: o.parses()?, add_specials: o.flag("add_specials")? },
+        end,
+    })
+}
+
+/// The function of `records:chat(tokenizer, options)`.
+pub(crate) fn render_chat(lua: &Lua, tokenizer: &Value, options: Value) -> mlua::Result<RenderChat> {
+    const OP: &str = "records:chat";
+    let known: Vec<&str> = CHAT.into_iter().chain(["field"]).collect();
+    let o = Options::new(lua, OP, options, &known)?;
+    let tokenizer = given(lua, OP, tokenizer)?;
+    let failed = |e| fail(&o.host, lua, OP, e);
+    let template = o.text("template")?.map(|source| ChatTemplate::parse(&source)).transpose().map_err(failed)?;
+    if template.is_none() {
+        // A tokenizer without one is an error of this line.
+        tokenizer.template().map_err(failed)?;
+    }
+    let field = o.text("field")?.unwrap_or_else(|| "messages".into());
+    Ok(RenderChat { tokenizer, template, field, chat: o.chat()? })
 }
 
 const RENDER: [&str; 5] = ["add_generation_prompt", "date", "template", "tools", "variables"];
@@ -250,15 +310,7 @@ fn decode(lua: &Lua, this: &TokenizerData, (ids, options): (Value, Value)) -> ml
 fn chat(lua: &Lua, this: &TokenizerData, (value, options): (Value, Value)) -> mlua::Result<Table> {
     const OP: &str = "tokenizer:chat";
     let o = Options::new(lua, OP, options, &CHAT)?;
-    let train_on = TrainOn::parse(o.word("train_on", &["assistant", "last", "all"])?).unwrap_or_default();
-    let max_tokens = match o.get("max_length")? {
-        Value::Nil => None,
-        other => match as_int(&other).and_then(|n| usize::try_from(n).ok()).filter(|n| *n > 0) {
-            Some(n) => Some(n),
-            None => return o.wrong("max_length", &other, "a number of tokens"),
-        },
-    };
-    let chat = Chat { train_on, parse_specials: o.parses()?, max_tokens, render: o.render()? };
+    let chat = o.chat()?;
     let messages = messages(lua, OP, &value)?;
     let tokenizer = &this.0.tokenizer;
     let sample = o.with_template(&this.0, |template| chat::encode(tokenizer, template, &messages, &chat))?;

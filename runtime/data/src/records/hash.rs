@@ -19,7 +19,7 @@ pub fn value(value: &Value) -> Fingerprint {
 }
 
 /// The fingerprint of a stage: its name and version, its arguments, and the datasets that it reads.
-pub(crate) fn stage(name: &str, arguments: &[&[u8]], parents: &[&dyn Dataset]) -> Fingerprint {
+pub fn stage(name: &str, arguments: &[&[u8]], parents: &[&dyn Dataset]) -> Fingerprint {
     let mut hasher = Hasher::new();
     text(&mut hasher, name.as_bytes());
     arguments.iter().for_each(|argument| text(&mut hasher, argument));

@@ -11,6 +11,7 @@ pub fn trained(options: &Train) -> Trained {
     train(paragraphs, options).expect("a vocabulary")
 }
 
+#[allow(dead_code)]
 pub fn load(json: &str) -> Tokenizer {
     Tokenizer::from_json(Path::new("tokenizer.json"), json.as_bytes(), Config::default()).expect("a tokenizer")
 }
