@@ -84,11 +84,11 @@ end
 ---@field varies fun(self): boolean whether epochs differ
 ---@field get fun(self, index: integer): table<string, any>
 ---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?}[]
----@field map fun(self, fn: function): perilune.NativeRecords
+---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
----@field filter fun(self, fn: function): perilune.NativeRecords
----@field flat_map fun(self, fn: function): perilune.NativeRecords
+---@field filter fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field flat_map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field shuffle fun(self, seed: integer): perilune.NativeRecords
 ---@field range fun(self, first: integer, count: integer): perilune.NativeRecords
 ---@field repeated fun(self, times: integer): perilune.NativeRecords

@@ -117,11 +117,21 @@ function Records:rows()
   end
 end
 
----Applies a function to each record; it returns the new one.
+---@param op string
+---@param opts {seed: integer?}?
+---@return integer
+local function seed_of(op, opts)
+  return check.whole(op, "seed", check.options(op, opts, { seed = 0 }).seed, 0)
+end
+
+---Applies a function to each record; it returns the new one. It runs in parallel workers, each with a copy of the values that it captures.
+---Its `math.random` is a function of the seed and of the record's number in the stream.
 ---@param fn fun(record: perilune.Record): perilune.Record
+---@param opts {seed: integer?}? seed: 0 by default
 ---@return perilune.Records
-function Records:map(fn)
-  return new(self.native:map(callable("records:map", fn)), self)
+function Records:map(fn, opts)
+  local op = "records:map"
+  return new(self.native:map(callable(op, fn), seed_of(op, opts)), self)
 end
 
 ---Encodes a text field as token ids (N) i32, in another field. `end_with` appends a token, such as "<|endoftext|>".
@@ -142,16 +152,20 @@ end
 
 ---Keeps the records for which a function returns true.
 ---@param fn fun(record: perilune.Record): boolean
+---@param opts {seed: integer?}? seed: that of math.random in `fn`
 ---@return perilune.Records
-function Records:filter(fn)
-  return new(self.native:filter(callable("records:filter", fn)), self)
+function Records:filter(fn, opts)
+  local op = "records:filter"
+  return new(self.native:filter(callable(op, fn), seed_of(op, opts)), self)
 end
 
 ---Applies a function that returns a list of records for each.
 ---@param fn fun(record: perilune.Record): perilune.Record[]
+---@param opts {seed: integer?}? seed: that of math.random in `fn`
 ---@return perilune.Records
-function Records:flat_map(fn)
-  return new(self.native:flat_map(callable("records:flat_map", fn)), self)
+function Records:flat_map(fn, opts)
+  local op = "records:flat_map"
+  return new(self.native:flat_map(callable(op, fn), seed_of(op, opts)), self)
 end
 
 ---Shuffles the records, in a different order for each epoch. Stages that follow apply to the shuffled records as they would before.

@@ -31,13 +31,22 @@ fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
     or_fail(lua, op, Scan::new(threads, interrupt))
 }
 
-/// A function of the records of a dataset: a Lua function, or the name of a field.
-fn function(lua: &Lua, op: &str, value: Value, of: &Shared) -> mlua::Result<Arc<dyn RecordFn>> {
+/// A function of a record: a Lua function with the seed of its random numbers, or the name of a field. A stage that scans `first` calls
+/// it at once, so it is rehearsed before; a map is rehearsed with its batches.
+fn function(
+    lua: &Lua,
+    op: &str,
+    value: Value,
+    seed: Option<i64>,
+    first: Option<&Shared>,
+) -> mlua::Result<Arc<dyn RecordFn>> {
     match value {
         Value::String(name) => Ok(Arc::new(Field(name.to_string_lossy()))),
         Value::Function(f) => {
-            let f = workers::carry(lua, op, &f)?;
-            or_fail(lua, op, workers::rehearse_function(&f, &**of))?;
+            let f = workers::carry(lua, op, &f, seed.unwrap_or(0) as u64)?;
+            if let Some(dataset) = first {
+                or_fail(lua, op, workers::rehearse_function(&f, &**dataset))?;
+            }
             Ok(f)
         }
         other => {
@@ -109,8 +118,8 @@ impl UserData for RecordSet {
             let zip = or_fail(lua, "records:zip", Zip::new(all(&this.0, others)?))?;
             Ok(RecordSet(Arc::new(zip)))
         });
-        methods.add_method("map", |lua, this, f: Value| {
-            let f = function(lua, "records:map", f, &this.0)?;
+        methods.add_method("map", |lua, this, (f, seed): (Value, Option<i64>)| {
+            let f = function(lua, "records:map", f, seed, None)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
         });
         methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
@@ -121,27 +130,27 @@ impl UserData for RecordSet {
             let f = crate::tokenizer::render_chat(lua, &tokenizer, options)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
         });
-        methods.add_method("filter", |lua, this, f: Value| {
+        methods.add_method("filter", |lua, this, (f, seed): (Value, Option<i64>)| {
             let op = "records:filter";
-            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);
             let made = commute("filter", &this.0, |inner| stages::filter(inner, &*f, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
-        methods.add_method("flat_map", |lua, this, f: Value| {
+        methods.add_method("flat_map", |lua, this, (f, seed): (Value, Option<i64>)| {
             let op = "records:flat_map";
-            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);
             let made = commute("flat_map", &this.0, |inner| Ok(Arc::new(FlatMap::new(inner, f, &scan)?)));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("sort", |lua, this, (f, descending): (Value, bool)| {
             let op = "records:sort";
-            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, None, Some(&this.0))?, scan(lua, op, None)?);
             let made = unordered("sort", &this.0).and_then(|inner| stages::sort(inner, &*f, descending, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("group", |lua, this, f: Value| {
             let op = "records:group";
-            let (f, scan) = (function(lua, op, f, &this.0)?, scan(lua, op, None)?);
+            let (f, scan) = (function(lua, op, f, None, Some(&this.0))?, scan(lua, op, None)?);
             let made = commute("group", &this.0, |inner| stages::group(inner, &*f, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
@@ -205,6 +214,7 @@ impl UserData for RecordSet {
                 all.push(Pad { field: pad.get("field")?, length: pad.get("length")?, value: pad.get("value")? });
             }
             let op = "records:batch";
+            or_fail(lua, op, workers::rehearse(&*this.0))?;
             let batches = or_fail(lua, op, RecordBatches::new(this.0.clone(), &all))?;
             let names: Vec<String> = batches.names().iter().map(|n| n.to_string()).collect();
             let reader = lua.create_userdata(Reader::new(lua, batches, threads, op, "record")?)?;

@@ -16,7 +16,6 @@ mod rebuild;
 mod rehearsal;
 mod state;
 
-pub(crate) use carried::Portable;
 pub(crate) use rehearsal::{rehearse, rehearse_function};
 
 use crate::boundary::memory_limit;
@@ -69,22 +68,16 @@ pub(crate) struct LuaFunction {
     lives: Arc<()>,
 }
 
-/// Copies a function for the stage `op`, with random numbers of seed 0.
+/// Copies a function for the stage `op`. `seed` is that of its random numbers.
 ///
 /// # Errors
 /// It captures a value that cannot be copied, such as a State; the message names the variable.
-pub(crate) fn carry(lua: &Lua, op: &str, function: &Function) -> mlua::Result<Arc<LuaFunction>> {
-    carry_with(lua, op, function, 0, Limits::of(lua))
+pub(crate) fn carry(lua: &Lua, op: &str, function: &Function, seed: u64) -> mlua::Result<Arc<LuaFunction>> {
+    carry_with(lua, op, function, seed, Limits::of(lua))
 }
 
-/// Copies a function with a seed and limits of its own.
-pub(crate) fn carry_with(
-    lua: &Lua,
-    op: &str,
-    function: &Function,
-    seed: u64,
-    limits: Limits,
-) -> mlua::Result<Arc<LuaFunction>> {
+/// Copies a function with limits of its own.
+fn carry_with(lua: &Lua, op: &str, function: &Function, seed: u64, limits: Limits) -> mlua::Result<Arc<LuaFunction>> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let (carried, place) = collect::carry(lua, op, function)?;
     Ok(Arc::new(LuaFunction {

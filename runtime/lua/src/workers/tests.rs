@@ -1,3 +1,4 @@
+use super::carried::Portable;
 use super::state::States;
 use super::*;
 use crate::{Runtime, RuntimeOptions, no_tail_calls};
@@ -49,13 +50,13 @@ fn function(runtime: &Runtime, text: &str) -> Function {
 }
 
 fn carried(runtime: &Runtime, text: &str) -> Arc<LuaFunction> {
-    carry(runtime.lua(), "map", &function(runtime, text)).expect("can be copied")
+    carry(runtime.lua(), "map", &function(runtime, text), 0).expect("can be copied")
 }
 
 /// The message for a function that cannot be copied.
 fn refused(text: &str) -> String {
     let runtime = runtime();
-    match carry(runtime.lua(), "map", &function(&runtime, text)) {
+    match carry(runtime.lua(), "map", &function(&runtime, text), 0) {
         Ok(_) => panic!("copied: {text}"),
         Err(e) => crate::RecipeError::new(&e).to_string(),
     }
@@ -99,7 +100,7 @@ const MIXED: &str = r#"
 fn sixteen_threads_compute_what_the_recipe_does() {
     let runtime = runtime();
     let own = function(&runtime, MIXED);
-    let f = carry(runtime.lua(), "map", &own).expect("can be copied");
+    let f = carry(runtime.lua(), "map", &own, 0).expect("can be copied");
     assert_eq!(f.place(), "sft.lua:10");
     let expected: Vec<Value> = (0..64)
         .map(|n| {
@@ -166,10 +167,10 @@ fn what_cannot_be_copied_is_refused_by_name() {
             "local t = {} local u = t for _ = 1, 200 do u.t = {}; u = u.t end return function(r) return t end",
             "nested deeper than",
         ),
-        ("local s = ('x'):rep(17 << 20) return function(r) return s end", "take more than 16 MiB up to upvalue 's'"),
+        ("local s = ('x'):rep(17 << 20) return function(r) return s end", "take more than 16.0 MiB up to upvalue 's'"),
         (
             "local t = {} for k = 1, 600000 do t[k] = k end return function(r) return t end",
-            "take more than 16 MiB up to upvalue 't'",
+            "take more than 16.0 MiB up to upvalue 't'",
         ),
         ("return math.floor", "map: its function is not written in Lua"),
     ] {
@@ -459,7 +460,7 @@ fn native_objects_may_be_shared() {
         let object = runtime.lua().create_userdata(Shared(of.clone())).expect("made");
         let code = "local o = ... return function(r) return { t = o:text() } end";
         let chunk = no_tail_calls::compile(runtime.lua(), code, "@sft.lua", None).expect("compiles");
-        carry(runtime.lua(), "map", &chunk.call(object).expect("returns a function")).expect("can be copied")
+        carry(runtime.lua(), "map", &chunk.call(object).expect("returns a function"), 0).expect("can be copied")
     };
     let f = make(&shared);
     assert_eq!(field(call(&f, 0).expect("runs"), "t"), text("in all states"));
