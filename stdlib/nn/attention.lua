@@ -110,7 +110,9 @@ local function forward(self, x_BTC, given)
   end
   local q, k, v = project(self, x_BTC, call.memory)
   if self.rope then
-    q, k = pl.rope(q, call.positions, self.rope), pl.rope(k, call.positions, self.rope)
+    local positions = call.positions
+    if positions and positions:dim() == 2 then positions = positions:unsqueeze(1) end -- (B, 1, T): the same for all heads
+    q, k = pl.rope(q, positions, self.rope), pl.rope(k, positions, self.rope)
   end
   local opts = { is_causal = self.causal, window = self.window, mask = call.mask, documents = call.documents,
                  enable_gqa = self.heads ~= self.kv_heads }
@@ -136,7 +138,7 @@ end
 ---Makes multi-head attention, x (B, T, width) -> (B, T, width). Options of a call: attn(x, { mask =, documents =, positions =, memory = })
 ---  mask: bool (true: attend) or added to the scores, broadcast to (B, H, T, S)
 ---  documents: segment ids (B, T) or (T), integers; a position attends only to positions of its own segment
----  positions: (T) i64 for RoPE, 0, 1, ... by default
+---  positions: (T) or (B, T), integers, for RoPE, 0, 1, ... by default
 ---  memory: (B, S, width), keys and values of cross attention
 ---@param width integer
 ---@param heads integer
