@@ -197,6 +197,7 @@ fn every_function_of_the_library_is_explained() {
     let dir = tempfile::tempdir().unwrap();
     let files = |line: &str| {
         let line = line.replace("\"data/photos\"", "\"../tests/golden/images/folder\"");
+        let line = line.replace("\"data/tokenizer.json\"", "\"../runtime/tokenizer/tests/chat/tokenizer.json\"");
         line.replace("\"data/", "\"../recipes/data/").replace("\"out/", &format!("\"{}/", dir.path().display()))
     };
     p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));

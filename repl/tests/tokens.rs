@@ -96,7 +96,6 @@ fn conversations_are_encoded_by_the_template() {
     assert!(manifest["template"].is_string());
     assert!(p.path("out/tokens-00000.mask").exists());
     // At the prompt, brackets enclose what is trained.
-    p.file("tok/x", "");
     let mut child = p.command(&["repl"]);
     child.stdin(std::process::Stdio::piped()).stdout(std::process::Stdio::piped());
     let mut child = child.spawn().unwrap();

@@ -10,6 +10,8 @@ return {
   tokens = require("perilune.data.text").tokens,
   token_files = require("perilune.data.text").token_files,
   language = require("perilune.data.text").language,
+  jsonl = require("perilune.data.records").jsonl,
+  lines = require("perilune.data.records").lines,
   list = require("perilune.data.records").list,
   mix = require("perilune.data.records").mix,
   null = require("perilune.data.native").null,

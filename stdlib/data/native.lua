@@ -113,6 +113,16 @@ end
 ---@field batch fun(self, rows: integer[], first: integer): perilune.Tensor... one for each column
 ---@field prefetch fun(self, rows: integer[], first: integer) starts to make a batch
 
+---Opens files with a record on each line. Returns how many lines were skipped, if they are.
+---@param paths string[]
+---@param format "json"|"text"
+---@param skip boolean whether lines that are no records are left out
+---@return perilune.NativeRecords
+---@return integer?
+function native.record_lines(paths, format, skip)
+  return bound.record_lines(paths, format, skip)
+end
+
 ---Makes a dataset of a list of tables.
 ---@param list table<string, any>[]
 ---@return perilune.NativeRecords

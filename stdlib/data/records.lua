@@ -83,6 +83,39 @@ local function list(list)
   return new(native.record_list(list))
 end
 
+---@param op string
+---@param paths any
+---@return string[]
+local function files(op, paths)
+  if type(paths) == "string" then paths = { paths } end
+  if type(paths) ~= "table" or #paths == 0 then
+    pl.error(op, "the paths are " .. check.show(paths), "name a file, a pattern like \"train-*.jsonl\", or a list of them")
+  end
+  return paths
+end
+
+---Opens files with a JSON object on each line. They are read where a batch needs them: memory grows with 8 bytes a line.
+---A line that is no object is an error with its place, or is left out and counted.
+---  local chats = data.jsonl("data/train-*.jsonl")
+---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
+---@param opts {on_error: ("raise"|"skip")?}? "skip" leaves out malformed lines and prints how many
+---@return perilune.Records
+local function jsonl(paths, opts)
+  local op = "data.jsonl"
+  local o = check.options(op, opts, { on_error = "raise" })
+  check.word(op, "on_error", o.on_error, { "raise", "skip" })
+  local made, skipped = native.record_lines(files(op, paths), "json", o.on_error == "skip")
+  if skipped and skipped > 0 then print(("data.jsonl: %d of %d lines are no JSON objects and are left out"):format(skipped, skipped + made:size())) end
+  return new(made)
+end
+
+---Opens text files as records { text } of their lines; blank lines are none.
+---@param paths string|string[] as of data.jsonl
+---@return perilune.Records
+local function lines(paths)
+  return new((native.record_lines(files("data.lines", paths), "text", false)))
+end
+
 ---Number of records in an epoch.
 ---@return integer
 function Records:size()
@@ -441,4 +474,4 @@ local function mix(sets, weights, opts)
   return new(native.mix(parts, o.seed), shuffled)
 end
 
-return { new = new, list = list, mix = mix }
+return { new = new, list = list, mix = mix, jsonl = jsonl, lines = lines }

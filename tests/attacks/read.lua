@@ -65,6 +65,11 @@ print(pl.data.text("/proc/self/cwd/../victim/secret.txt"))
 local pl = require "perilune"
 print(pl.data.text("/proc/self/fd/0"))
 
+--# tokenizer_outside: open a tokenizer outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.tokenizer("../victim/secret.txt"))
+
 --# images_root: list the root folder as a data set
 --# expect: error
 local pl = require "perilune"

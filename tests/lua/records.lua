@@ -48,7 +48,7 @@ describe("records", function()
     expect(zipped:get(3)):to_equal { id = 3, other = 3 }
     expect(function() ten:zip(ten):get(0) end):to_raise "two of the datasets have the field 'id'"
     expect(function() ten:zip(ten:take(2)) end):to_raise "10 and 2 records"
-    expect(function() ten:select("identity"):get(0) end):to_raise "did you mean 'id'?"
+    expect(function() ten:select("idd"):get(0) end):to_raise "did you mean 'id'?"
     expect(#ids(ten:sample(4, 1))):to_be(4)
     expect(ids(ten:unique "text")):to_equal { 0, 1, 2, 3, 4 }
     expect(ten:group("label"):get(1).key):to_be "odd"
@@ -178,5 +178,20 @@ describe("batches of records", function()
     expect(function() data.list(texts):tokenize(tok):pack(8) end):to_raise "a sequence holds 9"
     expect(function() data.list(texts):tokenize(tok, { end_with = "<|end|>" }) end):to_raise "a token of the vocabulary"
     expect(data.list(texts):bucket("text", 5, 1):size()):to_be(30)
+  end)
+end)
+
+describe("files of records", function()
+  it("are read by position", function()
+    local records = data.jsonl "files/sums.jsonl"
+    expect(records:size()):to_be(3)
+    expect(records:get(1)):to_equal { question = "3+4=", answer = "7" }
+    expect(records:origins(2)[1].line):to_be(4)
+    expect(records:select("answer"):get(2)):to_equal { answer = "11" }
+    expect(data.lines({ "files/text.txt" }):size() > 0):to_be(true)
+    expect(data.jsonl "files/sums*.jsonl":size()):to_be(3)
+    expect(function() data.jsonl "files/sum.jsonl" end):to_raise "sums.jsonl"
+    expect(function() data.jsonl("files/sums.jsonl", { on_error = "skipp" }) end):to_raise "skip"
+    expect(function() data.jsonl "files/text.txt":get(0) end):to_raise "files/text.txt:1: column"
   end)
 end)

@@ -220,3 +220,22 @@ pub fn piped(prompt: &Prompt, console: &Console) -> Result<(), Failure> {
     }
     if prompt.raised.get() { Err(Failure::Said(3)) } else { Ok(()) }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::styled_part;
+    use crate::terminal::rendered;
+    use perilune_lua::Style;
+
+    #[test]
+    fn trained_tokens_are_green_and_special_ones_bold() {
+        let part = |text: &str, trained, special, cut| {
+            rendered(&styled_part(&(text.into(), Style { trained, special, cut }))).into_owned()
+        };
+        assert_eq!(part("Ho", true, false, false), "\u{1b}[32mHo\u{1b}[0m");
+        assert_eq!(part("<e>", true, true, false), "\u{1b}[32;1m<e>\u{1b}[0m");
+        assert_eq!(part("x", false, false, true), "\u{1b}[2;4mx\u{1b}[0m");
+        // What a message says is escaped.
+        assert_eq!(part("a\u{1b}[31m", false, false, false), "\u{1b}[2ma\\u{1b}[31m\u{1b}[0m");
+    }
+}

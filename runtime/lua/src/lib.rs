@@ -34,6 +34,7 @@ mod options;
 mod print;
 mod reader;
 mod recipe_files;
+mod record_files;
 mod record_value;
 mod records;
 mod reference;

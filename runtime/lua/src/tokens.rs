@@ -17,7 +17,7 @@ struct TokensData(Arc<Tokens>);
 
 /// The files of a corpus, for the record of a run: names and sizes.
 #[derive(Debug)]
-struct Files(Vec<PathBuf>);
+pub(crate) struct Files(pub(crate) Vec<PathBuf>);
 
 impl FileList for Files {
     fn count(&self) -> usize {

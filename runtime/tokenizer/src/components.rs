@@ -145,11 +145,36 @@ fn check_part(path: &Path, part: &Part, value: &Value, depth: usize) -> Result<(
             Some("FixedLength") if value["length"].as_u64() == Some(0) => {
                 unknown("FixedLength has the length 0".into())
             }
+            Some("TemplateProcessing") => check_template(path, part, value),
             Some(_) => Ok(()),
             None => unknown("has no type".into()),
         },
         other => unknown(format!("is {}, not an object with a type", quote(&other.to_string()))),
     }
+}
+
+/// Checks that a template of special tokens says what these are.
+fn check_template(path: &Path, part: &Part, value: &Value) -> Result<()> {
+    let known = value["special_tokens"].as_object();
+    if value["single"].as_array().is_some_and(|list| list.iter().any(|piece| piece["Sequence"]["id"] == "B")) {
+        return Err(Error::malformed(
+            path,
+            part.called,
+            "TemplateProcessing has a second text in the template of a single one",
+        ));
+    }
+    let pieces = ["single", "pair"].into_iter().flat_map(|key| value[key].as_array().into_iter().flatten());
+    for id in pieces.filter_map(|piece| piece["SpecialToken"]["id"].as_str()) {
+        let Some(token) = known.and_then(|k| k.get(id)) else {
+            let rule = format!("TemplateProcessing adds {}, which is not among its special_tokens", quote(id));
+            return Err(Error::malformed(path, part.called, rule));
+        };
+        if token["id"] != *id {
+            let rule = format!("TemplateProcessing names the token {} differently in special_tokens", quote(id));
+            return Err(Error::malformed(path, part.called, rule));
+        }
+    }
+    Ok(())
 }
 
 /// Checks that both sides of each merge, and what they make, are in the vocabulary.

@@ -22,7 +22,15 @@ fn unknown_parts_are_named() {
     for _ in 0..20 {
         deep = json!({ "type": "Sequence", "normalizers": [deep] });
     }
-    let edits: [(&str, Value, &str); 16] = [
+    let template = json!({ "type": "TemplateProcessing", "single": [{ "SpecialToken": { "id": "<s>", "type_id": 0 } }], "pair": [], "special_tokens": {} });
+    let second = json!({ "type": "TemplateProcessing", "single": [{ "Sequence": { "id": "B", "type_id": 0 } }], "pair": [], "special_tokens": {} });
+    let edits: [(&str, Value, &str); 18] = [
+        ("/post_processor", second, "post-processor: TemplateProcessing has a second text"),
+        (
+            "/post_processor",
+            template,
+            "post-processor: TemplateProcessing adds '<s>', which is not among its special_tokens",
+        ),
         ("/normalizer", json!({ "type": "Backwards" }), "normaliser: type 'Backwards' is not known; known are Bert"),
         ("/normalizer", sequence, "normaliser: type 'Backwards' is not known"),
         ("/normalizer", deep, "more than 8 sequences"),

@@ -53,7 +53,7 @@ fn files_hold_the_ids_of_all_documents_in_order() {
     assert_eq!((last.tokens, last.documents), (wanted.len() as u64, texts().len() as u64));
     let policy = Policy::builder().allow_read(dir.path()).expect("a root").build();
     let path = dir.path().join("manifest.json");
-    let tokens = Tokens::open(policy, &[path.clone()], &mut |_| ()).expect("opened");
+    let tokens = Tokens::open(policy, std::slice::from_ref(&path), &mut |_| ()).expect("opened");
     let mut bytes = Vec::new();
     tokens.read(0..tokens.len(), &mut bytes).expect("read");
     let found: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();

@@ -12,11 +12,14 @@ pub mod batch;
 mod dataset;
 mod function;
 pub mod hash;
+mod json;
+mod lines;
 mod list;
 pub mod stages;
 mod value;
 
 pub use dataset::{Dataset, Fingerprint, Origin};
 pub use function::{Field, Length, RecordFn};
+pub use lines::{LineFormat, Lines};
 pub use list::List;
 pub use value::{Record, Value};

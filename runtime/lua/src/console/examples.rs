@@ -135,6 +135,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("data.tensors", "pl.data.tensors({ x = pl.randn({10, 3}), y = pl.randn({10}) }):shuffle(1):batch(5)"),
     ("data.text", "pl.data.text(\"data/alice.txt\")"),
     ("data.token_files", "pl.data.token_files(\"out/tok*.npy\"):windows({ length = 8, batch = 2, seed = 1 })"),
+    ("data.tokenizer", "pl.data.tokenizer(\"data/tokenizer.json\"):encode(\"Alice\")"),
     ("data.tokens", "pl.data.tokens(\"out/tokens.npy\")"),
     ("metrics.Mean", "local mean = pl.metrics.Mean(); mean:add({ loss = 0.5 }, 64); mean:result().loss"),
     ("metrics.accuracy", "pl.metrics.accuracy(pl.randn({4, 10}), pl.randint(0, 10, {4}))"),

@@ -50,7 +50,7 @@ pub(super) type Spans = Vec<Range<usize>>;
 impl Conversation<'_> {
     pub fn spans(&self, on: TrainOn) -> Result<Spans> {
         if on == TrainOn::All {
-            return Ok(vec![0..self.text.len()]);
+            return Ok(std::iter::once(0..self.text.len()).collect());
         }
         let mut turns: Vec<usize> =
             (0..self.messages.len()).filter(|k| self.messages[*k]["role"] == "assistant").collect();
