@@ -3,6 +3,7 @@
 //! Inside Lua an error is an error object whose `tostring` is `file:line: message`. Outside, [`RecipeError`] takes the
 //! mlua error apart, adds the source line and a short stack, and removes all Rust names.
 
+use crate::boundary::recipe_line;
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use crate::source_text;
@@ -120,6 +121,14 @@ pub fn argument(
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
     raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
+}
+
+/// Makes an error of a binding that workers have too, whose states have no engine.
+pub fn in_any_state(lua: &mlua::Lua, op: &str, message: impl Into<String>, hint: Option<String>) -> LuaError {
+    match crate::functions::host(lua) {
+        Ok(host) => argument(&host, lua, op, message, hint),
+        Err(_) => recipe_line::raised(lua, format!("{op}: {}", message.into()), hint, Cause::Recipe),
+    }
 }
 
 /// An error of the engine or of a connection, at the line that runs.

@@ -5,7 +5,6 @@
 
 use crate::args::show;
 use crate::errors;
-use crate::functions::host;
 use mlua::{Lua, Value};
 use serde_json::{Map, Number, Value as Json};
 
@@ -18,7 +17,7 @@ pub(crate) fn from_lua(lua: &Lua, op: &str, what: &str, value: &Value) -> mlua::
 }
 
 fn convert(lua: &Lua, op: &str, what: &str, value: &Value, depth: usize) -> mlua::Result<Json> {
-    let wrong = |message: String| -> mlua::Result<Json> { Err(errors::argument(&host(lua)?, lua, op, message, None)) };
+    let wrong = |message: String| -> mlua::Result<Json> { Err(errors::in_any_state(lua, op, message, None)) };
     Ok(match value {
         Value::Nil => Json::Null,
         Value::Boolean(b) => Json::Bool(*b),

@@ -26,6 +26,14 @@ pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error
     }
 }
 
+/// Like [`fail`], also in the states of workers.
+pub(crate) fn fail_in_any_state(lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
+    match crate::functions::host(lua) {
+        Ok(host) => fail(&host, lua, op, e),
+        Err(_) => boundary::recipe_line::raised(lua, format!("{op}: {e}"), None, errors::Cause::Recipe),
+    }
+}
+
 /// The folder in which a relative path is searched for first.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum First {

@@ -6,12 +6,12 @@ use crate::args::{as_int, show};
 use crate::boundary::memory_limit;
 use crate::errors;
 use crate::functions::host;
-use crate::host::Host;
 use crate::json;
-use crate::recipe_files::{fail, file_or_folder, input, text_arg};
+use crate::recipe_files::{fail, fail_in_any_state, file_or_folder, input, text_arg};
 use crate::table;
 use crate::tensor::Tensor;
 use crate::tokenize::{RenderChat, Tokenize};
+use crate::workers::Portable;
 use mlua::{AnyUserData, Lua, MetaMethod, Table, UserData, UserDataMethods, Value};
 use perilune_core::error::did_you_mean;
 use perilune_core::{HostTensor, Shape};
@@ -19,7 +19,6 @@ use perilune_tokenizer::chat::{self, Chat, ChatTemplate, Date, Render, Sample, T
 use perilune_tokenizer::{Encode, Tokenizer};
 use serde_json::Value as Json;
 use std::path::Path;
-use std::rc::Rc;
 use std::sync::{Arc, OnceLock};
 
 /// A tokenizer and its chat template, parsed when it is first used. Threads share one.
@@ -38,6 +37,19 @@ pub(crate) fn shared(value: &Value) -> Option<Arc<SharedTokenizer>> {
 /// Makes a Lua value of a tokenizer.
 pub(crate) fn userdata(lua: &Lua, tokenizer: Arc<SharedTokenizer>) -> mlua::Result<AnyUserData> {
     lua.create_userdata(TokenizerData(tokenizer))
+}
+
+impl Portable for SharedTokenizer {
+    fn bring(self: Arc<Self>, lua: &Lua) -> mlua::Result<Value> {
+        Ok(Value::UserData(userdata(lua, self)?))
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        let template = self.template().map_or("", ChatTemplate::hash);
+        perilune_data::records::hash::value(&perilune_data::records::Value::Text(
+            format!("{} {template}", self.tokenizer.hash()).into(),
+        ))
+    }
 }
 
 impl SharedTokenizer {
@@ -81,15 +93,13 @@ pub fn chars(lua: &Lua, text: Value) -> mlua::Result<AnyUserData> {
 /// The options of a call: each is read once, and what is left is an error with a suggestion.
 struct Options<'a> {
     lua: &'a Lua,
-    host: Rc<Host>,
     op: &'static str,
     given: Option<Table>,
 }
 
 impl<'a> Options<'a> {
     fn new(lua: &'a Lua, op: &'static str, given: Value, known: &[&str]) -> mlua::Result<Options<'a>> {
-        let host = host(lua)?;
-        let wrong = |message| Err(errors::argument(&host, lua, op, message, None));
+        let wrong = |message| Err(errors::in_any_state(lua, op, message, None));
         let given = match given {
             Value::Nil => None,
             Value::Table(t) => Some(t),
@@ -106,7 +116,7 @@ impl<'a> Options<'a> {
                 }
             }
         }
-        Ok(Options { lua, host, op, given })
+        Ok(Options { lua, op, given })
     }
 
     fn get(&self, name: &str) -> mlua::Result<Value> {
@@ -115,7 +125,7 @@ impl<'a> Options<'a> {
 
     fn wrong<T>(&self, name: &str, value: &Value, rule: &str) -> mlua::Result<T> {
         let message = format!("option '{name}' is {}; it must be {rule}", show(value));
-        Err(errors::argument(&self.host, self.lua, self.op, message, None))
+        Err(errors::in_any_state(self.lua, self.op, message, None))
     }
 
     fn flag(&self, name: &str) -> mlua::Result<bool> {
@@ -195,7 +205,7 @@ impl<'a> Options<'a> {
             Some(source) => ChatTemplate::parse(&source).and_then(|template| f(&template)),
             None => of.template().and_then(f),
         };
-        made.map_err(|e| fail(&self.host, self.lua, self.op, e))
+        made.map_err(|e| fail_in_any_state(self.lua, self.op, e))
     }
 }
 
@@ -237,7 +247,7 @@ pub(crate) fn render_chat(lua: &Lua, tokenizer: &Value, options: Value) -> mlua:
     let known: Vec<&str> = CHAT.into_iter().chain(["field"]).collect();
     let o = Options::new(lua, OP, options, &known)?;
     let tokenizer = given(lua, OP, tokenizer)?;
-    let failed = |e| fail(&o.host, lua, OP, e);
+    let failed = |e| fail_in_any_state(lua, OP, e);
     let template = o.text("template")?.map(|source| ChatTemplate::parse(&source)).transpose().map_err(failed)?;
     if template.is_none() {
         // A tokenizer without one is an error of this line.
@@ -257,7 +267,7 @@ fn messages(lua: &Lua, op: &str, value: &Value) -> mlua::Result<Vec<Json>> {
         _ => {
             let message = format!("the messages are {}", show(value));
             let hint = "a conversation is a list: { { role = \"user\", content = \"…\" }, … }";
-            Err(errors::argument(&host(lua)?, lua, op, message, Some(hint.into())))
+            Err(errors::in_any_state(lua, op, message, Some(hint.into())))
         }
     }
 }
@@ -268,15 +278,25 @@ fn list(lua: &Lua, op: &str, ids: &[u32]) -> mlua::Result<Table> {
     lua.create_sequence_from(ids.iter().copied())
 }
 
+fn string(lua: &Lua, op: &str, what: &str, value: &Value) -> mlua::Result<String> {
+    match value {
+        Value::String(s) => Ok(s.to_string_lossy()),
+        other => Err(errors::in_any_state(lua, op, format!("{what} is {}; it must be a string", show(other)), None)),
+    }
+}
+
 fn encode(lua: &Lua, this: &TokenizerData, (text, options): (Value, Value)) -> mlua::Result<Value> {
     const OP: &str = "tokenizer:encode";
     let o = Options::new(lua, OP, options, &["add_specials", "specials", "tensor"])?;
-    let text = text_arg(&o.host, lua, OP, "the text", &text)?;
+    let text = string(lua, OP, "the text", &text)?;
     let encode = Encode { parse_specials: o.parses()?, add_specials: o.flag("add_specials")? };
-    let ids = this.0.tokenizer.encode(&text, encode).map_err(|e| fail(&o.host, lua, OP, e))?;
+    let ids = this.0.tokenizer.encode(&text, encode).map_err(|e| fail_in_any_state(lua, OP, e))?;
     if o.flag("tensor")? {
         let ids: Vec<i64> = ids.into_iter().map(i64::from).collect();
-        let t = input(&o.host, lua, HostTensor::from_i64(Shape::of(&[ids.len()]), &ids))?;
+        let Ok(host) = host(lua) else {
+            return o.wrong("tensor", &o.get("tensor")?, "false in a worker, which has no device");
+        };
+        let t = input(&host, lua, HostTensor::from_i64(Shape::of(&[ids.len()]), &ids))?;
         return Ok(Value::UserData(lua.create_userdata(t)?));
     }
     Ok(Value::Table(list(lua, OP, &ids)?))
@@ -285,7 +305,7 @@ fn encode(lua: &Lua, this: &TokenizerData, (text, options): (Value, Value)) -> m
 fn decode(lua: &Lua, this: &TokenizerData, (ids, options): (Value, Value)) -> mlua::Result<String> {
     const OP: &str = "tokenizer:decode";
     let o = Options::new(lua, OP, options, &["skip_specials"])?;
-    let wrong = |message: String| errors::argument(&o.host, lua, OP, message, None);
+    let wrong = |message: String| errors::in_any_state(lua, OP, message, None);
     let id = |i: i64| u32::try_from(i).map_err(|_| wrong(format!("id {i} is no token: ids count from 0")));
     let found: Vec<u32> = match &ids {
         Value::UserData(u) if u.is::<Tensor>() => {
@@ -304,7 +324,7 @@ fn decode(lua: &Lua, this: &TokenizerData, (ids, options): (Value, Value)) -> ml
         }
         other => return Err(wrong(format!("the ids are {}; they must be a list or a tensor", show(other)))),
     };
-    this.0.tokenizer.decode(&found, o.flag("skip_specials")?).map_err(|e| fail(&o.host, lua, OP, e))
+    this.0.tokenizer.decode(&found, o.flag("skip_specials")?).map_err(|e| fail_in_any_state(lua, OP, e))
 }
 
 fn chat(lua: &Lua, this: &TokenizerData, (value, options): (Value, Value)) -> mlua::Result<Table> {
@@ -335,7 +355,7 @@ impl UserData for TokenizerData {
         let methods = &mut crate::boundary::Methods(methods);
         methods.add_method("size", |_, this, ()| Ok(this.0.tokenizer.size()));
         methods.add_method("id", |lua, this, token: Value| {
-            let token = text_arg(&host(lua)?, lua, "tokenizer:id", "the token", &token)?;
+            let token = string(lua, "tokenizer:id", "the token", &token)?;
             Ok(this.0.tokenizer.id(&token))
         });
         methods.add_method("token", |_, this, id: u32| Ok(this.0.tokenizer.token(id)));

@@ -28,6 +28,7 @@ type Recognise = fn(&AnyUserData) -> Option<Arc<dyn Portable>>;
 
 /// The types of native objects that workers share.
 const PORTABLE: &[Recognise] = &[
+    |object| Some(crate::tokenizer::shared(&Value::UserData(object.clone()))?),
     #[cfg(test)]
     super::tests::recognise,
 ];

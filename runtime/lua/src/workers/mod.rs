@@ -16,6 +16,7 @@ mod rebuild;
 mod rehearsal;
 mod state;
 
+pub(crate) use carried::Portable;
 pub(crate) use rehearsal::{rehearse, rehearse_function};
 
 use crate::boundary::memory_limit;

@@ -1,4 +1,3 @@
-use super::carried::Portable;
 use super::state::States;
 use super::*;
 use crate::{Runtime, RuntimeOptions, no_tail_calls};
@@ -465,6 +464,33 @@ fn native_objects_may_be_shared() {
     let f = make(&shared);
     assert_eq!(field(call(&f, 0).expect("runs"), "t"), text("in all states"));
     assert_ne!(f.fingerprint(), make(&Arc::new("other".into())).fingerprint());
+}
+
+#[test]
+fn tokenizers_encode_in_workers() {
+    let runtime = runtime();
+    let head = "local pl = require 'perilune' local tok = pl.data.bytes() return function(r) ";
+    let f = carried(
+        &runtime,
+        &format!("{head} local ids = tok:encode(r.t) return {{ ids = ids, back = tok:decode(ids) }} end"),
+    );
+    let with = |f: &LuaFunction| f.call(record(&[("t", text("ab"))]), 0);
+    let out = with(&f).expect("runs");
+    assert_eq!(field(out.clone(), "ids"), Value::List(vec![Value::Int(97), Value::Int(98)]));
+    assert_eq!(field(out, "back"), text("ab"));
+    for (body, expected) in [
+        (
+            "return tok:encode(r.t, { tensor = true })",
+            "sft.lua:1: tokenizer:encode: option 'tensor' is true; it must be false in a worker",
+        ),
+        ("return tok:encode(r.t, { special = true })", "unknown option 'special'"),
+        ("return tok:encode(r.n)", "tokenizer:encode: the text is nil; it must be a string"),
+        ("return tok:decode { 1.5 }", "an id is 1.5"),
+        ("return tok:chat { 1 }", "tokenizer:chat: "),
+    ] {
+        let message = with(&carried(&runtime, &format!("{head} {body} end"))).expect_err(body).to_string();
+        assert!(message.contains(expected), "{body}\n{message}");
+    }
 }
 
 #[test]

@@ -1,0 +1,128 @@
+-- Tests functions of records in workers: what they capture, the order of what they see, and errors. runtime/lua/src/workers tests limits.
+
+local pl = require "perilune"
+local data = pl.data
+local t = require "support"
+local describe, it, expect = t.describe, t.it, t.expect
+
+local function numbers(n)
+  local list = {}
+  for i = 0, n - 1 do list[i + 1] = { id = i, text = ("word"):rep(i % 3, " ") } end
+  return data.list(list)
+end
+
+describe("what a function captures", function()
+  it("is copied, once for each worker", function()
+    local calls, table_of = 0, { offset = 100, nested = { { 1, 2 }, "three" } }
+    local function shifted(x) return x + table_of.offset end
+    local mapped = numbers(20):map(function(r)
+      calls = calls + 1
+      return { id = shifted(r.id), third = table_of.nested[2], pair = table_of.nested[1] }
+    end)
+    table_of.offset = 0
+    expect(mapped:get(5)):to_equal { id = 105, third = "three", pair = { 1, 2 } }
+    expect(calls):to_be(0)
+  end)
+
+  it("may be libraries, params, modules and tokenizers", function()
+    local format, words, tok = string.format, require "support", data.bytes()
+    local mapped = numbers(3):map(function(r) return { text = format("%02d", r.id), ids = tok:encode(r.text) } end)
+    expect(mapped:get(2).text):to_be "02"
+    expect(#mapped:get(2).ids):to_be(9)
+    -- A worker loads the module anew.
+    expect(t.passed > 0):to_be(true)
+    expect(numbers(3):map(function() return { n = words.passed } end):get(0).n):to_be(0)
+  end)
+
+  it("is refused by name if it belongs to the recipe's state", function()
+    local state, x = pl.state(pl.ones { 2 }), pl.ones { 2 }
+    local cache = { model = { weight = state } }
+    local function refused(fn, message)
+      expect(function() numbers(3):map(fn) end):to_raise(message)
+      expect(function() numbers(3):filter(fn) end):to_raise(message)
+    end
+    refused(function() return cache.model end, "upvalue 'cache.model.weight' is a State; use it after :batch")
+    refused(function() return x end, "upvalue 'x' is a tensor; use it after :batch")
+    local records = numbers(2)
+    refused(function() return records end, "upvalue 'records' is a table with a metatable")
+    local wrapped = coroutine.wrap(print)
+    refused(function() return wrapped end, "upvalue 'wrapped' is a function of the runtime")
+    expect(function() numbers(3):map(function() return x end) end):to_raise "workers.lua:"
+  end)
+end)
+
+describe("the results of functions", function()
+  it("are the same in any order and any number of workers", function()
+    local function build(threads)
+      local records = numbers(200):map(function(r)
+        local fields = { zeta = r.id, alpha = 1, beta = 2, gamma = 3 }
+        local seen = {}
+        for name in pairs(fields) do seen[#seen + 1] = name end
+        return { id = r.id, code = #table.concat(seen, " ") + (seen[1] == "alpha" and 1000 or 0), draw = math.random(1000) }
+      end, { seed = 5 }):shuffle(2)
+      return records, records:batch(16, { threads = threads })
+    end
+    local records, loader = build(1)
+    local batches = {}
+    for k = 0, 19 do
+      local batch = loader:batch_at(k)
+      batches[k] = { batch.id:tolist(), batch.code:tolist(), batch.draw:tolist() }
+      expect(batches[k][2][1]):to_be(1021)
+    end
+    for _, threads in ipairs { 2, 7, 16 } do
+      local _, other = build(threads)
+      for k = 19, 0, -1 do
+        local batch = other:batch_at(k)
+        expect({ batch.id:tolist(), batch.code:tolist(), batch.draw:tolist() }):to_equal(batches[k])
+      end
+    end
+    expect(records:get(33).id):to_be(batches[2][1][2])
+    expect(records:get(33).draw):to_be(batches[2][3][2])
+  end)
+
+  it("have random numbers of the seed", function()
+    local function draws(seed)
+      local drawn = {}
+      local mapped = numbers(50):map(function() return { x = math.random() } end, { seed = seed })
+      for i = 1, 50 do drawn[i] = mapped:get(i - 1).x end
+      return drawn
+    end
+    expect(draws(1)):to_equal(draws(1))
+    expect(draws(1)[1] ~= draws(2)[1]):to_be(true)
+    expect(function() numbers(3):map(print, { sead = 1 }) end):to_raise "Did you mean 'seed'?"
+  end)
+
+  it("may not depend on other records", function()
+    local count = 0
+    local function counted(r)
+      count = count + 1
+      return { id = r.id + count }
+    end
+    expect(function() numbers(30):map(counted):batch(4) end):to_raise "record 0 (list: record 0): the results in two workers differ"
+    expect(function() numbers(30):flat_map(function(r) return { counted(r) } end) end):to_raise "the results in two workers differ"
+    expect(function() numbers(30):sort(function() return tostring {} end) end):to_raise "the results in two workers differ"
+    expect(numbers(30):map(function(r) return { id = r.id * 2 } end):batch(4):batch_at(1).id):to_equal { 8, 10, 12, 14 }
+  end)
+end)
+
+describe("errors of functions", function()
+  it("name the record, its origin and the line", function()
+    local broken = numbers(40):map(function(r)
+      if r.id == 20 then return { id = r.missing.field } end
+      return { id = r.id }
+    end)
+    for _, fails in ipairs { function() broken:get(20) end, function() broken:batch(8):batch_at(2) end } do
+      expect(fails):to_raise "list: record 20: records:map at "
+      expect(fails):to_raise "attempt to index a nil value (field 'missing')"
+    end
+    expect(broken:get(19).id):to_be(19)
+    expect(function() numbers(5):map(function() print "here" end):get(0) end):to_raise "a function of a pipeline prints nothing"
+    expect(function() numbers(5):map(function() return { f = function() end } end):get(0) end):to_raise "'f' is a function"
+  end)
+
+  it("do not hide what a worker lacks", function()
+    expect(function() numbers(3):map(function() return { t = pl.clock() } end):get(0) end):to_raise "pl.clock: a function of a pipeline"
+    expect(function() numbers(3):map(function() return { t = undefined_name } end):get(0) end):to_raise "not defined in a worker" -- luacheck: ignore
+    expect(function() numbers(3):map(math.floor) end):to_raise "not written in Lua"
+  end)
+end)
