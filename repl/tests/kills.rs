@@ -21,7 +21,7 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 8] = [
+const SMALL: [Case; 9] = [
     Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
     Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
@@ -34,6 +34,12 @@ const SMALL: [Case; 8] = [
         set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],
         steps: 30,
         kills: 20,
+    },
+    Case {
+        file: "sft.lua",
+        set: &["layers=1", "heads=2", "width=16", "context=32", "batch=4", "samples=0"],
+        steps: 20,
+        kills: 10,
     },
 ];
 

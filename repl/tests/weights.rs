@@ -16,12 +16,13 @@ use std::process::Command;
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
 /// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
-const RUNS: [(&str, &str); 12] = [
+const RUNS: [(&str, &str); 13] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),
     ("autoencoder", "autoencoder.lua --steps 100"),
     ("gru", "gru.lua --steps 50"),
     ("chargpt", "chargpt.lua --set layers=2 --set width=64 --set sample_length=40 --steps 30"),
+    ("sft", "sft.lua --set layers=2 --set width=64 --set samples=1 --steps 20"),
     ("regression", "regression.lua --steps 100"),
     ("gan", "gan.lua --set hidden=32 --steps 40"),
     ("vae", "vae.lua --set hidden=32 --steps 40"),

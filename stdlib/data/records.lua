@@ -58,6 +58,7 @@ end
 ---@param op string
 ---@param fn any
 ---@param fields boolean? whether the name of a field is a function too
+---@return any
 local function callable(op, fn, fields)
   if type(fn) == "function" or fields and type(fn) == "string" then return fn end
   pl.error(op, "the function is " .. check.show(fn), fields and "give function(record) ... end, or the name of a field" or "give function(record) ... end")
@@ -439,7 +440,10 @@ function Records:batch(size, opts)
   local function prefetch(first, count) reader:prefetch(stream(first, count), first) end
   local function ids(first, count)
     local rows = {}
-    for i = 1, count do rows[i] = set:origins(first + i - 1)[1].row end
+    for i = 1, count do
+      local from = set:origins(first + i - 1)[1]
+      rows[i] = from and from.row or first + i - 1
+    end
     return rows
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
@@ -459,11 +463,9 @@ local function mix(sets, weights, opts)
   if type(weights) == "function" then
     pl.error(op, "weights that are a function of the step are not supported yet", "give numbers: { web = 1, sft = 0.2 }")
   end
-  local found = check.options(op .. " weights", weights, {}, (function()
-    local kinds = {}
-    for name in pairs(sets) do kinds[name] = "number" end
-    return kinds
-  end)())
+  local kinds = {}
+  for name in pairs(sets) do kinds[name] = "number" end
+  local found = check.options(op .. " weights", weights --[[@as table]], {}, kinds)
   check.required(op .. " weights", found, tree.names(sets))
   local parts, shuffled = {}, nil
   for _, name in ipairs(tree.names(sets)) do

@@ -166,6 +166,11 @@ fn chargpt() {
 }
 
 #[test]
+fn sft() {
+    pinned("sft", "sft.lua", &[("layers", "2"), ("heads", "2"), ("width", "32"), ("context", "64"), ("batch", "4")]);
+}
+
+#[test]
 fn the_curve_of_chargpt_fails_without_weight_decay() {
     if blessing() {
         return skipped("PERILUNE_BLESS=1: the other test is writing the curve");
