@@ -399,9 +399,9 @@ end
 ---Packs documents of token ids into sequences of `length` positions, without attention or loss across documents (first-fit decreasing).
 ---A record has x (T) i32, y (T) i64 (the next token of the document, or -100, which cross_entropy ignores), documents (T) i32, numbers for
 ---attention, and positions (T) i32, from 0 in each document. `ids` and `mask` name the fields of a document: its token ids, and which of
----them are trained (all without `mask`).
+---them are trained, as `chat` makes them. A document without a field `mask` is trained whole.
 ---@param length integer
----@param opts {ids: string?, mask: string?, padding: integer?, too_long: string?}? ids: "ids"; padding: 0; too_long: "error", "truncate" or "split"
+---@param opts {ids: string?, mask: string?, padding: integer?, too_long: string?}? ids: "ids"; mask: "mask"; padding: 0; too_long: "error", "truncate" or "split"
 ---@return perilune.Records
 function Records:pack(length, opts)
   local op = "records:pack"

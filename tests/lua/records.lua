@@ -181,6 +181,26 @@ describe("batches of records", function()
   end)
 end)
 
+describe("conversations", function()
+  it("are trained on answers alone, also when they are packed", function()
+    local template = "{% for m in messages %}{% if m.role == 'assistant' %}{% generation %}{{ m.content }}!{% endgeneration %}" ..
+      "{% else %}{{ m.content }} {% endif %}{% endfor %}"
+    local chats = data.list {
+      { messages = { { role = "user", content = "2+2" }, { role = "assistant", content = "4" } } },
+      { messages = { { role = "user", content = "20+2" }, { role = "assistant", content = "22" } } },
+    }
+    local tok = data.bytes()
+    local packed = chats:chat(tok, { template = template }):pack(20)
+    expect(packed:size()):to_be(1)
+    local row, trained = packed:get(0), {}
+    for i, id in ipairs(row.y) do
+      if id ~= -100 then trained[#trained + 1] = id end
+      if id ~= -100 and i < #row.x then expect(row.x[i + 1]):to_be(id) end
+    end
+    expect(tok:decode(trained)):to_be "22!4!"
+  end)
+end)
+
 describe("files of records", function()
   it("are read by position", function()
     local records = data.jsonl "files/sums.jsonl"

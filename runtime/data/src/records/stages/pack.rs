@@ -16,6 +16,9 @@ use std::sync::Arc;
 /// The target of a position without one: what `cross_entropy` ignores.
 pub const IGNORED: i64 = -100;
 
+/// The field of the mask by default, as `chat` makes it.
+const MASK: &str = "mask";
+
 /// How documents become sequences.
 #[derive(Clone, Debug)]
 pub struct PackOptions {
@@ -23,7 +26,8 @@ pub struct PackOptions {
     pub length: usize,
     /// The field with the token ids of a document.
     pub ids: String,
-    /// The field that says which tokens the loss trains: booleans, or numbers that are 0 or not. All without it.
+    /// The field that says which tokens the loss trains: booleans, or numbers that are 0 or not. By default `mask`; all tokens of a
+    /// document that has no such field.
     pub mask: Option<String>,
     /// The id at padding.
     pub padding: i64,
@@ -58,7 +62,11 @@ pub fn pack(inner: Arc<dyn Dataset>, options: PackOptions, scan: &Scan) -> Resul
 /// The token ids of a document, and which of them are trained.
 fn document(record: &Record, options: &PackOptions) -> Result<(Vec<i64>, Option<Vec<bool>>)> {
     let ids = integers(record, &options.ids)?;
-    let Some(name) = &options.mask else { return Ok((ids, None)) };
+    let name = match &options.mask {
+        Some(name) => name,
+        None if record.get(MASK).is_some() => MASK,
+        None => return Ok((ids, None)),
+    };
     let mask: Vec<bool> = integers(record, name)?.into_iter().map(|m| m != 0).collect();
     if mask.len() != ids.len() {
         let rule = format!("'{name}' has {} elements and '{}' {}", mask.len(), options.ids, ids.len());

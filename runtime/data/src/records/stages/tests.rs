@@ -289,6 +289,11 @@ fn packed_documents_are_whole_and_masked() {
     starts.sort_unstable();
     want.sort_unstable();
     assert_eq!(starts, want);
+    let none = Record { fields: vec![("ids".into(), ints(&[1, 2, 3])), ("mask".into(), ints(&[1, 0, 1]))] };
+    let masked: Arc<dyn Dataset> = Arc::new(List::new("docs", vec![none]));
+    let by_default = pack(masked, PackOptions { mask: None, length: 3, ..options.clone() }, &scan(1)).unwrap();
+    let Some(Value::Array(y)) = by_default.get(0).unwrap().get("y").cloned() else { panic!("y is no array") };
+    assert_eq!(y.to_i64(), [IGNORED, 3, IGNORED]);
     let error = pack(inner, PackOptions { length: 4, ..options }, &scan(1)).err().unwrap().to_string();
     assert!(error.contains("docs: record 5") && error.contains("6 tokens"), "{error}");
 }
