@@ -44,7 +44,7 @@ const SMALL: [Case; 9] = [
 ];
 
 const LARGER: [Case; 3] = [
-    Case { file: "gpt2.lua", set: TRANSFORMER, steps: 24, kills: 30 },
+    Case { file: "gpt2.lua", set: TRANSFORMER, steps: 24, kills: 20 },
     Case { file: "llama.lua", set: TRANSFORMER, steps: 24, kills: 30 },
     Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 30 },
 ];
