@@ -1,6 +1,6 @@
 //! Trains a vocabulary: byte-level BPE, WordPiece or Unigram, by the trainers of the `tokenizers` crate.
 //!
-//! The same texts give the same bytes of `tokenizer.json`, on any number of threads. The crate's trainers alone do not promise
+//! Of BPE and WordPiece the same texts give the same bytes of `tokenizer.json`, on any number of threads; scores of Unigram may differ in a bit. The crate's trainers alone do not promise
 //! that, because they walk hash tables: WordPiece numbers its characters, and Unigram orders its sums, as such a walk comes.
 //! So the characters of WordPiece are given in sorted order, Unigram gets sorted words on one thread, and the scores that
 //! Unigram gives to characters it has pruned are assigned in sorted order.
