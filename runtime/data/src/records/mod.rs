@@ -6,7 +6,7 @@
 //!
 //! Stages that depend on the data (filter, flat_map, pack) scan it once and store what they found as an index.
 //!
-//! Not included: functions written in Lua (`runtime/lua`), tokenizers, and batches (`source`).
+//! [`batch`] makes tensors of records. Not included: functions written in Lua (`runtime/lua`), tokenizers, and prefetching (`source`).
 
 pub mod batch;
 mod dataset;
