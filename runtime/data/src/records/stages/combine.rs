@@ -1,6 +1,6 @@
 //! Defines stages that combine several datasets without looking at their records.
 
-use super::place;
+use super::{first, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ impl Concat {
     fn at(&self, index: u64) -> (&dyn Dataset, u64) {
         let (epoch, i) = place(index, self.len());
         let k = self.starts.partition_point(|s| *s <= i) - 1;
-        (&*self.all[k], epoch * self.all[k].len() + i - self.starts[k])
+        (&*self.all[k], first(epoch, self.all[k].len()) + i - self.starts[k])
     }
 }
 
@@ -75,7 +75,7 @@ impl Interleave {
         let (epoch, i) = place(index, self.len());
         let n = self.all.len() as u64;
         let dataset = &*self.all[(i % n) as usize];
-        (dataset, epoch * dataset.len() + i / n)
+        (dataset, first(epoch, dataset.len()) + i / n)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Defines stages that apply a function to each record.
 
 use super::scan::Scan;
-use super::{located as at, place};
+use super::{first, located as at, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use std::collections::VecDeque;
@@ -98,7 +98,7 @@ impl FlatMap {
     fn at(&self, index: u64) -> (u64, usize) {
         let (epoch, i) = place(index, self.len());
         let row = self.starts.partition_point(|s| *s <= i) - 1;
-        (epoch * self.inner.len() + row as u64, (i - self.starts[row]) as usize)
+        (first(epoch, self.inner.len()) + row as u64, (i - self.starts[row]) as usize)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Groups the records of a dataset by a key, and joins two datasets by the value of a field.
 
 use super::scan::Scan;
-use super::{located as at, place};
+use super::{first, located as at, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use rustc_hash::FxHashMap;
@@ -40,7 +40,7 @@ impl Groups {
     fn at(&self, index: u64) -> (&Value, Vec<u64>) {
         let (epoch, i) = place(index, self.len());
         let (key, rows) = &self.groups[i as usize];
-        (key, rows.iter().map(|row| epoch * self.inner.len() + row).collect())
+        (key, rows.iter().map(|row| first(epoch, self.inner.len()) + row).collect())
     }
 }
 
@@ -107,7 +107,7 @@ impl Join {
     fn at(&self, index: u64) -> (u64, u64) {
         let (epoch, i) = place(index, self.len());
         let (row, other) = self.pairs[i as usize];
-        (epoch * self.inner.len() + row, other)
+        (first(epoch, self.inner.len()) + row, other)
     }
 }
 

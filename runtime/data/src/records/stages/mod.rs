@@ -56,6 +56,12 @@ fn place(index: u64, len: u64) -> (u64, u64) {
     (index / len.max(1), index % len.max(1))
 }
 
+/// The index of the first record of an epoch. Epochs that no run reaches repeat earlier ones.
+fn first(epoch: u64, len: u64) -> u64 {
+    const MOST: u64 = 1 << 62;
+    epoch % (MOST / len.max(1)).max(1) * len
+}
+
 /// Adds where a record is from to the error of a function.
 pub(super) fn located(dataset: &dyn Dataset, index: u64, error: Error) -> Error {
     if !matches!(error, Error::Function { .. }) {

@@ -1,6 +1,6 @@
 //! Defines stages that map an index of the stream to another index: nothing is read or stored for them.
 
-use super::place;
+use super::{first, place};
 use crate::error::Result;
 use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash};
 use crate::sample_order::{Permutation, Stream};
@@ -19,7 +19,7 @@ impl Shuffle {
 
     fn at(&self, index: u64) -> u64 {
         let (epoch, i) = place(index, self.len());
-        epoch * self.len() + Permutation::new(self.len(), self.seed, epoch, Stream::Shuffle).at(i)
+        first(epoch, self.len()) + Permutation::new(self.len(), self.seed, epoch, Stream::Shuffle).at(i)
     }
 }
 
@@ -70,7 +70,7 @@ impl Range {
 
     fn at(&self, index: u64) -> u64 {
         let (epoch, i) = place(index, self.count);
-        epoch * self.inner.len() + self.first + i
+        first(epoch, self.inner.len()) + self.first + i
     }
 }
 
@@ -153,7 +153,7 @@ impl Windows {
 
     fn places(&self, index: u64) -> Vec<u64> {
         let (epoch, window) = place(index, self.len());
-        let first = epoch * self.inner.len() + window * self.stride;
+        let first = first(epoch, self.inner.len()) + window * self.stride;
         (first..first + self.size).collect()
     }
 }
@@ -233,7 +233,7 @@ impl Bucket {
             true => Permutation::new(blocks, self.seed, epoch, Stream::Shuffle).at(block),
             false => block,
         };
-        epoch * self.len() + block * self.batch + within
+        first(epoch, self.len()) + block * self.batch + within
     }
 }
 

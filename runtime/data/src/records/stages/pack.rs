@@ -7,7 +7,7 @@
 
 use super::bins::{self, Piece, TooLong};
 use super::scan::Scan;
-use super::{located as at, place};
+use super::{first, located as at, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash};
 use perilune_core::{DType, HostTensor, Shape};
@@ -101,7 +101,7 @@ fn integers(record: &Record, name: &str) -> Result<Vec<i64>> {
 impl Pack {
     fn pieces(&self, index: u64) -> impl Iterator<Item = (u64, &Piece)> {
         let (epoch, bin) = place(index, self.len());
-        self.bins[bin as usize].iter().map(move |p| (epoch * self.inner.len() + p.document, p))
+        self.bins[bin as usize].iter().map(move |p| (first(epoch, self.inner.len()) + p.document, p))
     }
 }
 

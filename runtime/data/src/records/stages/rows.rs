@@ -1,8 +1,8 @@
 //! Selects rows of a dataset: filters, sorts, splits by hash, samples, drops duplicates.
 
 use super::function::wrong;
-use super::place;
 use super::scan::Scan;
+use super::{first, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use crate::sample_order::{Permutation, Stream};
@@ -40,7 +40,7 @@ impl Rows {
             List::Short(rows) => u64::from(rows[i as usize]),
             List::Long(rows) => rows[i as usize],
         };
-        epoch * self.inner.len() + row
+        first(epoch, self.inner.len()) + row
     }
 }
 

@@ -338,3 +338,13 @@ fn an_error_names_the_first_record_in_order() {
     let wrong = filter(list(5), &Field("text".into()), &scan(1)).err().unwrap().to_string();
     assert!(wrong.contains("returns a string") && wrong.contains("true or false"), "{wrong}");
 }
+
+/// A recipe may ask for any record; a range of a large dataset multiplies its index.
+#[test]
+fn no_index_overflows() {
+    let one: Arc<dyn Dataset> = Arc::new(Range::new(list(1000), 3, 1));
+    let twice: Arc<dyn Dataset> = Arc::new(Concat::new(vec![one.clone(), Arc::new(Shuffle::new(one, 1))]));
+    for index in [i64::MAX as u64, 1 << 62, 1 << 53] {
+        assert_eq!(id(&twice.get(index).unwrap()), 3, "{index}");
+    }
+}
