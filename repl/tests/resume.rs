@@ -10,7 +10,8 @@ use std::process::{Command, Stdio};
 use support::{Place, Ran, place};
 
 /// A recipe with everything that a run carries from step to step: moments, averages, batch statistics, dropout, shuffling,
-/// accumulation, a schedule, evaluations, early stopping, a running metric, and fp16's scale by `--precision`.
+/// accumulation, a schedule, evaluations, early stopping, a running metric, a State that follows from the sample log, and fp16's
+/// scale by `--precision`.
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn, optim = pl.nn, pl.optim
@@ -18,7 +19,12 @@ local recipe = pl.recipe { name = "all", params = { lr = 0.05, steps = 12, seed 
 recipe.early_stop = { metric = "valid/loss", patience = 50 }
 recipe.ema = 0.9
 local level = pl.state(pl.zeros {})
-recipe.states = { level = level }
+local scale = pl.state(pl.ones {})
+recipe.states = { level = level, scale = scale }
+recipe.sample_log = true
+function recipe.after_step(run)
+  if run.count % 3 == 0 then scale:assign(pl.tensor(1 + 1e-3 * run:worst(1, { by = "mean" })[1].mean)) end
+end
 function recipe.data(p)
   local x = pl.randn { 80, 4 }
   local set = pl.data.tensors { x = x, y = x:sum(1) }
@@ -33,7 +39,7 @@ end
 function recipe.loss(model, batch)
   local error = model(batch.x):squeeze(-1) - batch.y
   if model.training then level:assign(level * 0.9 + error:abs():mean():detach() * 0.1) end
-  return (error * error):mean() * (1 + level:detach()), { level = level }
+  return (error * error):mean() * (1 + level:detach()) * scale:detach(), { level = level }, nil, error * error
 end
 return recipe
 "#;

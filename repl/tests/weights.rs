@@ -22,6 +22,7 @@ const RUNS: [(&str, &str); 13] = [
     ("autoencoder", "autoencoder.lua --steps 100"),
     ("gru", "gru.lua --steps 50"),
     ("chargpt", "chargpt.lua --set layers=2 --set width=64 --set sample_length=40 --steps 30"),
+    ("clean", "clean.lua --set channels=4 --set review=20 --steps 60"),
     ("sft", "sft.lua --set layers=2 --set width=64 --set samples=1 --steps 20"),
     ("regression", "regression.lua --steps 100"),
     ("gan", "gan.lua --set hidden=32 --steps 40"),

@@ -26,6 +26,7 @@ local tree = require "perilune.tree"
 ---@field prefetch (fun(first: integer, count: integer))? starts to make a batch on other threads
 ---@field ids (fun(first: integer, count: integer): integer[])? numbers of these samples in the source, for warnings
 ---@field what string? unit of `ids`: "rows"
+---@field records perilune.NativeRecords? what its samples are the records of
 ---@field tokens integer? tokens in a sample of text
 ---@field context integer? positions in the sequence of a sample: dim 1 of tensors of that size
 ---@field place integer source location of the recipe line that made it
@@ -38,7 +39,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, records: perilune.NativeRecords?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -405,7 +405,7 @@ function Records:batch(size, opts)
     return rows
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
-                          ids = ids, what = "records", context = o.context or self.context, tokens = self.context })
+                          ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context })
 end
 
 return { new = new, of = records }

@@ -99,6 +99,11 @@ function train.new(recipe, params, opts)
   run.ema = build_ema(recipe, params, run.model)
   local loss = parts.part(recipe, "loss", recipe.step == nil)
   local loop = recipe.step or loss ---@type any
+  parts.part(recipe, "after_step")
+  if recipe.sample_log ~= nil and not check.is(recipe.sample_log, "boolean") then
+    pl.error("recipe", "recipe.sample_log is " .. check.show(recipe.sample_log), "write recipe.sample_log = true")
+  end
+  if recipe.sample_log then run.log = native.sample_log() end
   run.place = type(loop) == "function" and native.written_at(loop) or 0
   options.schedule(run)
   local made = runs.new(run)
@@ -115,6 +120,7 @@ end
 function train.memorise(recipe, params, opts)
   local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })
   local run = train.new(recipe, params, { seed = o.seed })
+  run.log = nil -- it does not go through the stream of samples
   run.model:train()
   local first, last, done = math.huge, math.huge, 0
   while done < o.steps and last > o.threshold do

@@ -51,6 +51,32 @@ function position.batch(run, i)
   return train:batch_at((run.count - s.step) * run.accumulate + i, s.sample)
 end
 
+---Says which samples micro-batch `i`, counted from 0, of the step after `count` others has, for the sample log.
+---@param run perilune.Run
+---@param count integer
+---@param i integer
+---@param samples integer
+---@return table origins { set =, first =, count = } of records, or { what =, ids = }
+function position.origins(run, count, i, samples)
+  local train = run.data.train
+  local s = segment_at(run, count)
+  local k, from, size = (count - s.step) * s.accumulate + i, s.sample, s.size
+  if not has_stream(train) then
+    k, from, size = count * run.accumulate + i, nil, nil
+  elseif train.records then
+    local first, n = train:span(k, from, size)
+    return { set = train.records, first = first, count = n }
+  end
+  if type(train.ids_at) == "function" then
+    local what, ids = train:ids_at(k, from, size)
+    if what and ids then return { what = what, ids = ids } end
+  end
+  -- A loader that does not number its samples: their places in the stream.
+  local ids = {}
+  for j = 1, samples do ids[j] = k * samples + j - 1 end
+  return { what = "samples", ids = ids }
+end
+
 ---Lists the samples of the step after `count` others, by their numbers in the source.
 ---@param run perilune.Run
 ---@param count integer

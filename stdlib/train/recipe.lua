@@ -12,9 +12,9 @@ local tree = require "perilune.tree"
 ---@field data fun(params: table): table<string, perilune.Loader>
 ---@field model fun(params: table, data: table): perilune.Module
 ---@field optimizer (fun(params: table, model: perilune.Module): perilune.Optimizer|table<string, perilune.Optimizer>)? one optimizer, or several by name for a `step` of the recipe
----@field loss (fun(model: perilune.Module, batch: table): perilune.Tensor, table?, any)? the mean loss, metrics (scalar tensors by name), and the weight of the batch
+---@field loss (fun(model: perilune.Module, batch: table): perilune.Tensor, table?, any, any)? the mean loss, metrics (scalar tensors by name), the weight of the batch, and the losses of its samples for the sample log
 ---@field evaluate (fun(model: perilune.Module, batch: table): any, table?, any)? replaces `loss` in evaluations
----@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?)? replaces the default step
+---@field step (fun(run: perilune.Run, batch: table): perilune.Tensor, table?, any)? replaces the default step
 ---@field ema (number|fun(params: table, model: perilune.Module): perilune.EMA)? decay of a moving average of the weights, which evaluations use
 ---@field accumulate integer? micro-batches of a step
 ---@field steps integer? length of the run, if params has no `steps`
@@ -31,13 +31,15 @@ local tree = require "perilune.tree"
 ---@field pipeline {schedule: string?}? how the stages along pp take turns: "1f1b" (the default), "fill-drain", "zb-h1", or a table of cells
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
 ---@field finish fun(run: perilune.Run)? called after the last step
+---@field after_step fun(run: perilune.Run)? called after every step, before its evaluation and checkpoint; may assign States
+---@field sample_log boolean? records the samples of every step with their losses, for run:samples, run:worst and run:sample
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
 
 local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "pipeline", "strict_shards", "sharding" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding", "sample_log", "after_step" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }
@@ -108,10 +110,12 @@ end
 ---@param loss any
 ---@param metrics any
 ---@param weight any
+---@param each any
 ---@return perilune.Tensor loss
 ---@return table<string, perilune.Tensor|number> metrics
 ---@return any weight a number or a scalar tensor; nil if the function returned none
-function recipe.check_loss(given, name, samples, loss, metrics, weight)
+---@return any each the values of the samples; nil if the function returned none
+function recipe.check_loss(given, name, samples, loss, metrics, weight, each)
   if not pl.is_tensor(loss) or loss:numel() ~= 1 then
     local got = pl.is_tensor(loss) and ("a tensor of shape {%s}"):format(table.concat(loss.shape, ", ")) or check.show(loss)
     recipe.fault(given, name, "it returned " .. got, "return the mean loss, a scalar tensor, first; reduce with :mean()")
@@ -120,7 +124,7 @@ function recipe.check_loss(given, name, samples, loss, metrics, weight)
     recipe.fault(given, name, "its second value is " .. check.show(metrics), "metrics are a table: return loss, { accuracy = ... }")
   end
   if weight == false then weight = samples end
-  return loss, metrics or {}, weight
+  return loss, metrics or {}, weight, each
 end
 
 return recipe

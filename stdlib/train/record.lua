@@ -40,14 +40,17 @@ end
 ---Records a step and its guard.
 ---@param run perilune.Run
 ---@param get_batches fun(): any[][]
----@return table<string, any> values { loss =, [".metric"] = }
+---@return table<string, any> values { loss =, [".metric"] =, ["#1.loss"] = } for the sample log
 ---@return integer samples
 function record.guarded_step(run, get_batches)
   local batches, samples = get_batches(), 0
   for _, b in ipairs(batches) do samples = samples + b[2] end
-  local loss, metrics = step(run, batches)
+  local loss, metrics, each = step(run, batches)
   local values = { loss = loss }
   for name, value in pairs(metrics) do values["." .. name] = value end
+  for i, part in ipairs(run.log and each or {}) do
+    for name, value in pairs(part) do values[("#%d.%s"):format(i, name)] = value end
+  end
   guard(run, loss)
   return values, samples
 end

@@ -9,6 +9,7 @@ local format = require "perilune.train.format"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
 local record = require "perilune.train.record"
+local sample_log = require "perilune.train.sample_log"
 local scope = require "perilune.train.scope"
 
 ---@class (partial) perilune.Run
@@ -108,9 +109,18 @@ local function take_step(run, get_batches)
   end)
   run.count, run.unfinished = run.count + 1, nil
   local result = setmetatable({ step = run.count, loss = values.loss, metrics = {}, samples = samples }, step_meta)
+  local parts = {} ---@type table[]
   for name, value in pairs(values) do
-    if name ~= "loss" then result.metrics[name:sub(2)] = value end
+    local i, key = name:match "^#(%d+)%.(.*)$"
+    if i then
+      local at = math.tointeger(i) --[[@as integer]]
+      parts[at] = parts[at] or {}
+      parts[at][key] = value
+    elseif name ~= "loss" then
+      result.metrics[name:sub(2)] = value
+    end
   end
+  if #parts > 0 then sample_log.push(run, parts) end
   return result
 end
 
@@ -122,6 +132,8 @@ function Run:step(n)
   self.model:train()
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
     result = take_step(self, function() return record.next_batches(self) end)
+    local hook = self.recipe.after_step
+    if hook then hook(self) end
   end
   return result
 end
@@ -160,7 +172,7 @@ function Run:rates()
   return #out > 0 and out or nil
 end
 
-for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run" } do
+for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run", sample_log } do
   for name, method in pairs(part.methods) do Run[name] = method end
 end
 

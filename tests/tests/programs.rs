@@ -67,6 +67,7 @@ const SOURCES: &[Source] = &[
     source("autoencoder", "recipes/autoencoder.lua", None, &[]),
     source("gru", "recipes/gru.lua", None, &[]),
     source("chargpt", "recipes/chargpt.lua", None, &[("layers", "2"), ("width", "64")]),
+    source("clean", "recipes/clean.lua", None, &[("channels", "4")]),
     source("sft", "recipes/sft.lua", None, &[("layers", "2"), ("width", "64")]),
     source("chargpt_bf16", "recipes/chargpt.lua", Some("bf16"), &[("layers", "2"), ("width", "64")]),
     source("regression", "recipes/regression.lua", None, &[]),

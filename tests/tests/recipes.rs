@@ -166,6 +166,11 @@ fn chargpt() {
 }
 
 #[test]
+fn clean() {
+    pinned("clean", "clean.lua", &[("channels", "4"), ("review", "3")]);
+}
+
+#[test]
 fn sft() {
     pinned("sft", "sft.lua", &[("layers", "2"), ("heads", "2"), ("width", "32"), ("context", "64"), ("batch", "4")]);
 }

@@ -21,6 +21,7 @@ pub mod npz;
 mod open_files;
 pub mod records;
 pub mod safetensors;
+pub mod sample_log;
 pub mod sample_order;
 pub mod shards;
 pub mod source;

@@ -309,6 +309,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("source_kernel", lua.create_function(kernels::record)?)?;
     native.set("record_offline_kernel", lua.create_function(crate::offline_source::record_kernel)?)?;
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
+    native.set("sample_losses", lua.create_function(crate::sample_log::losses)?)?;
+    native.set("sample_log", lua.create_function(crate::sample_log::create)?)?;
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;

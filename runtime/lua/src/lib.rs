@@ -40,6 +40,7 @@ mod records;
 mod reference;
 mod run;
 mod runtime;
+mod sample_log;
 mod source_text;
 mod state_migration;
 mod table;

@@ -4,11 +4,13 @@ use crate::boundary::Guarded;
 use crate::host::Host;
 use crate::library_env;
 use crate::runtime::Failed;
+use crate::sample_log::LogData;
 use crate::table;
 use crate::tensor::{Ref, Tensor};
-use mlua::{Function, Lua, Table, Value};
+use mlua::{AnyUserData, Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
+use perilune_data::sample_log::SampleLog;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
@@ -235,6 +237,31 @@ impl Run {
     /// Returns whether the recipe has its own step, which may have side effects that cannot be repeated.
     pub fn own_step(&self) -> bool {
         self.recipe.get::<Value>("step").is_ok_and(|f| !f.is_nil())
+    }
+
+    /// Returns the sample log, if the recipe has one.
+    pub fn sample_log(&self) -> Option<Rc<RefCell<SampleLog>>> {
+        let log = self.table.get::<Option<AnyUserData>>("log").ok().flatten()?;
+        log.borrow::<LogData>().ok().map(|log| log.0.clone())
+    }
+
+    /// Reads the values of the last step into the sample log, if the run has one.
+    ///
+    /// # Errors
+    /// Those of the step.
+    pub fn settle_sample_log(&self) -> Result<(), Failed> {
+        if self.sample_log().is_some() {
+            self.table.get::<Function>("settle_sample_log")?.call::<()>(&self.table)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the sample log of another version of the run.
+    pub fn take_sample_log(&self, other: &Run) -> Result<(), Failed> {
+        if self.sample_log().is_some() && other.sample_log().is_some() {
+            self.table.set("log", other.table.get::<Value>("log")?)?;
+        }
+        Ok(())
     }
 
     /// Returns the samples of step `k`, if the data numbers them: their unit and their numbers.

@@ -8,6 +8,7 @@ use crate::params;
 use crate::retention::{Best, Retention};
 use crate::run_log;
 use crate::rundir::RECORD;
+use crate::sample_file::SAMPLES;
 use perilune_checkpoint::{Saver, Snapshot, Source};
 use perilune_lua::{Copies, Run};
 use perilune_policy::Directory;
@@ -139,9 +140,13 @@ impl Checkpoints {
             return take(run, &self.about, &reporter.latest).map(drop);
         };
         let begun = Instant::now();
-        // A resume from here needs the log up to here.
+        // A resume from here needs the logs up to here.
         if let Some(dir) = reporter.dir.as_mut() {
             dir.flush()?;
+            if let Some(log) = run.sample_log() {
+                run.settle_sample_log()?;
+                dir.write_samples(&mut log.borrow_mut(), true)?;
+            }
         }
         if self.best.as_ref().is_some_and(|b| b.step() == Some(step)) {
             saver.set_best(step);
@@ -207,7 +212,7 @@ impl Source for PendingSnapshot {
         let step = self.step;
         if let Some(dir) = &self.dir {
             // A file system that cannot sync gives no guarantee after a power failure in any case.
-            for name in [run_log::METRICS, run_log::LEDGER, RECORD] {
+            for name in [run_log::METRICS, run_log::LEDGER, SAMPLES, RECORD] {
                 let _ = dir.sync_file(name);
             }
             let _ = dir.sync();

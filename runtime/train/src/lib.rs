@@ -56,6 +56,7 @@ mod run_files;
 mod run_lock;
 mod run_log;
 mod rundir;
+mod sample_file;
 mod shared_run;
 mod source;
 mod spec;

@@ -4,6 +4,7 @@
 //! run.json                 recipe, device, result; sealed
 //! recipe/                  the recipe and the files it required, as they were
 //! metrics.jsonl            the step and eval events; sealed line by line
+//! samples.bin              the samples of every step, if the recipe has a sample log (`sample_file.rs`)
 //! ledger.jsonl             edits and resumes, if there were any; sealed line by line
 //! tb/                      TensorBoard events (`tensorboard --logdir runs`)
 //! checkpoints/step-N/      see `perilune_checkpoint`
@@ -19,8 +20,10 @@ use crate::error::{Error, Result, disk};
 use crate::run_files::{hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
+use crate::sample_file::{SAMPLES, SampleFile};
 use crate::tensorboard::EventFile;
 use perilune_checkpoint::{CHECKPOINTS, seal};
+use perilune_data::sample_log::SampleLog;
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::collections::HashMap;
@@ -49,6 +52,7 @@ pub struct RunDir {
     metrics: RunLog,
     /// The history, opened when its first line is written.
     ledger: Option<RunLog>,
+    samples: SampleFile,
     board: EventFile,
     flushed: Instant,
     /// The lock of a new run; that of a resumed one belongs to [`crate::Resume`].
@@ -134,7 +138,9 @@ impl RunDir {
         let metrics = RunLog::replace(&dir, METRICS, &record, std::iter::empty())?;
         let board = board(&dir)?;
         let (writing, ledger, flushed, path) = (None, None, Instant::now(), dir.path().to_path_buf());
-        let mut dir = RunDir { path, dir, record, writing, metrics, ledger, board, flushed, _lock: Some(lock) };
+        let samples = SampleFile::default();
+        let mut dir =
+            RunDir { path, dir, record, writing, metrics, ledger, samples, board, flushed, _lock: Some(lock) };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
     }
@@ -173,13 +179,30 @@ impl RunDir {
         };
         let (board, writing, flushed) = (board(dir)?, None, Instant::now());
         let path = dir.path().to_path_buf();
-        let dir = RunDir { path, dir: dir.clone(), record, writing, metrics, ledger, board, flushed, _lock: None };
+        let (dir, samples) = (dir.clone(), SampleFile::default());
+        let dir = RunDir { path, dir, record, writing, metrics, ledger, samples, board, flushed, _lock: None };
         Ok((dir, tail))
     }
 
     /// Returns the handle of the directory.
     pub(crate) fn handle(&self) -> &Directory {
         &self.dir
+    }
+
+    /// Writes the entries of the sample log that are not in its file: all of them with `seal`, else full blocks.
+    pub fn write_samples(&mut self, log: &mut SampleLog, seal: bool) -> Result<()> {
+        if seal {
+            log.seal().map_err(|e| Error::System(e.to_string()))?;
+        }
+        if seal || log.blocks().0.len() > self.samples.written() {
+            self.samples.write(&self.dir, log)?;
+        }
+        Ok(())
+    }
+
+    /// Returns the id of the run.
+    pub fn id(&self) -> &str {
+        self.record.get("id").and_then(Value::as_str).unwrap_or_default()
     }
 
     /// Drops the events after a step that the run goes back to.
@@ -254,7 +277,11 @@ impl RunDir {
     pub(crate) fn heads(&self) -> Value {
         let ledger = self.ledger.as_ref().map(|l| l.head().to_string());
         let ledger = ledger.unwrap_or_else(|| run_log::chain(&self.record, LEDGER).head().to_string());
-        json!({ METRICS: self.metrics.head(), LEDGER: ledger })
+        let mut heads = json!({ METRICS: self.metrics.head(), LEDGER: ledger });
+        if let Some(head) = self.samples.head() {
+            heads[SAMPLES] = head.into();
+        }
+        heads
     }
 
     /// Flushes both logs. A directory that was removed or renamed in the meantime is an error.

@@ -4,7 +4,9 @@ use crate::error::{Error, Result};
 use crate::hot_reload::StartOptions;
 use crate::job::Job;
 use crate::resume::Resume;
+use crate::run_log;
 use crate::rundir::LogTail;
+use crate::sample_file::{self, SAMPLES};
 use crate::source::Source;
 use crate::spec::RunSpec;
 use perilune_checkpoint::Snapshot;
@@ -185,6 +187,22 @@ pub(crate) fn tail(job: &Job, own: LogTail) -> Result<LogTail> {
         seconds: shared[1].as_f64().unwrap_or_default(),
         history: list(&shared[2]).iter().map(entry).collect(),
     })
+}
+
+/// Restores the sample log of a resumed run, in all processes from the file that process 0 has read.
+pub(crate) fn sample_log(job: &Job, resume: &Resume, run: &Run) -> Result<()> {
+    let Some(log) = run.sample_log() else { return Ok(()) };
+    let what = "the sample log";
+    let own = if job.is_first() { Some(sample_file::bytes(&resume.open()?)?) } else { None };
+    let mut bytes = own.unwrap_or_default();
+    if job.has_several() {
+        let length = job.share(what, || Ok(bytes.len().into()))?.as_u64().unwrap_or_default() as usize;
+        bytes = job.share_bytes(what, job.is_first().then_some(&bytes), length)?;
+    }
+    let id = resume.record.get("id").and_then(Value::as_str).unwrap_or_default();
+    let head = run_log::stood(&resume.snapshot.record, SAMPLES);
+    *log.borrow_mut() = sample_file::read(&bytes, id, resume.step(), head, &resume.dir.join(SAMPLES))?;
+    Ok(())
 }
 
 /// Refuses a job whose processes have no work of their own.

@@ -16,6 +16,7 @@ use crate::restart::{Beginning, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
+use crate::sample_file;
 use crate::shared_run;
 use crate::source::Source;
 use crate::spec::RunSpec;
@@ -25,6 +26,7 @@ use crate::weights::weights_hash;
 use perilune_core::mesh::Axis;
 use perilune_dist::Links;
 use perilune_lua::{Cause, Loaded, Recipe, Run, Runtime, StateMigration};
+use perilune_data::sample_log::SampleLog;
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
 use std::path::{Path, PathBuf};
@@ -308,7 +310,13 @@ impl Session<'_> {
                 (reporter.dir, tail) = (Some(dir), found);
             }
             tail = shared_run::tail(self.job, tail)?;
+            shared_run::sample_log(self.job, resume, &run)?;
             about.insert("resumed".into(), resume.step().into());
+        }
+        if self.resume.is_none()
+            && let (Some(dir), Some(log)) = (&reporter.dir, run.sample_log())
+        {
+            *log.borrow_mut() = SampleLog::new(&sample_file::chain_name(dir.id()));
         }
         let dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
         let dir = self.share_dir(dir)?;
@@ -487,6 +495,10 @@ impl Session<'_> {
         }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
+            if let Some(log) = run.sample_log() {
+                run.settle_sample_log()?;
+                dir.write_samples(&mut log.borrow_mut(), true)?;
+            }
             dir.finish([
                 ("status", status.into()),
                 ("steps_done", step.into()),

@@ -279,6 +279,9 @@ impl<'a> TrainingLoop<'a> {
     /// Reads and reports the numbers of a step, and handles anomalies.
     fn report(&mut self, pending: Pending) -> Result<()> {
         let step = pending.step;
+        if let (Some(dir), Some(log)) = (&mut self.reporter.dir, self.run.sample_log()) {
+            dir.write_samples(&mut log.borrow_mut(), false)?;
+        }
         let numbers = self.run.read(&pending.result)?;
         self.reporter.step(step, &numbers)?;
         let scaled = self.run.precision() == "fp16";

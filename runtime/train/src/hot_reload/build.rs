@@ -140,6 +140,7 @@ impl Reloader<'_> {
         let precision = how.precision.as_deref().or(self.start.precision.as_deref());
         let run = recipe.start(how.seed.or(self.start.seed), precision, self.start.memory_budget)?;
         check_state_names(&run)?;
+        run.take_sample_log(old)?;
         let handover = run.take_over(perilune_lua::Source::Run(old), &self.parked, Taking::Fitting)?;
         let work = if may_wait { run.prepare()? } else { run.dry_run().map(|()| None)? };
         Ok((recipe, run, handover, work))
