@@ -3,6 +3,7 @@
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local experts = require "perilune.train.experts"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
 local step = require "perilune.train.step"
@@ -48,6 +49,7 @@ function record.guarded_step(run, get_batches)
   local loss, metrics = step(run, batches)
   local values = { loss = loss }
   for name, value in pairs(metrics) do values["." .. name] = value end
+  values[".expert_load"] = values[".expert_load"] or experts.busiest(run)
   guard(run, loss)
   return values, samples
 end

@@ -1,4 +1,4 @@
-//! Binds the feed-forward layers of experts (`core/src/ops/experts.rs`) for nn.MoE.
+//! Binds the feed-forward layers of experts (`core/src/ops/experts.rs`) and their placement for nn.MoE.
 
 use crate::args::{Operand, RefGuard, show};
 use crate::errors;
@@ -6,6 +6,7 @@ use crate::functions::host;
 use crate::tensor::Tensor;
 use mlua::{FromLua, Lua, Table, Value};
 use perilune_core::ops::experts::{self, EXPERT_MLP};
+use perilune_dist::ExpertPlacement;
 
 /// `native.expert_mlp(x, expert, up, down, gate, tanh)`: x (N, C) through the experts (N, K) of each token: (N, K, D). The gate may be
 /// nil; then `tanh` chooses the form of GELU.
@@ -36,7 +37,30 @@ fn expert_mlp(
     Ok(host.tensor(id))
 }
 
+/// `native.place_experts(loads, primaries, replicas, devices)`: finds a placement of experts for their loads, or the one that is given if none
+/// is better: { changed =, primaries =, replicas =, before =, after = }, the last two the load of the busiest device relative to the mean.
+fn place_experts(
+    lua: &Lua,
+    (loads, primaries, replicas, devices): (Vec<i64>, Vec<usize>, Vec<usize>, usize),
+) -> mlua::Result<Table> {
+    let host = host(lua)?;
+    let fail = |e: perilune_core::Error| errors::argument(&host, lua, "nn.rebalance_experts", e.message, e.hint);
+    let loads: Vec<u64> = loads.into_iter().map(|load| u64::try_from(load).unwrap_or(0)).collect();
+    let now = ExpertPlacement { primaries, replicas };
+    let before = now.imbalance(&loads, devices).map_err(fail)?;
+    let found = now.improved(&loads, devices).map_err(fail)?;
+    let t = lua.create_table()?;
+    t.set("changed", found.is_some())?;
+    let new = found.unwrap_or(now);
+    t.set("before", before)?;
+    t.set("after", new.imbalance(&loads, devices).map_err(fail)?)?;
+    t.set("primaries", new.primaries)?;
+    t.set("replicas", new.replicas)?;
+    Ok(t)
+}
+
 pub fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("place_experts", lua.create_function(place_experts)?)?;
     native.set("expert_mlp", lua.create_function(expert_mlp)?)
 }

@@ -1,0 +1,145 @@
+-- nn/expert_placement.lua: stores where the experts of a mixture are, and measures the load of each.
+--
+-- The weights of a mixture have a row for each expert. Which expert is in which row is a State, so that rows may change places between
+-- two steps without a new plan: the router names experts, and a lookup turns them into rows. Replicas are copies of rows that a step
+-- makes, so that several devices share the tokens of one expert; the gradient of a copy is added to that of its row by the backward
+-- pass of the copy. Device d of D along `ep` has block d of the rows, and block d of the replicas behind it; together they are its
+-- slots. Nothing that is stored depends on D. deepseek-ai/EPLB; shadow experts: He et al., FasterMoE (PPoPP 2022).
+--
+-- Dims: E experts, R replicas, S slots, D devices, N tokens, K experts per token.
+
+local pl = require "perilune"
+local check = require "perilune.check"
+
+local placement = {}
+
+---@class perilune.ExpertPlacement
+---@field load perilune.State (E) i64: tokens of each expert since the last rebalancing
+---@field rows perilune.State (E) i64: the row of each expert
+---@field sources perilune.State? (R) i64: the row that each replica copies
+---@field experts integer
+---@field replicas integer
+---@field every integer steps between two rebalancings; 0: never
+
+---@class perilune.RebalanceOptions
+---@field every integer? steps between two rebalancings in a training run, 100 by default; 0: never
+---@field replicas integer? further copies of experts, 0 by default
+
+---Makes the States of a mixture that can be rebalanced: expert e is in row e.
+---@param op string
+---@param experts integer
+---@param given perilune.RebalanceOptions
+---@return perilune.ExpertPlacement
+function placement.new(op, experts, given)
+  local o = check.options(op .. " rebalance", given, { every = 100, replicas = 0 })
+  check.whole(op, "rebalance.every", o.every, 0)
+  check.whole(op, "rebalance.replicas", o.replicas, 0)
+  local sources = {}
+  for q = 1, o.replicas do sources[q] = experts - 1 - (q - 1) % experts end
+  local function state(x) return pl.state(x, { trainable = false }) end
+  return {
+    experts = experts, replicas = o.replicas, every = o.every,
+    load = state(pl.zeros({ experts }, { dtype = "i64" })),
+    rows = state(pl.arange(experts)),
+    sources = o.replicas > 0 and state(pl.tensor(sources)) or nil,
+  }
+end
+
+---The number of devices among which the slots of a mixture are divided.
+---@param p perilune.ExpertPlacement
+---@return integer
+function placement.devices(p)
+  local n = pl.mesh().ep
+  return p.experts % n == 0 and p.replicas % n == 0 and n or 1
+end
+
+---Adds the tokens of each expert in this step to its load.
+---@param p perilune.ExpertPlacement
+---@param count_E perilune.Tensor
+function placement.measure(p, count_E)
+  p.load:assign(p.load + count_E:detach())
+end
+
+---Returns the slots of the copies of each expert, the row first, and the number of copies. Slots beyond it are of other experts.
+---@param p perilune.ExpertPlacement
+---@param devices integer
+---@return perilune.Tensor slot (E, 1 + R)
+---@return perilune.Tensor copies (E)
+local function slots(p, devices)
+  local rows, replicas = p.experts // devices, p.replicas // devices
+  local row_E1 = p.rows:unsqueeze(1)
+  local slot_E1 = row_E1 + row_E1 // rows * replicas
+  local hit_ER = p.rows:unsqueeze(1):eq(p.sources:unsqueeze(0)):to("i64")
+  -- The sort is stable: the replicas of an expert come first, in order.
+  local replica_ER = hit_ER:argsort(-1, { descending = true })
+  local slot_ER = replica_ER // replicas * (rows + replicas) + rows + replica_ER % replicas
+  return pl.cat({ slot_E1, slot_ER }, 1), hit_ER:sum(1) + 1
+end
+
+---Returns the slots of the experts of tokens. The copies of an expert take turns.
+---@param p perilune.ExpertPlacement
+---@param expert_NK perilune.Tensor
+---@return perilune.Tensor slot (N, K)
+function placement.slots_of(p, expert_NK)
+  local shape, expert_R = expert_NK.shape, expert_NK:flatten()
+  if not p.sources then return p.rows:index_select(0, expert_R):view(shape) end
+  local slot_EM, copies_E = slots(p, placement.devices(p))
+  local turn_NK = pl.arange(shape[1]):unsqueeze(1) % copies_E:index_select(0, expert_R):view(shape)
+  local at_NK = expert_NK * (1 + p.replicas) + turn_NK
+  return slot_EM:flatten():index_select(0, at_NK:flatten()):view(shape)
+end
+
+---Returns the weights of all slots. Only replicas are copied between devices.
+---@param p perilune.ExpertPlacement
+---@param w perilune.State (E, ...)
+---@return perilune.Tensor weights (S, ...)
+function placement.weights(p, w)
+  if not p.sources then return w end
+  local D, _, rows, columns = placement.devices(p), table.unpack(w.shape)
+  local function by_device(x, n) return x:reshape(D, n // D, rows, columns) end
+  local all = pl.cat({ by_device(w, p.experts), by_device(w:index_select(0, p.sources), p.replicas) }, 1)
+  return all:reshape(p.experts + p.replicas, rows, columns)
+end
+
+---Returns the load of the busiest device since the last rebalancing, relative to the mean: a scalar.
+---@param p perilune.ExpertPlacement
+---@return perilune.Tensor
+function placement.busiest(p)
+  local D = placement.devices(p)
+  local load_E, load_D = p.load:to("f64"), nil
+  if p.sources then
+    local slot_EM, copies_E = slots(p, D)
+    local copy_1M = pl.arange(1 + p.replicas):unsqueeze(0)
+    local share_EM = pl.where(copy_1M:lt(copies_E:unsqueeze(1)), (load_E / copies_E):unsqueeze(1), 0)
+    local device_EM = slot_EM // ((p.experts + p.replicas) // D)
+    load_D = (pl.one_hot(device_EM:flatten(), D) * share_EM:flatten():unsqueeze(1)):sum(0)
+  else
+    load_D = (pl.one_hot(p.rows // (p.experts // D), D) * load_E:unsqueeze(1)):sum(0)
+  end
+  return load_D:amax() / load_D:mean():clamp(1e-9)
+end
+
+---Reads which expert is in each row, and of which expert each replica is. Experts count from 0.
+---@param p perilune.ExpertPlacement
+---@return integer[] primaries
+---@return integer[] replicas
+function placement.read(p)
+  local primaries, replicas = {}, {}
+  for expert, row in ipairs(p.rows:tolist()) do primaries[row + 1] = expert - 1 end
+  for q, row in ipairs(p.sources and p.sources:tolist() or {}) do replicas[q] = primaries[row + 1] end
+  return primaries, replicas
+end
+
+---Returns the values of `rows` and `sources` for what `read` returns.
+---@param primaries integer[]
+---@param replicas integer[]
+---@return integer[] rows
+---@return integer[] sources
+function placement.write(primaries, replicas)
+  local rows, sources = {}, {}
+  for row, expert in ipairs(primaries) do rows[expert + 1] = row - 1 end
+  for q, expert in ipairs(replicas) do sources[q] = rows[expert + 1] end
+  return rows, sources
+end
+
+return placement
