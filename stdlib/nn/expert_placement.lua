@@ -89,6 +89,14 @@ function placement.slots_of(p, expert_NK)
   return slot_EM:flatten():index_select(0, at_NK:flatten()):view(shape)
 end
 
+---Passes the copies of rows on. The planner would add the gradients of copies to all rows on each device, and scatter the sums; fewer bytes
+---are sent if the gradients of copies come to the devices of their rows.
+local copied = pl.custom {
+  name = "replicas",
+  forward = function(w_R) return w_R:view(w_R.shape) end,
+  backward = function(grad_R) return grad_R:all_gather "ep" end,
+}
+
 ---Returns the weights of all slots. Only replicas are copied between devices.
 ---@param p perilune.ExpertPlacement
 ---@param w perilune.State (E, ...)
@@ -97,7 +105,9 @@ function placement.weights(p, w)
   if not p.sources then return w end
   local D, _, rows, columns = placement.devices(p), table.unpack(w.shape)
   local function by_device(x, n) return x:reshape(D, n // D, rows, columns) end
-  local all = pl.cat({ by_device(w, p.experts), by_device(w:index_select(0, p.sources), p.replicas) }, 1)
+  local copies = w:index_select(0, p.sources)
+  if D > 1 then copies = copied(copies) end
+  local all = pl.cat({ by_device(w, p.experts), by_device(copies, p.replicas) }, 1)
   return all:reshape(p.experts + p.replicas, rows, columns)
 end
 

@@ -8,7 +8,7 @@ local recipe = pl.recipe {
   params = {
     layers = 2, width = 16, hidden = 24, experts = 8, top = 2, mlp = "swiglu", batch = 8, accumulate = 1, steps = 40,
     context = 6, checkpoint = false, skewed = false, ema = false, dtype = "f64",
-    rebalance = 0, replicas = 0, clip = 0.5,
+    rebalance = 0, replicas = 0, frozen_router = false, clip = 0.5, optimizer = "adamw",
   },
 }
 
@@ -57,10 +57,16 @@ function recipe.model(p)
     end
     return self.head(self.norm(x)):flatten(0, 1), uneven
   end
-  return convert(nn.module(m), p.dtype)
+  convert(nn.module(m), p.dtype)
+  for i = 1, p.frozen_router and p.layers or 0 do
+    local router = m.blocks[i].mlp.router
+    router.weight = pl.state(router.weight:detach(), { trainable = false })
+  end
+  return m
 end
 
 function recipe.optimizer(p, model)
+  if p.optimizer == "adafactor" then return optim.Adafactor(model, { lr = 1e-2 }) end
   return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = optim.cosine { peak = 1e-2, warmup = 3, steps = p.steps }, clip_norm = p.clip > 0 and p.clip or nil })
 end
 
