@@ -6,7 +6,7 @@
 -- pass of the copy. Device d of D along `ep` has block d of the rows, and block d of the replicas behind it; together they are its
 -- slots. Nothing that is stored depends on D. deepseek-ai/EPLB; shadow experts: He et al., FasterMoE (PPoPP 2022).
 --
--- Dims: E experts, R replicas, S slots, D devices, N tokens, K experts per token.
+-- Dims: L layers, E experts, R replicas, S slots, D devices, N tokens, K experts per token.
 
 local pl = require "perilune"
 local check = require "perilune.check"
@@ -61,19 +61,20 @@ function placement.measure(p, count_E)
 end
 
 ---Returns the slots of the copies of each expert, the row first, and the number of copies. Slots beyond it are of other experts.
----@param p perilune.ExpertPlacement
+---@param row_E perilune.Tensor (..., E)
+---@param source_R perilune.Tensor (..., R)
 ---@param devices integer
----@return perilune.Tensor slot (E, 1 + R)
----@return perilune.Tensor copies (E)
-local function slots(p, devices)
-  local rows, replicas = p.experts // devices, p.replicas // devices
-  local row_E1 = p.rows:unsqueeze(1)
+---@return perilune.Tensor slot (..., E, 1 + R)
+---@return perilune.Tensor copies (..., E)
+local function slots(row_E, source_R, devices)
+  local rows, replicas = row_E:size(-1) // devices, source_R:size(-1) // devices
+  local row_E1 = row_E:unsqueeze(-1)
   local slot_E1 = row_E1 + row_E1 // rows * replicas
-  local hit_ER = p.rows:unsqueeze(1):eq(p.sources:unsqueeze(0)):to("i64")
+  local hit_ER = row_E1:eq(source_R:unsqueeze(-2)):to("i64")
   -- The sort is stable: the replicas of an expert come first, in order.
   local replica_ER = hit_ER:argsort(-1, { descending = true })
   local slot_ER = replica_ER // replicas * (rows + replicas) + rows + replica_ER % replicas
-  return pl.cat({ slot_E1, slot_ER }, 1), hit_ER:sum(1) + 1
+  return pl.cat({ slot_E1, slot_ER }, -1), hit_ER:sum(-1) + 1
 end
 
 ---Returns the slots of the experts of tokens. The copies of an expert take turns.
@@ -83,7 +84,7 @@ end
 function placement.slots_of(p, expert_NK)
   local shape, expert_R = expert_NK.shape, expert_NK:flatten()
   if not p.sources then return p.rows:index_select(0, expert_R):view(shape) end
-  local slot_EM, copies_E = slots(p, placement.devices(p))
+  local slot_EM, copies_E = slots(p.rows, p.sources, placement.devices(p))
   local turn_NK = pl.arange(shape[1]):unsqueeze(1) % copies_E:index_select(0, expert_R):view(shape)
   local at_NK = expert_NK * (1 + p.replicas) + turn_NK
   return slot_EM:flatten():index_select(0, at_NK:flatten()):view(shape)
@@ -111,22 +112,26 @@ function placement.weights(p, w)
   return all:reshape(p.experts + p.replicas, rows, columns)
 end
 
----Returns the load of the busiest device since the last rebalancing, relative to the mean: a scalar.
----@param p perilune.ExpertPlacement
+---Returns the load of the busiest device since the last rebalancing, relative to the mean, of the mixture where it is highest: a scalar.
+---@param list perilune.ExpertPlacement[] of as many experts and replicas each
 ---@return perilune.Tensor
-function placement.busiest(p)
+function placement.busiest(list)
+  local p = list[1] --[[@as perilune.ExpertPlacement]]
   local D = placement.devices(p)
-  local load_E, load_D = p.load:to("f64"), nil
-  if p.sources then
-    local slot_EM, copies_E = slots(p, D)
-    local copy_1M = pl.arange(1 + p.replicas):unsqueeze(0)
-    local share_EM = pl.where(copy_1M:lt(copies_E:unsqueeze(1)), (load_E / copies_E):unsqueeze(1), 0)
-    local device_EM = slot_EM // ((p.experts + p.replicas) // D)
-    load_D = (pl.one_hot(device_EM:flatten(), D) * share_EM:flatten():unsqueeze(1)):sum(0)
-  else
-    load_D = (pl.one_hot(p.rows // (p.experts // D), D) * load_E:unsqueeze(1)):sum(0)
+  local function all(name)
+    local states = {}
+    for i, own in ipairs(list) do states[i] = own[name] end
+    return pl.stack(states)
   end
-  return load_D:amax() / load_D:mean():clamp(1e-9)
+  local share, slot = all("load"):to("f64"), all("rows") -- (L, E) without replicas, else (L, E, 1 + R)
+  if p.sources then
+    local copies
+    slot, copies = slots(slot, all("sources"), D)
+    share = pl.where(pl.arange(1 + p.replicas):lt(copies:unsqueeze(-1)), (share / copies):unsqueeze(-1), 0)
+  end
+  local device = slot:flatten(1) // ((p.experts + p.replicas) // D)
+  local load_LD = (pl.one_hot(device, D) * share:flatten(1):unsqueeze(-1)):sum(1)
+  return (load_LD:amax(-1) / load_LD:mean(-1):clamp(1e-9)):amax()
 end
 
 ---Reads which expert is in each row, and of which expert each replica is. Experts count from 0.

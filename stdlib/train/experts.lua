@@ -52,9 +52,14 @@ end
 ---@return perilune.Tensor?
 function experts.busiest(run)
   if pl.mesh().ep == 1 then return nil end
-  local most ---@type perilune.Tensor?
+  local groups, names, most = {}, {}, nil ---@type table<string, perilune.ExpertPlacement[]>, string[], perilune.Tensor?
   for _, p in ipairs(run.placements) do
-    local own = placement.busiest(p)
+    local name = p.experts .. " " .. p.replicas
+    if not groups[name] then groups[name], names[#names + 1] = {}, name end
+    table.insert(groups[name], p)
+  end
+  for _, name in ipairs(names) do
+    local own = placement.busiest(groups[name])
     most = most and most:maximum(own) or own
   end
   return most
