@@ -141,7 +141,19 @@ end
 function placement.read(p)
   local primaries, replicas = {}, {}
   for expert, row in ipairs(p.rows:tolist()) do primaries[row + 1] = expert - 1 end
-  for q, row in ipairs(p.sources and p.sources:tolist() or {}) do replicas[q] = primaries[row + 1] end
+  for row = 1, p.experts do
+    if not primaries[row] then
+      pl.error("nn.rebalance_experts", ("`placement.rows` is not a permutation of 0 to %d: no expert is in row %d"):format(p.experts - 1, row - 1),
+        "only rebalancing may change it; take an older checkpoint")
+    end
+  end
+  for q, row in ipairs(p.sources and p.sources:tolist() or {}) do
+    replicas[q] = primaries[row + 1]
+    if not replicas[q] then
+      pl.error("nn.rebalance_experts", ("`placement.sources` has %d, and rows are 0 to %d"):format(row, p.experts - 1),
+        "only rebalancing may change it; take an older checkpoint")
+    end
+  end
   return primaries, replicas
 end
 

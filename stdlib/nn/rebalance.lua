@@ -89,11 +89,8 @@ end
 ---@field after number the same with the new placement
 ---@field moved integer experts that have another row
 
----Moves the experts of one mixture, if the busiest device has less load then.
----@param m perilune.Mixture
----@param devices integer
----@return perilune.Rebalanced
-function rebalance.apply(m, devices)
+---Reads loads and rows of a mixture, finds a placement, and moves what has other rows there.
+local function move(m, devices)
   local p = m.placement
   local primaries, replicas = placement.read(p)
   local found = native.place_experts(p.load:tolist(), primaries, replicas, devices)
@@ -105,20 +102,30 @@ function rebalance.apply(m, devices)
   end
   local new = {}
   new.rows, new.sources = placement.write(found.primaries, found.replicas)
-  -- The random numbers of the training steps do not depend on the mesh, on which this does.
-  native.aside(function()
-    pl.step(function()
-      p.load:assign(pl.zeros_like(p.load))
-      if not found.changed then return end
-      for _, name in ipairs { "rows", "sources" } do
-        for _, state in ipairs(m.tables[name]) do state:assign(pl.tensor(new[name])) end
-      end
-      if moved == 0 then return end
-      local from_E = pl.tensor(from)
-      for _, state in ipairs(m.states) do state:assign(state:detach():index_select(0, from_E)) end
-    end)
+  pl.step(function()
+    p.load:assign(pl.zeros_like(p.load))
+    if not found.changed then return end
+    for _, name in ipairs { "rows", "sources" } do
+      for _, state in ipairs(m.tables[name]) do state:assign(pl.tensor(new[name])) end
+    end
+    if moved == 0 then return end
+    local from_E = pl.tensor(from)
+    for _, state in ipairs(m.states) do state:assign(state:detach():index_select(0, from_E)) end
   end)
   return { path = m.path, before = found.before, after = found.after, moved = moved }
+end
+
+---Moves the experts of one mixture, if the busiest device has less load then.
+---@param m perilune.Mixture
+---@param devices integer
+---@return perilune.Rebalanced
+function rebalance.apply(m, devices)
+  local out ---@type perilune.Rebalanced
+  -- Whether anything moves depends on the mesh, on which random numbers may not. A step that moves rows has a plan of its own.
+  native.aside(function()
+    pl.switches({ report_misses = false }, function() out = move(m, devices) end)
+  end)
+  return out
 end
 
 ---@class perilune.RebalanceCall

@@ -6,6 +6,7 @@
 local pl = require "perilune"
 local rebalance = require "perilune.nn.rebalance"
 local placement = require "perilune.nn.expert_placement"
+local scope = require "perilune.train.scope"
 
 local experts = {}
 
@@ -40,6 +41,7 @@ end
 ---@param run perilune.Run
 function experts.rebalance(run)
   if #run.placements == 0 or run.count == 0 then return end
+  local _placed <close> = scope.at_place(run)
   for _, m in ipairs(mixtures(run)) do
     local every = m.placement.every
     if every > 0 and run.count % every == 0 then rebalance.apply(m, pl.mesh().ep) end
