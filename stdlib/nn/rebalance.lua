@@ -89,6 +89,12 @@ end
 ---@field after number the same with the new placement
 ---@field moved integer experts that have another row
 
+---Returns 0, which is known when `x` is. An exchange needs memory for all rows of a State on every device; those that read this one
+---after the other need it once.
+local function zero_after(x)
+  return x:isnan():to("i64"):sum() // (x:numel() + 1)
+end
+
 ---Reads loads and rows of a mixture, finds a placement, and moves what has other rows there.
 local function move(m, devices)
   local p = m.placement
@@ -110,7 +116,11 @@ local function move(m, devices)
     end
     if moved == 0 then return end
     local from_E = pl.tensor(from)
-    for _, state in ipairs(m.states) do state:assign(state:detach():index_select(0, from_E)) end
+    for _, state in ipairs(m.states) do
+      local new = state:detach():index_select(0, from_E)
+      state:assign(new)
+      from_E = from_E + zero_after(new)
+    end
   end)
   return { path = m.path, before = found.before, after = found.after, moved = moved }
 end

@@ -148,6 +148,29 @@ fn checkpoints_continue_on_other_meshes() {
     }
 }
 
+/// Weights whose rows have moved are not those of a layer that does not know it.
+#[test]
+fn an_edit_may_not_drop_the_order_of_rows() {
+    let first = open("ep=4", &[("rebalance", "3"), ("skewed", "true")]);
+    let run = start(&first, MODEL).unwrap();
+    for _ in 0..4 {
+        run.step().unwrap();
+    }
+    let (states, cursor) = (states_of(&run), run.cursor().unwrap());
+    let second = open("", &[("skewed", "true")]);
+    let run = start(&second, MODEL).unwrap();
+    let take = |how| {
+        let source = Source::Values { states: &states, cursor: &cursor };
+        run.take_over(source, &DroppedStates::default(), how)
+    };
+    let exact = take(Taking::Exact).unwrap();
+    assert!(exact.misfit().contains("the recipe has no State") && exact.misfit().contains("placement"), "{exact:?}");
+    let Err(error) = take(Taking::Fitting) else { panic!("it is taken") };
+    for part in ["model.blocks.1.mlp has no `rebalance` any more", "keep it, with every = 0"] {
+        assert!(error.to_string().contains(part), "{error}");
+    }
+}
+
 /// A step copies the rows of replicas, forward and backward, and no others.
 #[test]
 fn only_replicas_are_copied() {
