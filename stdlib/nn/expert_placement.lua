@@ -9,6 +9,8 @@
 -- Dims: L layers, E experts, R replicas, S slots, D devices, N tokens, K experts per token.
 
 local pl = require "perilune"
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 
 local placement = {}
@@ -85,30 +87,32 @@ function placement.slots_of(p, expert_NK)
   local shape, expert_R = expert_NK.shape, expert_NK:flatten()
   if not p.sources then return p.rows:index_select(0, expert_R):view(shape) end
   local slot_EM, copies_E = slots(p.rows, p.sources, placement.devices(p))
-  local turn_NK = pl.arange(shape[1]):unsqueeze(1) % copies_E:index_select(0, expert_R):view(shape)
+  local turn_NK = pl.arange(expert_NK:size(0)):unsqueeze(1) % copies_E:index_select(0, expert_R):view(shape)
   local at_NK = expert_NK * (1 + p.replicas) + turn_NK
   return slot_EM:flatten():index_select(0, at_NK:flatten()):view(shape)
 end
 
----Passes the copies of rows on. The planner would add the gradients of copies to all rows on each device, and scatter the sums; fewer bytes
----are sent if the gradients of copies come to the devices of their rows.
+---Copies rows for replicas. The planner would add the gradients of copies to all rows on each device, and scatter the sums; fewer bytes
+---are sent if the gradients come to the devices of the rows. They are sent in the dtype of the copies, and added in that of the weights.
 local copied = pl.custom {
-  name = "replicas",
-  forward = function(w_R) return w_R:view(w_R.shape) end,
-  backward = function(grad_R) return grad_R:all_gather "ep" end,
+  name = "nn.MoE replicas",
+  forward = function(w, source_R, dtype) return w:to(dtype):index_select(0, source_R) end,
+  backward = function(grad_R, w, source_R)
+    return pl.zeros_like(w):index_add(0, source_R, grad_R:all_gather("ep"):to(w.dtype))
+  end,
 }
 
 ---Returns the weights of all slots. Only replicas are copied between devices.
 ---@param p perilune.ExpertPlacement
----@param w perilune.State (E, ...)
----@return perilune.Tensor weights (S, ...)
+---@param w perilune.Tensor (E, rows, columns)
+---@return perilune.Tensor weights (S, rows, columns)
 function placement.weights(p, w)
   if not p.sources then return w end
-  local D, _, rows, columns = placement.devices(p), table.unpack(w.shape)
+  local mode = native.mode()
+  local dtype = (mode.autocast == "bf16" or mode.autocast == "f16") and w.dtype == "f32" and mode.autocast or w.dtype
+  local D, rows, columns = placement.devices(p), w:size(1), w:size(2)
   local function by_device(x, n) return x:reshape(D, n // D, rows, columns) end
-  local copies = w:index_select(0, p.sources)
-  if D > 1 then copies = copied(copies) end
-  local all = pl.cat({ by_device(w, p.experts), by_device(copies, p.replicas) }, 1)
+  local all = pl.cat({ by_device(w:to(dtype), p.experts), by_device(copied(w, p.sources, dtype), p.replicas) }, 1)
   return all:reshape(p.experts + p.replicas, rows, columns)
 end
 

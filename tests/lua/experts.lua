@@ -82,6 +82,35 @@ describe("experts that move", function()
     end
   end
 
+  for _, precision in ipairs { "bf16", "f16" } do
+    it("have the bits of others in " .. precision, function()
+      local plain, moving = pair({ top = 2, hidden = 5 }, { every = 0, replicas = 4 })
+      local x = pl.eval(pl.randn { T, C })
+      local function run(m)
+        local y = pl.autocast(precision, function() return (m(x)) end)
+        return y, pl.grad((y:to("f32") ^ 2):sum(), { m.up, m.gate, m.down })
+      end
+      run(moving)
+      pl.end_step()
+      nn.rebalance_experts(moving, { devices = 4 })
+      local theirs, ours = { run(plain) }, { run(moving) }
+      expect(ours[1]):to_equal(theirs[1]:tolist())
+      -- The gradients of copies are rounded, and added in f32.
+      for i = 2, 4 do
+        expect(ours[i].dtype):to_be "f32"
+        expect(rows_by_expert(moving, ours[i])):to_be_near(theirs[i]:tolist(), 2e-2)
+      end
+    end)
+  end
+
+  it("need no gradient if they are frozen", function()
+    local _, m = pair({ top = 2 }, { every = 0, replicas = 2 })
+    for _, name in ipairs { "up", "gate", "down" } do m[name] = pl.state(m[name]:detach(), { trainable = false }) end
+    local x = pl.eval(pl.randn { T, C })
+    local d = pl.grad((m(x)):sum(), { m.router.weight })
+    expect(d.shape):to_equal { E, C }
+  end)
+
   it("even out the loads of devices", function()
     local _, m = pair({ top = 2 }, { every = 0 })
     skew(m)
