@@ -36,14 +36,12 @@ function placement.new(op, experts, given)
   local o = check.options(op .. " rebalance", given, { every = 100, replicas = 0 })
   check.whole(op, "rebalance.every", o.every, 0)
   check.whole(op, "rebalance.replicas", o.replicas, 0)
-  local sources = {}
-  for q = 1, o.replicas do sources[q] = experts - 1 - (q - 1) % experts end
   local function state(x) return pl.state(x, { trainable = false }) end
   return {
     experts = experts, replicas = o.replicas, every = o.every,
     load = state(pl.zeros({ experts }, { dtype = "i64" })),
     rows = state(pl.arange(experts)),
-    sources = o.replicas > 0 and state(pl.tensor(sources)) or nil,
+    sources = o.replicas > 0 and state(experts - 1 - pl.arange(o.replicas) % experts) or nil,
   }
 end
 

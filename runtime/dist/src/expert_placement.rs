@@ -16,6 +16,8 @@ const FRACTION: u32 = 16;
 /// The kinds of rows of a device.
 const PRIMARY: usize = 0;
 const REPLICA: usize = 1;
+/// The most exchanges that a search compares, which bounds its time.
+const MOST_COMPARED: u64 = 1 << 27;
 
 /// The expert of each row. Rows are in equal blocks by device, those of primaries and those of replicas.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -247,10 +249,23 @@ impl Packing {
         }
     }
 
+    /// The number of exchanges that `swaps` compares for a device.
+    fn compared(&self, a: usize) -> u64 {
+        let pairs = |kind: usize| {
+            let all: usize = self.devices.iter().map(|d| d.rows[kind].len()).sum();
+            let own = self.devices[a].rows[kind].len();
+            own as u64 * (all - own) as u64
+        };
+        pairs(PRIMARY) + pairs(REPLICA)
+    }
+
     /// Ends by exchanges that a device has two copies of an expert, which share no load.
     fn separate_copies(&mut self) {
+        let mut left = MOST_COMPARED;
         for device in 0..self.devices.len() {
             while self.devices[device].copies.iter().any(|n| *n > 1) {
+                let Some(rest) = left.checked_sub(self.compared(device)) else { return };
+                left = rest;
                 let ends = self.swaps(device).filter(|s| s.doubles < 0);
                 let Some(best) = ends.min_by_key(|s| (s.doubles, s.load)) else { break };
                 self.swap(best);
@@ -258,13 +273,14 @@ impl Packing {
         }
     }
 
-    /// Exchanges rows of the busiest device as long as that lowers its load. Each exchange lowers the sorted list of loads, so it ends; the
-    /// limit bounds the time.
+    /// Exchanges rows of the busiest device as long as that lowers its load. Each exchange lowers the sorted list of loads, so it ends.
     fn balance(&mut self) {
-        let rows: usize = self.devices.iter().flat_map(|d| &d.rows).map(Vec::len).sum();
-        for _ in 0..rows.saturating_mul(4) {
+        let mut left = MOST_COMPARED;
+        loop {
             let busiest = (0..self.devices.len()).max_by_key(|d| (self.devices[*d].load, Reverse(*d)));
             let Some(busiest) = busiest else { return };
+            let Some(rest) = left.checked_sub(self.compared(busiest)) else { return };
+            left = rest;
             let most = self.devices[busiest].load;
             let lower = self.swaps(busiest).filter(|s| s.load < most && s.doubles <= 0);
             let Some(best) = lower.min_by_key(|s| (s.load, s.devices[1])) else { return };

@@ -226,6 +226,18 @@ fn malformed_placements_are_refused() {
     refused(rows(&[0, 1], &[]), &[1, 1], 0, "0 devices do not divide");
 }
 
+/// The search is cut off where it would take long; what it has found is no worse than before.
+#[test]
+fn many_experts_take_bounded_time() {
+    let mut random = Random(6);
+    let loads = random.loads(6000);
+    let now = initial(6000, 600);
+    let p = now.improved(&loads, 2).unwrap().unwrap();
+    assert!(p.imbalance(&loads, 2).unwrap() <= now.imbalance(&loads, 2).unwrap());
+    let loads = random.loads(512);
+    assert!(initial(512, 64).improved(&loads, 64).unwrap().unwrap().imbalance(&loads, 64).unwrap() < 1.6);
+}
+
 #[test]
 fn large_loads_do_not_overflow() {
     let loads = [u64::MAX; 8];
