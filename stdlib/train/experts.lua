@@ -26,10 +26,6 @@ function experts.start(run)
   run.placements = {}
   for i, m in ipairs(mixtures(run)) do
     run.placements[i] = m.placement
-    if axes.pp > 1 then
-      pl.error("mesh", ("pp=%d: experts of %s may not move between devices that have different layers"):format(axes.pp, m.path),
-        "leave out `rebalance` of nn.MoE, or pp")
-    end
     if m.placement.replicas % axes.ep ~= 0 then
       pl.error("mesh", ("ep=%d does not divide the %d replicas of experts of %s"):format(axes.ep, m.placement.replicas, m.path),
         "choose an ep that divides them, or another number: rebalance = { replicas = ... }")

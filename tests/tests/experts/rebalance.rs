@@ -95,6 +95,14 @@ fn recomputed_and_accumulated() {
     equals_one_device(&[("accumulate", "2")], "2", &["ep=2"]);
 }
 
+#[test]
+fn with_pipeline_stages() {
+    let params = [("accumulate", "2"), ("skewed", "true")];
+    equals_one_device(&params, "0", &["pp=2,ep=2", "pp=2"]);
+    equals_one_device(&params, "2", &["pp=2,ep=2", "pp=2,dp=2"]);
+    equals_one_device(&[("accumulate", "2"), ("ema", "true")], "2", &["pp=2,ep=2,zero=1"]);
+}
+
 /// Without clipping, whose norm adds in the order of rows, moves change no bit.
 #[test]
 fn moves_change_no_bit() {
@@ -190,14 +198,9 @@ fn only_replicas_are_copied() {
 fn what_cannot_move_is_refused_with_the_rule_and_the_cure() {
     for (mode, params, parts) in [
         (
-            "pp=2,ep=2",
-            &[("rebalance", "3"), ("accumulate", "2")][..],
-            &["pp=2: experts of blocks.1.mlp may not move", "leave out `rebalance`"][..],
-        ),
-        (
             "ep=4",
-            &[("rebalance", "3"), ("replicas", "3")],
-            &["ep=4 does not divide the 3 replicas of experts of blocks.1.mlp", "choose an ep"],
+            &[("rebalance", "3"), ("replicas", "3")][..],
+            &["ep=4 does not divide the 3 replicas of experts of blocks.1.mlp", "choose an ep"][..],
         ),
         ("", &[("rebalance", "3"), ("replicas", "-1")], &["rebalance.replicas is -1, but must be a whole number"]),
     ] {
