@@ -100,17 +100,33 @@ local copied = pl.custom {
   end,
 }
 
----Returns the weights of all slots. Only replicas are copied between devices.
----@param p perilune.ExpertPlacement
+---The dtype in which replicas are copied.
+local function dtype_of(w)
+  local low = native.mode().autocast
+  return (low == "bf16" or low == "f16") and w.dtype == "f32" and low or w.dtype
+end
+
+---Copies the rows of replicas of a mixture, which is all that devices exchange of weights. A block records this before its attention, which
+---hides the exchange, and passes the result to the layer.
+---@param layer perilune.Module
+---@return perilune.Tensor[]? copies of up, down and gate; nil without replicas
+function placement.copies(layer)
+  local p = layer.placement ---@type perilune.ExpertPlacement?
+  if not (p and p.sources) then return nil end
+  local out = {}
+  for i, w in ipairs { layer.up, layer.down, layer.gate } do out[i] = copied(w, p.sources, dtype_of(w)) end
+  return out
+end
+
+---Joins rows and their copies.
+---@param p perilune.ExpertPlacement with replicas
 ---@param w perilune.Tensor (E, rows, columns)
----@return perilune.Tensor weights (S, rows, columns)
-function placement.weights(p, w)
-  if not p.sources then return w end
-  local mode = native.mode()
-  local dtype = (mode.autocast == "bf16" or mode.autocast == "f16") and w.dtype == "f32" and mode.autocast or w.dtype
+---@param copies perilune.Tensor
+---@return perilune.Tensor weights of all slots (S, rows, columns)
+function placement.join(p, w, copies)
   local D, rows, columns = placement.devices(p), w:size(1), w:size(2)
   local function by_device(x, n) return x:reshape(D, n // D, rows, columns) end
-  local all = pl.cat({ by_device(w:to(dtype), p.experts), by_device(copied(w, p.sources, dtype), p.replicas) }, 1)
+  local all = pl.cat({ by_device(w:to(dtype_of(w)), p.experts), by_device(copies, p.replicas) }, 1)
   return all:reshape(p.experts + p.replicas, rows, columns)
 end
 

@@ -17,7 +17,7 @@ local nn = require "perilune.nn.module"
 local placement = require "perilune.nn.expert_placement"
 local Linear = require("perilune.nn.linear").Linear
 
-local function forward(self, x)
+local function forward(self, x, copies)
   local E, K, C = self.experts, self.top, x:size(-1)
   local x_NC = x:reshape(-1, C)
   local N = x_NC:size(0)
@@ -26,12 +26,12 @@ local function forward(self, x)
   -- With K = 1 the probability itself is the weight: normalized to 1 it would give the router no gradient.
   if K > 1 then weight_NK = weight_NK / weight_NK:sum(-1, { keepdim = true }) end
 
-  local slot_NK, up, down, gate, p = expert_NK, self.up, self.down, self.gate, self.placement
-  if p then
-    slot_NK = placement.slots_of(p, expert_NK)
-    up, down, gate = placement.weights(p, up), placement.weights(p, down), gate and placement.weights(p, gate)
-  end
-  local y_NKC = native.expert_mlp(x_NC, slot_NK, up, down, gate, self.gelu.approximate == "tanh") --[[@as perilune.Tensor]]
+  local p = self.placement
+  local slot_NK = p and placement.slots_of(p, expert_NK) or expert_NK
+  local w = { self.up, self.down, self.gate }
+  copies = copies or placement.copies(self)
+  for k in ipairs(copies or {}) do w[k] = placement.join(p, w[k], copies[k]) end
+  local y_NKC = native.expert_mlp(x_NC, slot_NK, w[1], w[2], w[3], self.gelu.approximate == "tanh") --[[@as perilune.Tensor]]
   local y = (y_NKC * weight_NK:unsqueeze(-1)):sum(1):to(x.dtype):view(x.shape)
 
   -- Load-balancing loss, 1 if all experts get the same load (Fedus et al., Switch Transformers, 2021, equation 4).

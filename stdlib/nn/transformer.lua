@@ -13,6 +13,7 @@ local norm = require "perilune.nn.norm"
 local Linear = require("perilune.nn.linear").Linear
 local Dropout = require("perilune.nn.dropout").Dropout
 local MoE = require("perilune.nn.moe").MoE
+local placement = require "perilune.nn.expert_placement"
 local MultiHeadAttention = require("perilune.nn.attention").MultiHeadAttention
 
 local function gelu_mlp(self, x) return self.down(self.up(x):gelu(self.gelu)) end
@@ -47,8 +48,9 @@ local function block(self, x_BTC, call)
 end
 
 local function block_of_experts(self, x_BTC, call)
+  local copies = placement.copies(self.mlp)
   x_BTC = x_BTC + self.drop(self.attn(self.norm1(x_BTC), call))
-  local y_BTC, balance = self.mlp(self.norm2(x_BTC))
+  local y_BTC, balance = self.mlp(self.norm2(x_BTC), copies)
   return x_BTC + self.drop(y_BTC), balance
 end
 
