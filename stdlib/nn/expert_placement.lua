@@ -4,7 +4,7 @@
 -- two steps without a new plan: the router names experts, and a lookup turns them into rows. Replicas are copies of rows that a step
 -- makes, so that several devices share the tokens of one expert; the gradient of a copy is added to that of its row by the backward
 -- pass of the copy. Device d of D along `ep` has block d of the rows, and block d of the replicas behind it; together they are its
--- slots. Nothing that is stored depends on D. deepseek-ai/EPLB; shadow experts: He et al., FasterMoE (PPoPP 2022).
+-- slots. Nothing that is stored depends on D (docs/adr/161-replicas-are-copies-of-rows.md). deepseek-ai/EPLB; shadow experts: He et al., FasterMoE (PPoPP 2022).
 --
 -- Dims: L layers, E experts, R replicas, S slots, D devices, N tokens, K experts per token.
 

@@ -2,7 +2,7 @@
 --
 -- The measured loads of a layer give a placement (runtime/dist/src/expert_placement.rs). Its weights, their moments and averages then
 -- change rows, in one step for each layer: if it fails, the layer is as before. Rows that change places are the same function, so
--- results do not depend on when this is done, nor on the number of devices.
+-- results do not depend on when this is done, nor on the number of devices (docs/adr/157-experts-move-between-steps.md).
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
