@@ -10,7 +10,8 @@
 -- on random tokens, for measurements of speed. `size=tiny` with a small `vocab` runs on any machine.
 --
 -- `experts` replaces the MLP of each block by a mixture of so many experts of the same width, of which each token takes `top` (Jiang et
--- al., Mixtral of Experts, 2024); on a mesh they are divided along `ep`.
+-- al., Mixtral of Experts, 2024); on a mesh they are divided along `ep`. Every `rebalance` steps they move so that devices have about the
+-- same load, and the busiest get `replicas`.
 --
 -- `weights` names a model.safetensors of transformers' LlamaForCausalLM to start from, such as Meta's; `export` names one to
 -- write at the end. To load it, transformers needs a config.json of the same sizes in the same folder.
@@ -39,6 +40,7 @@ local recipe = pl.recipe {
     vocab = 128256,
     context = 4096, batch = 4, accumulate = 1,
     experts = 0, top = 2,              -- experts of a block, and of a token; 0: an MLP
+    rebalance = 0, replicas = 0,       -- steps between two rebalancings of experts, 0: never; replicas of a block
     balance = 0.01,                    -- weight of the load-balancing loss of experts
     steps = 1000, lr = 3e-4, warmup = 100, seed = 1,
   },
@@ -84,6 +86,7 @@ function recipe.model(p)
     m.blocks[i] = nn.TransformerBlock(s.width, s.heads, {
       causal = true, norm = "rms", eps = 1e-5, mlp = "swiglu", hidden = s.hidden, kv_heads = s.kv_heads, bias = false, rope = { rates = rates },
       experts = p.experts, top = p.experts > 0 and p.top or nil,
+      rebalance = p.experts > 0 and p.rebalance > 0 and { every = p.rebalance, replicas = p.replicas } or nil,
     })
   end
 

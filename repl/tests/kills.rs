@@ -102,13 +102,16 @@ fn run_and_kill(p: &Place, args: &[String], in_save: bool, rng: &mut Rng) -> boo
     was_killed(status)
 }
 
-fn survives(case: &Case, seed: u64) {
+fn survives(case: &Case, mesh: &str, seed: u64) {
     let p = place();
     let recipe = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../recipes").join(case.file);
     let args = |dir: &str, more: &[&str]| -> Vec<String> {
         let mut out: Vec<String> =
             ["run", recipe.to_str().unwrap(), "--json", "--threads", "1"].map(String::from).into();
         out.extend(["--run-dir".into(), dir.into(), "--steps".into(), case.steps.to_string()]);
+        if !mesh.is_empty() {
+            out.extend(["--mesh".into(), mesh.into()]);
+        }
         out.extend(case.set.iter().flat_map(|s| ["--set".into(), s.to_string()]));
         out.extend(more.iter().map(|m| m.to_string()));
         out
@@ -152,12 +155,19 @@ fn survives(case: &Case, seed: u64) {
 
 #[test]
 fn small_recipes_survive_being_killed() {
-    SMALL.iter().enumerate().for_each(|(k, case)| survives(case, 100 + k as u64));
+    SMALL.iter().enumerate().for_each(|(k, case)| survives(case, "", 100 + k as u64));
 }
 
 #[test]
 fn larger_recipes_survive_being_killed() {
-    LARGER.iter().enumerate().for_each(|(k, case)| survives(case, 200 + k as u64));
+    LARGER.iter().enumerate().for_each(|(k, case)| survives(case, "", 200 + k as u64));
+}
+
+/// Experts move before the step that follows a checkpoint, again after a resume.
+#[test]
+fn experts_that_move_survive_being_killed() {
+    let set = &["size=tiny", "vocab=64", "context=8", "batch=4", "experts=4", "rebalance=2", "replicas=2"];
+    survives(&Case { file: "llama.lua", set, steps: 12, kills: 10 }, "ep=2", 300);
 }
 
 /// Every recipe of the folder is in the list, except plain scripts, which cannot be resumed.

@@ -247,6 +247,31 @@ fn sequences_divided_among_processes_have_the_bits_of_one() {
     }
 }
 
+/// Every process finds the same placement of experts, and moves its part.
+#[test]
+fn experts_that_move_among_processes_have_the_bits_of_one() {
+    if !has_room(2) {
+        return;
+    }
+    let p = place();
+    let recipe = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../recipes/llama.lua");
+    let args = |dir: &'static str| {
+        let mut all =
+            vec!["run", recipe.to_str().unwrap(), "--device", device(), "--json", "--mesh", "ep=2", "--steps", "7"];
+        for set in ["size=tiny", "vocab=64", "context=8", "batch=4", "experts=4", "rebalance=2", "replicas=2"] {
+            all.extend(["--set", set]);
+        }
+        all.extend(["--run-dir", dir]);
+        all
+    };
+    let ran = p.run(&args("one"));
+    assert_eq!((ran.status, ran.err.as_str()), (Some(0), ""));
+    for r in ended(start(&[&p, &p], &args("many"))) {
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""));
+    }
+    assert_eq!(weights(&p, "one"), weights(&p, "many"));
+}
+
 #[test]
 fn launch_starts_a_run_in_several_processes() {
     let p = all("");

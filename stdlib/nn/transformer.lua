@@ -13,6 +13,7 @@ local norm = require "perilune.nn.norm"
 local Linear = require("perilune.nn.linear").Linear
 local Dropout = require("perilune.nn.dropout").Dropout
 local MoE = require("perilune.nn.moe").MoE
+local placement = require "perilune.nn.expert_placement"
 local MultiHeadAttention = require("perilune.nn.attention").MultiHeadAttention
 
 local function gelu_mlp(self, x) return self.down(self.up(x):gelu(self.gelu)) end
@@ -47,8 +48,9 @@ local function block(self, x_BTC, call)
 end
 
 local function block_of_experts(self, x_BTC, call)
+  local copies = placement.copies(self.mlp)
   x_BTC = x_BTC + self.drop(self.attn(self.norm1(x_BTC), call))
-  local y_BTC, balance = self.mlp(self.norm2(x_BTC))
+  local y_BTC, balance = self.mlp(self.norm2(x_BTC), copies)
   return x_BTC + self.drop(y_BTC), balance
 end
 
@@ -77,6 +79,7 @@ end
 ---@field approximate "none"|"tanh"? of GELU
 ---@field experts integer? replaces the MLP by a mixture of so many experts (nn.MoE), which have no biases; 0 by default: an MLP
 ---@field top integer? experts of a token, 2 by default
+---@field rebalance perilune.RebalanceOptions? of nn.MoE
 ---@field checkpoint boolean? whether the backward pass recomputes the activations of the block instead of storing them
 
 ---Makes a transformer block: x (B, T, width) -> (B, T, width). block(x, { mask =, documents =, positions = }) passes its
@@ -90,14 +93,15 @@ local function TransformerBlock(width, heads, opts)
   local op = "nn.TransformerBlock"
   local o = check.options(op, opts, { norm = "layer", mlp = "gelu", approximate = "none", bias = true, causal = false, dropout = 0.0,
     checkpoint = false, experts = 0 },
-    { top = "number", eps = "number", hidden = "number", kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table" })
+    { top = "number", eps = "number", hidden = "number", kv_heads = "number", head_dim = "number", window = "number", rope = "boolean|table", rebalance = "table" })
   check.word(op, "norm", o.norm, { "layer", "rms" })
   check.word(op, "mlp", o.mlp, { "gelu", "swiglu" })
   check.whole(op, "experts", o.experts, 0)
   if o.top and o.experts == 0 then pl.error(op, "`top` is the number of experts of a token, and there are none", "give `experts` too") end
+  if o.rebalance and o.experts == 0 then pl.error(op, "`rebalance` moves experts among devices, and there are none", "give `experts` too") end
   local function new_mlp()
     if o.experts == 0 then return FeedForward(width, { kind = o.mlp, hidden = o.hidden, bias = o.bias, approximate = o.approximate }) end
-    return MoE(width, o.experts, { top = o.top, kind = o.mlp, hidden = o.hidden, approximate = o.approximate })
+    return MoE(width, o.experts, { top = o.top, kind = o.mlp, hidden = o.hidden, approximate = o.approximate, rebalance = o.rebalance })
   end
   local function new_norm()
     if o.norm == "rms" then return norm.RMSNorm(width, { eps = o.eps }) end

@@ -16,6 +16,7 @@ local _, native = ...
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local optimizers = require "perilune.train.optimizers"
+local experts = require "perilune.train.experts"
 local options = require "perilune.train.options"
 local mesh = require "perilune.train.mesh"
 local parts = require "perilune.train.recipe"
@@ -107,6 +108,7 @@ function train.new(recipe, params, opts)
   run.place = type(loop) == "function" and native.written_at(loop) or 0
   options.schedule(run)
   local made = runs.new(run)
+  experts.start(made)
   mesh.place(made)
   return made
 end

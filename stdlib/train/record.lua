@@ -3,6 +3,7 @@
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local experts = require "perilune.train.experts"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
 local step = require "perilune.train.step"
@@ -51,6 +52,7 @@ function record.guarded_step(run, get_batches)
   for i, part in ipairs(run.log and each or {}) do
     for name, value in pairs(part) do values[("#%d.%s"):format(i, name)] = value end
   end
+  values[".expert_load"] = values[".expert_load"] or experts.busiest(run)
   guard(run, loss)
   return values, samples
 end

@@ -5,6 +5,7 @@
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
+local experts = require "perilune.train.experts"
 local format = require "perilune.train.format"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
@@ -36,6 +37,7 @@ local scope = require "perilune.train.scope"
 ---@field unfinished perilune.train.Counts? counts of updates before a step that failed
 ---@field stopped boolean whether early stopping has ended the run
 ---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
+---@field placements perilune.ExpertPlacement[] of the mixtures whose experts may change devices
 ---@field batch table the training batch at the run's position, recorded at every read
 local Run = {}
 
@@ -98,6 +100,7 @@ local function take_step(run, get_batches)
   if failed then optimizers.set_counts(run, failed) end
   run.unfinished = optimizers.counts(run)
   if failed then native.at(0) end
+  experts.rebalance(run)
   optimizers.measure(run, run.on_nan == "skip")
   local samples = 0
   local values = scope.evaluate(function()

@@ -14,6 +14,7 @@ mod backend;
 mod buffer;
 mod exchange;
 mod executable;
+mod expert_placement;
 mod host_list;
 pub mod launch;
 pub mod links;
@@ -25,6 +26,7 @@ mod workers;
 
 pub use backend::MeshBackend;
 pub use exchange::{Carrier, Exchange, Group, Mail, Rank, Round};
+pub use expert_placement::{ExpertPlacement, replicate};
 pub use links::Links;
 pub use options::MeshOptions;
 pub use rendezvous::Place;

@@ -288,6 +288,13 @@ impl Run {
         if how == Taking::Exact && !handover.exact() {
             return Ok(handover);
         }
+        if how == Taking::Fitting
+            && let Some(path) = crate::experts::without_order(&handover.kept, &handover.dropped)
+        {
+            let message = format!("{path} has no `rebalance` any more, and its experts may have changed rows");
+            let hint = "keep it, with every = 0 if they should stay where they are".to_string();
+            return Err(crate::errors::argument(&self.host, &self.lua, "nn.MoE", message, Some(hint)).into());
+        }
         // How often the States of optimizers have been updated, if they do not continue those of the source: new moments never.
         let own = if how == Taking::Back { self.updates_of_states()? } else { BTreeMap::new() };
         let mut updates = BTreeMap::new();

@@ -1,6 +1,8 @@
 //! Experts over devices: training on an axis `ep`, alone and with other axes, equals that of one device.
 #![allow(clippy::unwrap_used)]
 
+mod rebalance;
+
 use perilune_core::mesh::Axis;
 use perilune_dist::MeshOptions;
 use perilune_lua::Run;

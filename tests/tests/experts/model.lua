@@ -8,6 +8,7 @@ local recipe = pl.recipe {
   params = {
     layers = 2, width = 16, hidden = 24, experts = 8, top = 2, mlp = "swiglu", batch = 8, accumulate = 1, steps = 40,
     context = 6, checkpoint = false, skewed = false, ema = false, dtype = "f64",
+    rebalance = 0, replicas = 0, frozen_router = false, clip = 0.5, optimizer = "adamw",
   },
 }
 
@@ -27,7 +28,7 @@ local function convert(model, dtype)
     seen[t] = true
     for key, value in pairs(t) do
       if pl.is_state(value) then
-        t[key] = pl.state(value:to(dtype))
+        if value.dtype ~= "i64" then t[key] = pl.state(value:to(dtype)) end
       elseif type(value) == "table" then
         visit(value)
       end
@@ -43,6 +44,7 @@ function recipe.model(p)
     m.blocks[i] = nn.TransformerBlock(p.width, 4, {
       causal = true, norm = "rms", mlp = p.mlp, hidden = p.hidden, kv_heads = 2, bias = false, rope = true, checkpoint = p.checkpoint,
       experts = p.experts, top = p.experts > 0 and p.top or nil,
+      rebalance = p.rebalance > 0 and { every = p.rebalance, replicas = p.replicas } or nil,
     })
     -- With equal shares, every token chooses the first experts.
     if p.skewed then m.blocks[i].mlp.router.weight = pl.state(pl.zeros { p.experts, p.width }) end
@@ -55,11 +57,17 @@ function recipe.model(p)
     end
     return self.head(self.norm(x)):flatten(0, 1), uneven
   end
-  return convert(nn.module(m), p.dtype)
+  convert(nn.module(m), p.dtype)
+  for i = 1, p.frozen_router and p.layers or 0 do
+    local router = m.blocks[i].mlp.router
+    router.weight = pl.state(router.weight:detach(), { trainable = false })
+  end
+  return m
 end
 
 function recipe.optimizer(p, model)
-  return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = optim.cosine { peak = 1e-2, warmup = 3, steps = p.steps }, clip_norm = 0.5 })
+  if p.optimizer == "adafactor" then return optim.Adafactor(model, { lr = 1e-2 }) end
+  return optim.AdamW(optim.decay_matrices(model, 0.1), { lr = optim.cosine { peak = 1e-2, warmup = 3, steps = p.steps }, clip_norm = p.clip > 0 and p.clip or nil })
 end
 
 function recipe.ema(p, model) return p.ema and optim.EMA(model, 0.9) or nil end

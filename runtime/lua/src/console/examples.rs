@@ -89,6 +89,10 @@ const EXAMPLES: &[(&str, &str)] = &[
         "nn.module",
         "pl.nn.module({ scale = pl.state(pl.ones({3})), forward = function(m, x) return x * m.scale end })(pl.randn({3}))",
     ),
+    (
+        "nn.rebalance_experts",
+        "pl.nn.rebalance_experts(pl.nn.MoE(16, 4, { rebalance = { every = 0 } }), { devices = 2 })[1].after",
+    ),
     ("nn.rope_rates", "pl.nn.rope_rates(8, { base = 500000 })"),
     ("nn.save_weights", "pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"),
     ("nn.use_fp8", "pl.nn.use_fp8(pl.nn.Sequential({ pl.nn.Linear(64, 32) }))"),
