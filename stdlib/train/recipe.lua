@@ -30,6 +30,7 @@ local tree = require "perilune.tree"
 ---@field strict_shards integer? cuts every batch into so many shards, whose sums are added in a fixed tree: bits do not depend on the mesh; the option --strict-shards
 ---@field pipeline {schedule: string?}? how the stages along pp take turns: "1f1b" (the default), "fill-drain", "zb-h1", or a table of cells
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
+---@field strict boolean? findings of the data check before the first step end the run; the option --strict
 ---@field finish fun(run: perilune.Run)? called after the last step
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
 
@@ -37,7 +38,7 @@ local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "pipeline", "strict_shards", "sharding" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }
