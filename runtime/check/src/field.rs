@@ -234,6 +234,24 @@ impl FieldProfile {
         }
     }
 
+    /// Types, range and lengths in a line.
+    pub fn summary(&self) -> String {
+        let kinds = self.types.iter().zip(TYPES).filter(|t| t.0.count > 0).map(|t| format!("{} {}", t.0.count, t.1));
+        let mut out = kinds.collect::<Vec<_>>().join(", ");
+        if let Some((low, high)) = self.range {
+            out.push_str(&format!("; {low} to {high}"));
+        }
+        if self.lengths.total > 0 {
+            let [a, b, c] = [0.01, 0.5, 0.99].map(|q| self.lengths.quantile(q));
+            let longest = self.lengths.longest.first().map_or(0, |l| l.0);
+            out.push_str(&format!("; length {a} (1 %), {b} (50 %), {c} (99 %), {longest} at most"));
+        }
+        if !self.categories.is_empty() {
+            out.push_str(&format!("; {} values", self.categories.len()));
+        }
+        out
+    }
+
     pub fn merge(&mut self, other: FieldProfile) {
         self.types.iter_mut().zip(other.types).for_each(|(a, b)| a.merge(b));
         self.empty.merge(other.empty);

@@ -1,16 +1,15 @@
 //! Turns profiles into findings.
 
-use crate::chi_square;
 use crate::duplicates::{Exact, Id};
-use crate::field::{Category, FieldProfile, Rows, TYPES};
+use crate::field::{FieldProfile, Rows, TYPES};
 use crate::near::Near;
+use crate::profile::first_text;
 use crate::report::{Example, Finding, Plot, Report, Severity, SplitReport};
 use crate::roles::{Role, Roles};
 use crate::scan::{Options, Scanned, Split};
 use crate::tokens::TokenFaults;
 use perilune_data::error::quote;
 use perilune_data::records::Value;
-use std::collections::BTreeSet;
 
 /// Examples of a finding.
 const EXAMPLES: usize = 5;
@@ -21,17 +20,17 @@ const FEW_NEAR: f64 = 0.005;
 
 /// Collects the findings.
 pub struct Maker<'a> {
-    options: &'a Options,
+    pub(crate) options: &'a Options,
     report: Report,
 }
 
 /// A finding without its examples.
-struct Draft<'a> {
-    severity: Severity,
-    rule: &'static str,
-    field: Option<&'a str>,
-    what: String,
-    cure: &'static str,
+pub(crate) struct Draft<'a> {
+    pub severity: Severity,
+    pub rule: &'static str,
+    pub field: Option<&'a str>,
+    pub what: String,
+    pub cure: &'static str,
 }
 
 fn share(count: u64, of: u64) -> f64 {
@@ -60,7 +59,7 @@ impl<'a> Maker<'a> {
         }
     }
 
-    fn add(&mut self, scanned: &Scanned<'_>, draft: Draft<'_>, rows: &Rows) {
+    pub(crate) fn add(&mut self, scanned: &Scanned<'_>, draft: Draft<'_>, rows: &Rows) {
         let excerpt = |place: u64| {
             let record = scanned.read(place).unwrap_or_default();
             match draft.field.map(|f| record.get(f)) {
@@ -76,7 +75,14 @@ impl<'a> Maker<'a> {
         self.push(scanned, draft, rows.count, rows.rows.iter().map(|p| scanned.index(*p)).collect(), examples);
     }
 
-    fn push(&mut self, scanned: &Scanned<'_>, draft: Draft<'_>, count: u64, rows: Vec<u64>, examples: Vec<Example>) {
+    pub(crate) fn push(
+        &mut self,
+        scanned: &Scanned<'_>,
+        draft: Draft<'_>,
+        count: u64,
+        rows: Vec<u64>,
+        examples: Vec<Example>,
+    ) {
         self.report.findings.push(Finding {
             severity: draft.severity,
             rule: draft.rule,
@@ -123,7 +129,7 @@ impl<'a> Maker<'a> {
         }
         for field in &profile.fields {
             let role = roles.of(&field.name);
-            split.fields.push([field.name.to_string(), role.name().into(), summary(field)]);
+            split.fields.push([field.name.to_string(), role.name().into(), field.summary()]);
             if field.lengths.total > 0 && matches!(role, Role::Text | Role::Conversation | Role::Other) {
                 let title = format!("{}: length of '{}' (from a power of two to the next)", split.name, field.name);
                 split.plots.push(Plot { title, bars: field.lengths.bars() });
@@ -255,87 +261,6 @@ impl<'a> Maker<'a> {
             let what = format!("is longer than 20 times the median, which is {median}");
             let cure = "look at them: they may be several records in one";
             self.add(scanned, Draft { severity: Severity::Note, rule: "length", field: name, what, cure }, &rows);
-        }
-    }
-
-    /// Compares labels with their range and training with evaluation.
-    pub fn labels(&mut self, scanned: &[Scanned<'_>], roles: &Roles) {
-        let train = scanned.iter().find(|s| !s.split.evaluation);
-        for split in scanned {
-            for field in split.profile.fields.iter().filter(|f| !f.categories.is_empty()) {
-                let own = train
-                    .filter(|_| split.split.evaluation)
-                    .and_then(|t| t.profile.fields.iter().find(|f| f.name == field.name));
-                self.label(split, field, own, roles.of(&field.name) == Role::Label);
-            }
-        }
-    }
-
-    fn label(&mut self, split: &Scanned<'_>, field: &FieldProfile, train: Option<&FieldProfile>, is_label: bool) {
-        let name = Some(&*field.name);
-        let counted: u64 = field.categories.values().map(|r| r.count).sum();
-        if is_label {
-            let mut bad = Rows::default();
-            let stray = stray(field, counted);
-            for (category, rows) in &field.categories {
-                let outside = match (category, self.options.classes) {
-                    (Category::Int(i), Some(n)) => u64::try_from(*i).is_ok_and(|i| i >= n) || (*i < 0 && *i != -100),
-                    (_, None) => stray.contains(category),
-                    _ => false,
-                };
-                if outside {
-                    bad.merge(rows.clone());
-                }
-            }
-            bad.rows.sort_unstable();
-            if bad.count > 0 {
-                let what = match self.options.classes {
-                    Some(n) => format!("is outside of 0 to {}", n.saturating_sub(1)),
-                    None => "is outside of the range of nearly all labels".into(),
-                };
-                let cure = "mend or filter these records; --classes N states the range";
-                self.add(
-                    split,
-                    Draft { severity: Severity::Error, rule: "label-range", field: name, what, cure },
-                    &bad,
-                );
-            }
-        }
-        let Some(train) = train.filter(|t| !t.categories.is_empty()) else { return };
-        if is_label {
-            let mut unseen = Rows::default();
-            field
-                .categories
-                .iter()
-                .filter(|c| !train.categories.contains_key(c.0))
-                .for_each(|c| unseen.merge(c.1.clone()));
-            unseen.rows.sort_unstable();
-            if unseen.count > 0 {
-                let what = "has a label that training lacks".into();
-                let cure = "train such records too, or leave them out";
-                self.add(
-                    split,
-                    Draft { severity: Severity::Warning, rule: "unseen-label", field: name, what, cure },
-                    &unseen,
-                );
-            }
-        }
-        let all: BTreeSet<&Category> = field.categories.keys().chain(train.categories.keys()).collect();
-        let count = |f: &FieldProfile, c: &Category| f.categories.get(c).map_or(0, |r| r.count);
-        let pairs: Vec<(u64, u64)> = all.iter().map(|c| (count(train, c), count(field, c))).collect();
-        if let Some(test) = chi_square::compare(&pairs).filter(|t| t.p < 1e-6 && t.effect > 0.1) {
-            let what = format!(
-                "is distributed otherwise than in training (chi-square {:.0}, {} degrees of freedom, p {:.0e}, Cramér's V {:.2})",
-                test.statistic, test.freedom, test.p, test.effect
-            );
-            let draft = Draft {
-                severity: if is_label { Severity::Warning } else { Severity::Note },
-                rule: "label-distribution",
-                field: name,
-                what,
-                cure: "split at random, or by records:holdout",
-            };
-            self.push(split, draft, counted, Vec::new(), Vec::new());
         }
     }
 
@@ -471,49 +396,4 @@ impl<'a> Maker<'a> {
             });
         }
     }
-}
-
-/// Labels apart from the others: integers that are not in the run of consecutive ones with at least 95 % of the records. -100 is ignored by losses.
-fn stray(field: &FieldProfile, counted: u64) -> BTreeSet<Category> {
-    let ints: Vec<(i64, u64)> = field
-        .categories
-        .iter()
-        .filter_map(|(c, r)| if let Category::Int(i) = c { Some((*i, r.count)) } else { None })
-        .collect();
-    let runs = ints.chunk_by(|a, b| a.0.checked_add(1) == Some(b.0));
-    // A run that counts from 0 ends before -1.
-    let main = runs
-        .map(|run| {
-            if run.iter().any(|r| r.0 == 0) {
-                run.get(run.iter().position(|r| r.0 == 0).unwrap_or(0)..).unwrap_or(run)
-            } else {
-                run
-            }
-        })
-        .find(|run| run.iter().map(|r| r.1).sum::<u64>() as f64 >= 0.95 * counted as f64);
-    let Some(main) = main.filter(|run| run.len() >= 2) else { return BTreeSet::new() };
-    ints.iter().filter(|i| i.0 != -100 && !main.contains(i)).map(|i| Category::Int(i.0)).collect()
-}
-
-fn first_text(record: &perilune_data::records::Record) -> String {
-    let text = record.fields.iter().find_map(|f| if let Value::Text(t) = &f.1 { Some(quote(t)) } else { None });
-    text.unwrap_or_else(|| record.fields.first().map(|f| quote(&format!("{:?}", f.1))).unwrap_or_default())
-}
-
-/// Types, range and lengths in a line.
-fn summary(field: &FieldProfile) -> String {
-    let kinds = field.types.iter().zip(TYPES).filter(|t| t.0.count > 0).map(|t| format!("{} {}", t.0.count, t.1));
-    let mut out = kinds.collect::<Vec<_>>().join(", ");
-    if let Some((low, high)) = field.range {
-        out.push_str(&format!("; {low} to {high}"));
-    }
-    if field.lengths.total > 0 {
-        let [a, b, c] = [0.01, 0.5, 0.99].map(|q| field.lengths.quantile(q));
-        let longest = field.lengths.longest.first().map_or(0, |l| l.0);
-        out.push_str(&format!("; length {a} (1 %), {b} (50 %), {c} (99 %), {longest} at most"));
-    }
-    if !field.categories.is_empty() {
-        out.push_str(&format!("; {} values", field.categories.len()));
-    }
-    out
 }

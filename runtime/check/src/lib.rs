@@ -12,6 +12,7 @@ mod field;
 mod findings;
 mod html;
 pub mod images;
+mod label_findings;
 pub mod minhash;
 mod near;
 pub mod normal;

@@ -166,3 +166,14 @@ impl Profile {
         self.errors.extend(other.errors.into_iter().take(room));
     }
 }
+
+/// Quotes the first text of a record, or its first field.
+pub fn first_text(record: &Record) -> String {
+    let text = record
+        .fields
+        .iter()
+        .find_map(|f| if let Value::Text(t) = &f.1 { Some(perilune_data::error::quote(t)) } else { None });
+    text.unwrap_or_else(|| {
+        record.fields.first().map(|f| perilune_data::error::quote(&format!("{:?}", f.1))).unwrap_or_default()
+    })
+}
