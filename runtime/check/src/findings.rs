@@ -191,8 +191,8 @@ impl<'a> Maker<'a> {
         }
         let missing = checked.saturating_sub(field.present() + scanned.profile.unreadable.count);
         if missing > 0 {
-            // A field that half of the records lack is optional.
-            let severity = if share(missing, checked) < 0.5 { Severity::Warning } else { Severity::Note };
+            // A field that many records lack is optional.
+            let severity = if share(missing, checked) < 0.05 { Severity::Warning } else { Severity::Note };
             let draft = Draft {
                 severity,
                 rule: "missing",
@@ -308,7 +308,9 @@ impl<'a> Maker<'a> {
 
     pub fn near(&mut self, scanned: &[Scanned<'_>], near: &Near) {
         if near.bounded {
-            self.report.remarks.push("near duplicates: large groups of alike records were left out".into());
+            self.report
+                .remarks
+                .push("near duplicates: not all candidates of large groups of alike records were compared".into());
         }
         let similarity = self.options.similarity;
         for (at, split) in scanned.iter().enumerate() {

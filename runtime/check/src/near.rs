@@ -76,21 +76,23 @@ pub fn find(scanned: &[Scanned<'_>], exact: &Exact, roles: &Roles, options: &Opt
         let key = |id: &Id| scanned.get(id.0 as usize)?.keys.get(id.1 as usize)?.bands.map(|b| b[band]);
         let mut keyed: Vec<(u32, u32)> = (0u32..).zip(&ids).filter_map(|(node, id)| Some((key(id)?, node))).collect();
         keyed.par_sort_unstable();
-        let mut groups: Vec<&[(u32, u32)]> = Vec::new();
+        let mut groups: Vec<(&[(u32, u32)], usize)> = Vec::new();
         for group in keyed.chunk_by(|a, b| a.0 == b.0).filter(|g| g.len() > 1) {
             let Some(first) = group.first() else { continue };
             if group.iter().all(|g| sets.root(g.1) == sets.root(first.1)) {
                 continue;
             }
-            let cost = (group.len() * REPRESENTATIVES.min(group.len() - 1)) as u64;
-            if cost > left {
-                out.bounded = true;
+            // Large groups come with fewer representatives where the bound is near.
+            let most = REPRESENTATIVES.min(group.len() - 1);
+            let kept = most.min(usize::try_from(left / group.len() as u64).unwrap_or(most));
+            out.bounded |= kept < most;
+            if kept == 0 {
                 continue;
             }
-            left -= cost;
-            groups.push(group);
+            left -= (group.len() * kept) as u64;
+            groups.push((group, kept));
         }
-        let compare = |group: &&[(u32, u32)]| -> Result<Vec<(u32, u32)>> {
+        let compare = |(group, most): &(&[(u32, u32)], usize)| -> Result<Vec<(u32, u32)>> {
             if options.interrupt.is_requested() {
                 return Err(Error::Interrupted);
             }
@@ -103,7 +105,7 @@ pub fn find(scanned: &[Scanned<'_>], exact: &Exact, roles: &Roles, options: &Opt
                 let own = text(*node)?;
                 match kept.iter().find(|k| jaccard(&k.1, &own) >= options.similarity) {
                     Some(found) => edges.push((found.0, *node)),
-                    None if kept.len() < REPRESENTATIVES => kept.push((*node, own)),
+                    None if kept.len() < *most => kept.push((*node, own)),
                     None => {}
                 }
             }

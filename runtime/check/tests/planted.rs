@@ -167,6 +167,19 @@ fn planted_faults_are_found() {
 }
 
 #[test]
+fn a_text_with_many_variants_is_one_cluster() {
+    let (mut train, mut draw) = (clean(1, 500), Draw(6));
+    let model = text(&train[0]);
+    for _ in 0..300 {
+        let variant = model.replacen(' ', &format!(" {} ", draw.word()), 1);
+        train.push(record(&variant, 1, 1.0));
+    }
+    let report = run(train, Vec::new());
+    let repeated = rows(&report, "near-duplicates", "train").len() + rows(&report, "exact-duplicates", "train").len();
+    assert!(repeated >= 297, "{repeated} of 300");
+}
+
+#[test]
 fn leaked_records_are_found() {
     const N: usize = 3000;
     let (mut train, valid) = (clean(1, N), clean(2, 2000));
