@@ -131,4 +131,13 @@ fn a_folder_of_images_is_decoded() {
         r.out,
         r.err
     );
+    let recipe = RECIPE
+        .replace(r#"loader "train.jsonl""#, r#"pl.data.images("set", { pixels = 8 }):batch(1)"#)
+        .replace(r#", valid = loader "valid.jsonl""#, "");
+    p.file("pictures.lua", recipe);
+    let r = p.run(&["data", "check", "pictures.lua"]);
+    assert!(r.status == Some(1) && r.out.contains("error [image] train: cannot be decoded"), "{} {}", r.out, r.err);
+    p.file("points.lua", support::TINY);
+    let r = p.run(&["data", "check", "points.lua"]);
+    assert!(r.status == Some(2) && r.err.contains("no loader of this recipe has records"), "{} {}", r.out, r.err);
 }

@@ -189,15 +189,29 @@ fn of_recipe(args: &CheckArgs, recipe: &Path, console: &ConsoleOut) -> Result<Re
         )));
     };
     let run = loaded.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
-    let (splits, others) = data_splits(&run);
-    if splits.is_empty() {
-        let message = "no loader of this recipe has records (data.jsonl, data.lines, data.list): nothing was checked";
+    let (splits, mut others) = data_splits(&run);
+    let interrupt = &runtime.host().interrupt;
+    let mut pictures = Vec::new();
+    for name in &others {
+        if let Some(folder) = run.images(name) {
+            pictures.push((name.clone(), images::check(name, &folder, args.all, interrupt).map_err(failed)?));
+        }
+    }
+    others.retain(|name| !pictures.iter().any(|p| p.0 == *name));
+    if splits.is_empty() && pictures.is_empty() {
+        let message =
+            "no loader of this recipe has records (data.jsonl, data.lines, data.list) or images: nothing was checked";
         console.event(&json!({ "event": "data_check", "splits": [], "findings": [], "remarks": [message] }));
         return Err(Failure::Usage(message.into()));
     }
-    let mut report = check(&splits, &options(args, runtime.host().interrupt.clone())).map_err(failed)?;
+    let mut report = check(&splits, &options(args, interrupt.clone())).map_err(failed)?;
+    for (_, found) in pictures {
+        report.splits.extend(found.splits);
+        report.findings.extend(found.findings);
+        report.remarks.extend(found.remarks);
+    }
     if !others.is_empty() {
-        report.remarks.push(format!("not checked, as these loaders have no records: {}", others.join(", ")));
+        report.remarks.push(format!("not checked, as these loaders have no records or images: {}", others.join(", ")));
     }
     Ok(report)
 }

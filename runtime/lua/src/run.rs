@@ -9,6 +9,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
+use perilune_data::images::Folder;
 use perilune_data::records::Dataset;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -341,6 +342,12 @@ impl Run {
         };
         let vocabulary = checked.get::<Option<i64>>("vocabulary").ok().flatten().and_then(|n| u64::try_from(n).ok());
         Some(CheckedRecords { texts: set("texts")?, encoded: set("encoded"), vocabulary })
+    }
+
+    /// Returns the folder of images behind the loader of a split, for checks of the data; none if it has no images.
+    pub fn images(&self, split: &str) -> Option<Arc<Folder>> {
+        let folder = self.loader(split)?.get::<Option<mlua::AnyUserData>>("images").ok()??;
+        Some(folder.borrow::<crate::images::FolderData>().ok()?.0.clone())
     }
 
     /// Returns the batches in an epoch of a split, if its loader states them.
