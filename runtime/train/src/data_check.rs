@@ -38,6 +38,10 @@ pub(crate) fn before_first_step(run: &Run, strict: bool, interrupt: Interrupt, r
     let options = Options::quick(interrupt, (!strict).then_some(SECONDS));
     let report = match check(&splits, &options) {
         Ok(report) => report,
+        // A check that was asked for must not be passed by failing.
+        Err(e) if strict && !matches!(e, perilune_data::Error::Interrupted) => {
+            return Err(Error::System(format!("data check: {e}")));
+        }
         // What the step reads it reports itself.
         Err(e) => {
             tracing::debug!("data check: {e}");
