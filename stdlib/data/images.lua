@@ -79,7 +79,7 @@ local function images(path, opts)
     return folder:path(i)
   end
   reader() -- validates the options now
-  return set.new({ what = "images", reader = reader, path = file }, folder:size(), { classes = folder:classes() })
+  return set.new({ what = "images", reader = reader, path = file, folder = folder }, folder:size(), { classes = folder:classes() })
 end
 
 return { images = images }

@@ -29,6 +29,8 @@ local tree = require "perilune.tree"
 ---@field records perilune.NativeRecords? what its samples are the records of
 ---@field tokens integer? tokens in a sample of text
 ---@field context integer? positions in the sequence of a sample: dim 1 of tensors of that size
+---@field checked perilune.CheckedRecords? of records: what checks of data read
+---@field images perilune.NativeImages? of images: what checks of data decode
 ---@field place integer source location of the recipe line that made it
 ---@field classes string[]? of images: class id i is classes[i + 1]
 local Loader = {}
@@ -39,7 +41,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, records: perilune.NativeRecords?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -17,11 +17,17 @@ local loader = require "perilune.data.loader"
 
 ---@alias perilune.Record table<string, any>
 
+---@class perilune.CheckedRecords the records behind a loader, for checks before the first step
+---@field texts perilune.NativeRecords the records before they were encoded
+---@field encoded perilune.NativeRecords? those with token ids, before they were packed
+---@field vocabulary integer? number of ids of the tokenizer
+
 ---@class perilune.Records
 ---@field native perilune.NativeRecords
 ---@field pads {field: string, length: integer, value: number}[] how batches pad lists
 ---@field context integer? positions of the sequences that `pack` makes
 ---@field parts table<integer, perilune.Parts> by seed
+---@field checked perilune.CheckedRecords? what checks of data read, of records that have been encoded
 local Records = {}
 local meta = { __index = Records }
 function meta.__tostring(records) return ("records: %d"):format(records.native:size()) end
@@ -34,7 +40,18 @@ local UNITS <const> = 1 << 30
 ---@param like perilune.Records? whose options of batches stay
 ---@return perilune.Records
 local function new(made, like)
-  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {} }, meta) --[[@as perilune.Records]]
+  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {}, checked = like and like.checked }, meta) --[[@as perilune.Records]]
+end
+
+---Makes a dataset of encoded records, which remembers the texts for checks.
+---@param made perilune.NativeRecords
+---@param from perilune.Records
+---@param tokenizer perilune.Tokenizer
+---@return perilune.Records
+local function encoded(made, from, tokenizer)
+  local out = new(made, from)
+  out.checked = { texts = from.checked and from.checked.texts or from.native, encoded = made, vocabulary = tokenizer:size() }
+  return out
 end
 
 ---@param op string
@@ -131,7 +148,7 @@ end
 ---@param opts {field: string?, to: string?, end_with: string?, specials: ("text"|"parse")?, add_specials: boolean?}? field: "text"; to: "ids"
 ---@return perilune.Records
 function Records:tokenize(tokenizer, opts)
-  return new(self.native:tokenize(tokenizer, opts), self)
+  return encoded(self.native:tokenize(tokenizer, opts), self, tokenizer)
 end
 
 ---Renders conversations by the chat template of a tokenizer: records with `ids` (N) i32 and `mask` (N) bool, which says what the loss trains.
@@ -139,7 +156,7 @@ end
 ---@param opts (perilune.ChatOptions|{field: string?})? field: "messages", a list of { role =, content = }
 ---@return perilune.Records
 function Records:chat(tokenizer, opts)
-  return new(self.native:chat(tokenizer, opts), self)
+  return encoded(self.native:chat(tokenizer, opts), self, tokenizer)
 end
 
 ---Keeps the records for which a function returns true.
@@ -369,6 +386,7 @@ function Records:pack(length, opts)
   o.length = check.whole(op, "length", length)
   local out = new(self.native:pack(o), self)
   out.context = length
+  out.checked = self.checked or { texts = self.native }
   return out
 end
 
@@ -405,7 +423,8 @@ function Records:batch(size, opts)
     return rows
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
-                          ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context })
+                          ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context,
+                          checked = self.checked or { texts = set } })
 end
 
 return { new = new, of = records }

@@ -14,6 +14,7 @@ local loader = require "perilune.data.loader"
 ---@class perilune.Source
 ---@field what string unit of its row numbers, such as "rows"
 ---@field reader fun(seed: integer?): perilune.BatchReader opens it for one loader, with the seed of the order
+---@field folder perilune.NativeImages? of images, for checks of data
 ---@field path fun(row: integer): string returns the file of a row; raises if rows are not files
 
 ---@class perilune.BatchReader `rows` are numbers in the source, `first` is the number of the first in the loader's stream
@@ -168,7 +169,7 @@ function Set:batch(size, opts)
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
                                     make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes,
-                                    context = o.context })
+                                    context = o.context, images = self.source.folder })
 end
 
 return { new = new, tensors = tensors }

@@ -80,6 +80,9 @@ function train.new(recipe, params, opts)
   params = params or recipe.params or {}
   local o = check.options(op, opts, {}, { seed = "number", precision = "string", memory_budget = "string|number" })
   mesh.open(recipe, params)
+  if recipe.strict ~= nil and type(recipe.strict) ~= "boolean" then
+    pl.error("recipe", "recipe.strict is " .. check.show(recipe.strict), "write recipe.strict = true, or omit it")
+  end
   local seed = check.whole(op, "seed", o.seed or params.seed or 0, 0)
   local precision = o.precision or recipe.precision or "f32"
   check.word(op, "precision", precision, parts.precisions)

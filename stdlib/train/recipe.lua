@@ -30,6 +30,7 @@ local tree = require "perilune.tree"
 ---@field strict_shards integer? cuts every batch into so many shards, whose sums are added in a fixed tree: bits do not depend on the mesh; the option --strict-shards
 ---@field pipeline {schedule: string?}? how the stages along pp take turns: "1f1b" (the default), "fill-drain", "zb-h1", or a table of cells
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
+---@field strict boolean? findings of the data check before the first step end the run; the option --strict
 ---@field finish fun(run: perilune.Run)? called after the last step
 ---@field after_step fun(run: perilune.Run)? called after every step, before its evaluation and checkpoint; may assign States
 ---@field sample_log boolean? records the samples of every step with their losses, for run:samples, run:worst and run:sample
@@ -39,7 +40,7 @@ local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "pipeline", "strict_shards", "sharding", "sample_log", "after_step" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict", "sample_log", "after_step" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }

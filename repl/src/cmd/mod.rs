@@ -10,6 +10,7 @@ mod check_predict;
 mod check_search;
 mod ckpt;
 mod completions;
+mod data;
 mod doctor;
 mod init;
 mod launch;
@@ -65,6 +66,9 @@ enum Command {
     Launch(launch::LaunchArgs),
     /// Write the file of a job for Slurm or Kubernetes
     Submit(submit::SubmitArgs),
+    /// Check the data of a recipe, or files of records, before training
+    #[command(subcommand)]
+    Data(data::DataArgs),
     /// Train tokenizers, encode texts to token files, show the tokens of a text
     #[command(subcommand)]
     Tokens(tokens::TokensArgs),
@@ -127,6 +131,7 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Replay(args) => replay::replay(args),
         Command::Launch(args) => launch::launch(args),
         Command::Submit(args) => submit::submit(args),
+        Command::Data(args) => data::data(args),
         Command::Tokens(args) => tokens::tokens(args),
         Command::Init(args) => init::init(&args),
         Command::Reference => reference::reference(),

@@ -65,6 +65,12 @@ pub struct RunArgs {
     /// With --resume: compare the whole content of data files with what the run read, also where size and time are equal
     #[arg(long, requires = "resume")]
     verify_data: bool,
+    /// Refuse to train if the check of a sample of the data, before the first step, finds faults
+    #[arg(long, conflicts_with = "no_data_check")]
+    strict: bool,
+    /// Skip that check
+    #[arg(long)]
+    no_data_check: bool,
     /// Apply edits of the recipe, and of files that it requires, during training
     #[arg(long)]
     watch: bool,
@@ -165,6 +171,8 @@ impl RunArgs {
             changed_data: self.changed_data,
             verify_data: self.verify_data,
             watch: self.watch,
+            strict: self.strict,
+            no_data_check: self.no_data_check,
             on_nan: self.on_nan.clone(),
             on_spike: self.on_spike.clone(),
             replay: self.replay.clone(),

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 const OP: &str = "data.images";
 
-struct FolderData(Arc<Folder>);
+pub(crate) struct FolderData(pub(crate) Arc<Folder>);
 
 impl UserData for FolderData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {

@@ -10,10 +10,13 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{AnyUserData, Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
+use perilune_data::images::Folder;
+use perilune_data::records::Dataset;
 use perilune_data::sample_log::SampleLog;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// Names of params read so far.
 pub type ParamReads = Rc<RefCell<BTreeSet<String>>>;
@@ -62,6 +65,11 @@ impl Recipe {
         }
         out.sort_by(|a: &(String, _), b| a.0.cmp(&b.0));
         Ok(out)
+    }
+
+    /// Returns whether findings of the data check end the run.
+    pub fn strict(&self) -> bool {
+        self.table.get::<Option<bool>>("strict").ok().flatten().unwrap_or(false)
     }
 
     /// Returns whether it has a function of that name.
@@ -135,6 +143,17 @@ pub struct Run {
     pub(crate) recipe: Table,
     pub(crate) lua: Lua,
     pub(crate) host: Rc<Host>,
+}
+
+/// The records behind a loader.
+#[derive(Clone)]
+pub struct CheckedRecords {
+    /// The records before they were encoded.
+    pub texts: Arc<dyn Dataset>,
+    /// Those with token ids, before they were packed.
+    pub encoded: Option<Arc<dyn Dataset>>,
+    /// The number of ids of the tokenizer.
+    pub vocabulary: Option<u64>,
 }
 
 /// The result of a step: tensors that are read on demand.
@@ -339,6 +358,23 @@ impl Run {
     fn loader(&self, split: &str) -> Option<Table> {
         let data: Table = self.table.get("data").ok()?;
         data.get::<Option<Table>>(split).ok().flatten()
+    }
+
+    /// Returns the records behind the loader of a split, for checks of the data; none if it has no records.
+    pub fn records(&self, split: &str) -> Option<CheckedRecords> {
+        let checked: Table = self.loader(split)?.get::<Option<Table>>("checked").ok()??;
+        let set = |name: &str| -> Option<Arc<dyn Dataset>> {
+            let set = checked.get::<Option<mlua::AnyUserData>>(name).ok()??;
+            Some(set.borrow::<crate::records::RecordSet>().ok()?.0.clone())
+        };
+        let vocabulary = checked.get::<Option<i64>>("vocabulary").ok().flatten().and_then(|n| u64::try_from(n).ok());
+        Some(CheckedRecords { texts: set("texts")?, encoded: set("encoded"), vocabulary })
+    }
+
+    /// Returns the folder of images behind the loader of a split, for checks of the data; none if it has no images.
+    pub fn images(&self, split: &str) -> Option<Arc<Folder>> {
+        let folder = self.loader(split)?.get::<Option<mlua::AnyUserData>>("images").ok()??;
+        Some(folder.borrow::<crate::images::FolderData>().ok()?.0.clone())
     }
 
     /// Returns the batches in an epoch of a split, if its loader states them.

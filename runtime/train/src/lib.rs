@@ -37,6 +37,7 @@ mod anomaly;
 mod cancel;
 mod checkpoints;
 mod claim;
+mod data_check;
 mod data_hash;
 mod data_record;
 mod error;
@@ -67,6 +68,7 @@ mod training_loop;
 mod weights;
 
 pub use cancel::Control;
+pub use data_check::data_splits;
 pub use error::{Error, Result, disk, plain};
 pub use events::{Event, Listener, SCHEMA};
 pub use hot_reload::{Candidate, NextVersion, Reloader, StartOptions};

@@ -32,6 +32,10 @@ pub struct RunSpec {
     pub verify_data: bool,
     /// Apply edits of the recipe, and of the files it requires, when they are saved.
     pub watch: bool,
+    /// Findings of the data check are an error instead of warnings.
+    pub strict: bool,
+    /// Take no sample of the data before the first step.
+    pub no_data_check: bool,
     /// The policy for a non-finite loss or gradient norm: `stop`, `skip` or `warn`.
     pub on_nan: Option<String>,
     /// The policy for a spike of the loss: `warn`, `skip`, `stop` or `off`.
@@ -73,6 +77,8 @@ impl RunSpec {
             ("--memory-budget", self.start.memory_budget.is_some()),
             ("--checkpoint-every", self.checkpoint_every.is_some()),
             ("--watch", self.watch),
+            ("--strict", self.strict),
+            ("--no-data-check", self.no_data_check),
             ("--on-nan", self.on_nan.is_some()),
             ("--on-spike", self.on_spike.is_some()),
         ];

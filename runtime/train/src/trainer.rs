@@ -3,6 +3,7 @@
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
 use crate::claim::Claim;
+use crate::data_check;
 use crate::data_record::{Compare, DATA, DataRecord, Entry};
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
@@ -298,6 +299,12 @@ impl Session<'_> {
             for text in data.begin(run.count(), &|path, bytes| reporter.tell(&Event::ComparesData { path, bytes }))? {
                 reporter.warning(&text);
             }
+        }
+        // The data of a resumed run and of a replay are those that were checked before.
+        let repeated = self.resume.is_some() || self.spec.replay.is_some();
+        if self.job.is_first() && !repeated && !self.spec.no_data_check {
+            let strict = self.spec.strict || self.recipe.strict();
+            data_check::before_first_step(&run, strict, self.runtime.host().interrupt.clone(), reporter)?;
         }
         reporter.tell(&Event::Training);
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));

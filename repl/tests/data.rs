@@ -1,0 +1,143 @@
+//! Tests `perilune data check` and the check of a run before its first step: findings, reports, exit status, wrong usage.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use support::{Place, place};
+
+/// Distinct sentences of made-up words.
+fn sentence(k: u64) -> String {
+    let mut state = k.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut word = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        format!("w{:x}", state >> 44)
+    };
+    (0..30).map(|_| word()).collect::<Vec<_>>().join(" ")
+}
+
+fn lines(first: u64, n: u64) -> Vec<String> {
+    (first..first + n).map(|k| serde_json::json!({ "text": sentence(k), "label": k % 4 }).to_string()).collect()
+}
+
+fn files(train: &[String], valid: &[String]) -> Place {
+    let p = place();
+    p.file("train.jsonl", train.join("\n"));
+    p.file("valid.jsonl", valid.join("\n"));
+    p
+}
+
+const RECIPE: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "words", params = { steps = 1, seed = 1 } }
+function recipe.data(p)
+  local tok = pl.data.bytes()
+  local function loader(path) return pl.data.jsonl(path):tokenize(tok):select { "ids", "label" }:pad { ids = 512 }:batch(4) end
+  return { train = loader "train.jsonl", valid = loader "valid.jsonl" }
+end
+function recipe.model() return pl.nn.Sequential { pl.nn.Linear(512, 1) } end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 1e-9 }) end
+function recipe.loss(model, batch) return model(batch.ids:to "f32"):mean() end
+return recipe
+"#;
+
+#[test]
+fn clean_files_have_no_findings() {
+    let p = files(&lines(1, 200), &lines(1000, 50));
+    let r = p.run(&["data", "check", "train.jsonl", "valid.jsonl"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    assert!(r.out.contains("train: 200 records") && r.out.contains("no faults found"), "{}", r.out);
+    assert!(r.out.contains("taken as evaluation by their names: valid.jsonl"), "{}", r.out);
+}
+
+#[test]
+fn faults_are_reported_with_file_and_line() {
+    let (mut train, mut valid) = (lines(1, 200), lines(1000, 50));
+    train[7] = valid[3].clone();
+    train[20] = "{ broken".into();
+    valid[9] = serde_json::json!({ "text": format!("\u{1b}[2J<script>{}", sentence(7777)), "label": 1 }).to_string();
+    let p = files(&train, &valid);
+    let r = p.run(&["data", "check", "train.jsonl", "--eval", "valid.jsonl", "--html", "out.html"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(1), ""), "{}", r.out);
+    assert!(r.out.contains("error [leakage] valid: are training records too: 1 of 50 records"), "{}", r.out);
+    assert!(r.out.contains("valid.jsonl:4 and train.jsonl:8"), "{}", r.out);
+    assert!(r.out.contains("error [unreadable] train:") && r.out.contains("train.jsonl:21"), "{}", r.out);
+    assert!(r.out.contains("[control-characters]") && !r.out.contains('\u{1b}'), "{}", r.out);
+    let page = p.read("out.html");
+    assert!(page.contains("<svg") && !page.contains("<script") && !page.contains('\u{1b}'), "{page}");
+    let r = p.run(&["data", "check", "train.jsonl", "--eval", "valid.jsonl", "--json"]);
+    let report = r.events().pop().unwrap();
+    let rules: Vec<&str> = report["findings"].as_array().unwrap().iter().map(|f| f["rule"].as_str().unwrap()).collect();
+    assert!(rules.contains(&"leakage") && rules.contains(&"unreadable"), "{rules:?}");
+}
+
+#[test]
+fn a_recipe_is_checked_by_command_and_before_a_run() {
+    let (mut train, valid) = (lines(1, 200), lines(1000, 52));
+    let p = files(&train, &valid);
+    p.file("words.lua", RECIPE);
+    let r = p.run(&["data", "check", "words.lua"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    let r = p.run(&["run", "words.lua", "--run-dir", "a", "--strict"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    train[7] = valid[3].clone();
+    p.file("train.jsonl", train.join("\n"));
+    let r = p.run(&["data", "check", "words.lua"]);
+    assert_eq!(r.status, Some(1), "{}", r.out);
+    assert!(r.out.contains("valid.jsonl:4 and ") && r.out.contains("train.jsonl:8"), "{}", r.out);
+    let r = p.run(&["run", "words.lua", "--run-dir", "b"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    assert_eq!(r.err.lines().count(), 1, "{}", r.err);
+    assert!(r.err.contains("warning: data check: valid: are training records too: 1 of 52"), "{}", r.err);
+    let r = p.run(&["run", "words.lua", "--run-dir", "c", "--strict"]);
+    assert!(r.status == Some(4) && r.err.contains("are training records too"), "{:?} {}", r.status, r.err);
+    assert!(!p.path("c/run.json").exists());
+    let r = p.run(&["run", "words.lua", "--run-dir", "d", "--no-data-check"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    p.file("words.lua", RECIPE.replace("name = \"words\",", "name = \"words\", strict = true,"));
+    let r = p.run(&["run", "words.lua", "--run-dir", "e"]);
+    assert_eq!(r.status, Some(4), "{}", r.err);
+}
+
+#[test]
+fn wrong_usage_is_explained() {
+    let p = files(&lines(1, 3), &lines(9, 3));
+    p.file("table.xyz", "a");
+    p.file("script.lua", "print(1)");
+    for (args, message) in [
+        (vec!["table.xyz"], "'.xyz' are not supported"),
+        (vec!["none.jsonl"], "none.jsonl"),
+        (vec!["script.lua"], "a plain script has no data to check"),
+        (vec!["script.lua", "train.jsonl"], "give one recipe, or files of records"),
+        (vec!["train.jsonl", "--similarity", "2"], "a number above 0 and at most 1"),
+        (vec!["script.lua", "--eval", "valid.jsonl"], "--eval names files"),
+    ] {
+        let r = p.run(&[&["data", "check"], &args[..]].concat());
+        assert!(r.status == Some(2) && r.err.contains(message), "{args:?}: {:?} {}", r.status, r.err);
+    }
+}
+
+#[test]
+fn a_folder_of_images_is_decoded() {
+    let p = place();
+    std::fs::create_dir_all(p.path("set/cat")).unwrap();
+    p.file("set/cat/bad.png", "no image");
+    let r = p.run(&["data", "check", "set", "--all"]);
+    assert!(
+        r.status == Some(1) && r.out.contains("error [image] set: cannot be decoded: 1 of 1 images"),
+        "{} {}",
+        r.out,
+        r.err
+    );
+    let recipe = RECIPE
+        .replace(r#"loader "train.jsonl""#, r#"pl.data.images("set", { pixels = 8 }):batch(1)"#)
+        .replace(r#", valid = loader "valid.jsonl""#, "");
+    p.file("pictures.lua", recipe);
+    let r = p.run(&["data", "check", "pictures.lua"]);
+    assert!(r.status == Some(1) && r.out.contains("error [image] train: cannot be decoded"), "{} {}", r.out, r.err);
+    p.file("points.lua", support::TINY);
+    let r = p.run(&["data", "check", "points.lua"]);
+    assert!(r.status == Some(2) && r.err.contains("no loader of this recipe has records"), "{} {}", r.out, r.err);
+}

@@ -1,0 +1,114 @@
+//! Compares labels with their range, and their distribution in evaluation with that in training.
+
+use crate::chi_square;
+use crate::field::{Category, FieldProfile, Rows};
+use crate::findings::{Draft, Maker};
+use crate::report::Severity;
+use crate::roles::{Role, Roles};
+use crate::scan::Scanned;
+use std::collections::BTreeSet;
+
+impl Maker<'_> {
+    /// Compares labels with their range and training with evaluation.
+    pub fn labels(&mut self, scanned: &[Scanned<'_>], roles: &Roles) {
+        let train = scanned.iter().find(|s| !s.split.evaluation);
+        for split in scanned {
+            for field in split.profile.fields.iter().filter(|f| !f.categories.is_empty()) {
+                let own = train
+                    .filter(|_| split.split.evaluation)
+                    .and_then(|t| t.profile.fields.iter().find(|f| f.name == field.name));
+                self.label(split, field, own, roles.of(&field.name) == Role::Label);
+            }
+        }
+    }
+
+    fn label(&mut self, split: &Scanned<'_>, field: &FieldProfile, train: Option<&FieldProfile>, is_label: bool) {
+        let name = Some(&*field.name);
+        let counted: u64 = field.categories.values().map(|r| r.count).sum();
+        if is_label {
+            let mut bad = Rows::default();
+            let stray = stray(field, counted);
+            for (category, rows) in &field.categories {
+                let outside = match (category, self.options.classes) {
+                    (Category::Int(i), Some(n)) => u64::try_from(*i).is_ok_and(|i| i >= n) || (*i < 0 && *i != -100),
+                    (_, None) => stray.contains(category),
+                    _ => false,
+                };
+                if outside {
+                    bad.merge(rows.clone());
+                }
+            }
+            bad.rows.sort_unstable();
+            if bad.count > 0 {
+                let what = match self.options.classes {
+                    Some(n) => format!("is outside of 0 to {}", n.saturating_sub(1)),
+                    None => "is outside of the range of nearly all labels".into(),
+                };
+                let cure = "mend or filter these records; --classes N states the range";
+                self.add(
+                    split,
+                    Draft { severity: Severity::Error, rule: "label-range", field: name, what, cure },
+                    &bad,
+                );
+            }
+        }
+        let Some(train) = train.filter(|t| !t.categories.is_empty()) else { return };
+        if is_label {
+            let mut unseen = Rows::default();
+            field
+                .categories
+                .iter()
+                .filter(|c| !train.categories.contains_key(c.0))
+                .for_each(|c| unseen.merge(c.1.clone()));
+            unseen.rows.sort_unstable();
+            if unseen.count > 0 {
+                let what = "has a label that training lacks".into();
+                let cure = "train such records too, or leave them out";
+                self.add(
+                    split,
+                    Draft { severity: Severity::Warning, rule: "unseen-label", field: name, what, cure },
+                    &unseen,
+                );
+            }
+        }
+        let all: BTreeSet<&Category> = field.categories.keys().chain(train.categories.keys()).collect();
+        let count = |f: &FieldProfile, c: &Category| f.categories.get(c).map_or(0, |r| r.count);
+        let pairs: Vec<(u64, u64)> = all.iter().map(|c| (count(train, c), count(field, c))).collect();
+        if let Some(test) = chi_square::compare(&pairs).filter(|t| t.p < 1e-6 && t.effect > 0.1) {
+            let what = format!(
+                "is distributed otherwise than in training (chi-square {:.0}, {} degrees of freedom, p {:.0e}, Cramér's V {:.2})",
+                test.statistic, test.freedom, test.p, test.effect
+            );
+            let draft = Draft {
+                severity: if is_label { Severity::Warning } else { Severity::Note },
+                rule: "label-distribution",
+                field: name,
+                what,
+                cure: "split at random, or by records:holdout",
+            };
+            self.push(split, draft, counted, Vec::new(), Vec::new());
+        }
+    }
+}
+
+/// Labels apart from the others: integers that are not in the run of consecutive ones with at least 95 % of the records. -100 is ignored by losses.
+fn stray(field: &FieldProfile, counted: u64) -> BTreeSet<Category> {
+    let ints: Vec<(i64, u64)> = field
+        .categories
+        .iter()
+        .filter_map(|(c, r)| if let Category::Int(i) = c { Some((*i, r.count)) } else { None })
+        .collect();
+    let runs = ints.chunk_by(|a, b| a.0.checked_add(1) == Some(b.0));
+    // A run that counts from 0 ends before -1.
+    let main = runs
+        .map(|run| {
+            if run.iter().any(|r| r.0 == 0) {
+                run.get(run.iter().position(|r| r.0 == 0).unwrap_or(0)..).unwrap_or(run)
+            } else {
+                run
+            }
+        })
+        .find(|run| run.iter().map(|r| r.1).sum::<u64>() as f64 >= 0.95 * counted as f64);
+    let Some(main) = main.filter(|run| run.len() >= 2) else { return BTreeSet::new() };
+    ints.iter().filter(|i| i.0 != -100 && !main.contains(i)).map(|i| Category::Int(i.0)).collect()
+}
