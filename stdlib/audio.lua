@@ -43,20 +43,21 @@ function audio.mel_bands(opts)
 end
 
 ---Makes the matrix (window, 2 * bins) of a Hann window times the cosines and the sines of a Fourier transform.
+---@param dtype string
 ---@return perilune.Tensor
-local function transform(window)
+local function transform(window, dtype)
   local bins = window // 2 + 1
   local n = pl.arange(window):reshape(window, 1)
   -- Angles are reduced to one turn as integers: products of large numbers would lose digits as floats.
   local turn = (n * pl.arange(bins) % window):to("f64") * (2 * math.pi / window)
   local hann = 0.5 - 0.5 * (n:to("f64") * (2 * math.pi / window)):cos()
-  return pl.cat({ hann * turn:cos(), hann * turn:sin() }, 1):to("f32")
+  return pl.cat({ hann * turn:cos(), hann * turn:sin() }, 1):to(dtype)
 end
 
 ---Computes the power spectrum of overlapping windows of sounds: Hann windows of `window` samples, `hop` apart, from the first sample on.
 ---@param x perilune.Tensor (..., N) floats
 ---@param opts {window?: integer, hop?: integer}? 400 and 160 by default: 25 and 10 ms at 16 kHz
----@return perilune.Tensor (..., frames, window // 2 + 1) f32, frames = (N - window) // hop + 1
+---@return perilune.Tensor (..., frames, window // 2 + 1) f32 (f64 of f64), frames = (N - window) // hop + 1
 function audio.power(x, opts)
   local op = "audio.power"
   local o = check.options(op, opts, { window = 400, hop = 160 })
@@ -67,7 +68,8 @@ function audio.power(x, opts)
     pl.error(op, ("the sounds have %d samples, and a window has %d"):format(x:size(-1), o.window), "use longer sounds or a shorter window")
   end
   local bins = o.window // 2 + 1
-  local spectrum = x:to("f32"):unfold(-1, o.window, o.hop):matmul(transform(o.window))
+  local dtype = x.dtype == "f64" and "f64" or "f32"
+  local spectrum = x:to(dtype):unfold(-1, o.window, o.hop):matmul(transform(o.window, dtype))
   local re, im = spectrum:narrow(-1, 0, bins), spectrum:narrow(-1, bins, bins)
   return re * re + im * im
 end
@@ -82,7 +84,8 @@ function audio.log_mel(x, opts)
   check.required(op, o, { "rate" })
   check.between(op, "eps", o.eps, 1e-30, 1)
   local bands = audio.mel_bands { rate = o.rate, window = o.window, mels = o.mels, low = o.low, high = o.high }
-  return (audio.power(x, { window = o.window, hop = o.hop }):matmul(bands) + o.eps):log()
+  local power = audio.power(x, { window = o.window, hop = o.hop })
+  return (power:matmul(bands:to(power.dtype)) + o.eps):log()
 end
 
 return audio

@@ -21,7 +21,7 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 9] = [
+const SMALL: [Case; 11] = [
     Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
     Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
@@ -29,6 +29,8 @@ const SMALL: [Case; 9] = [
     Case { file: "gan.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "vae.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 10 },
+    Case { file: "fashion.lua", set: &["width=2", "batch=16"], steps: 20, kills: 10 },
+    Case { file: "speech.lua", set: &["width=2", "sounds=60", "batch=8"], steps: 15, kills: 10 },
     Case {
         file: "chargpt.lua",
         set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],

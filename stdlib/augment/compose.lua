@@ -83,16 +83,16 @@ local function compose(steps, opts)
     local s = { x = batch[o.column], bytes = batch[o.column].dtype == "u8" }
     for _, step in ipairs(list) do
       if step.rgb and c ~= 3 then pl.error("augment." .. step.name, ("the images have %d channels"):format(c), "it needs the three of RGB") end
+      local params = step.prepare and step.prepare(numbers)
       if step.geometry then
         if s.planes then images(s, o.fill) end
-        local map = step.geometry(numbers, h, w)
+        local map = step.geometry(numbers, h, w, params)
         s.map = s.map and geometry.chain(s.map, map) or map
         h, w = map.height, map.width
-      elseif step.colors then
-        s.planes = step.colors(planes(s, o.fill), numbers)
-      elseif step.image then
-        s.x = step.image(images(s, o.fill), numbers)
-      else
+      end
+      if step.colors then s.planes = step.colors(planes(s, o.fill), numbers, params) end
+      if step.image then s.x = step.image(images(s, o.fill), numbers) end
+      if step.batch then
         out[o.column] = images(s, o.fill)
         out = step.batch(out, numbers, o.column)
         s.x = out[o.column]

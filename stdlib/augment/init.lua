@@ -22,6 +22,10 @@ local steps = require "perilune.augment.steps"
 for _, name in ipairs { "RandomCrop", "CenterCrop", "Resize", "RandomResizedCrop", "RandomFlip", "RandomRotation", "RandomAffine", "ColorJitter", "Normalize" } do
   augment[name] = steps[name]
 end
+local noise, mix = require "perilune.augment.noise", require "perilune.augment.mix"
+augment.RandomErasing, augment.GaussianNoise, augment.GaussianBlur, augment.blur = noise.RandomErasing, noise.GaussianNoise, noise.GaussianBlur, noise.blur
+augment.MixUp, augment.CutMix = mix.MixUp, mix.CutMix
+augment.RandAugment = require("perilune.augment.rand_augment").RandAugment
 for name, fn in pairs(require "perilune.augment.fixed") do augment[name] = fn end
 
 return augment

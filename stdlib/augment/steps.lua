@@ -10,8 +10,9 @@ local color = require "perilune.augment.color"
 
 ---@class perilune.AugmentStep
 ---@field name string
----@field geometry (fun(draws: perilune.Draws, height: integer, width: integer): perilune.GeometricMap)?
----@field colors (fun(planes: perilune.Tensor[], draws: perilune.Draws): perilune.Tensor[])?
+---@field prepare (fun(draws: perilune.Draws): any)? draws what `geometry` and `colors` both take
+---@field geometry (fun(draws: perilune.Draws, height: integer, width: integer, params: any): perilune.GeometricMap)?
+---@field colors (fun(planes: perilune.Tensor[], draws: perilune.Draws, params: any): perilune.Tensor[])?
 ---@field rgb boolean? whether it needs the three channels of RGB
 ---@field image (fun(x: perilune.Tensor, draws: perilune.Draws): perilune.Tensor)?
 ---@field batch (fun(batch: table<string, perilune.Tensor>, draws: perilune.Draws, column: string): table<string, perilune.Tensor>)?

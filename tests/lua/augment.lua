@@ -231,3 +231,101 @@ describe("a chain of steps", function()
     expect(function() augment.ColorJitter { contrst = 1 } end):to_raise "contrast"
   end)
 end)
+
+describe("local changes and mixtures", function()
+  local n = 512
+  local function ones(h, w, y)
+    return { x = pl.ones { n, 1, h, w }, y = y or pl.arange(n) % 3, id = pl.arange(n), visit = pl.zeros({ n }, { dtype = "i64" }) }
+  end
+
+  it("blur as torchvision", function()
+    agrees("blur", function(x) return augment.blur(x, 5, 1.3) end)
+    local both = augment.blur(golden.f32, 5, pl.tensor { 0.5, 1.3 })
+    expect(both:narrow(0, 1, 1)):to_be_near(golden["blur f32"]:narrow(0, 1, 1), 1e-5)
+    local drawn = augment.compose({ augment.GaussianBlur(5, { 1.3, 1.3 }) })({ x = golden.f32, id = pl.arange(2), visit = pl.arange(2) }).x
+    expect(drawn):to_be_near(golden["blur f32"], 1e-5)
+    expect(function() augment.blur(golden.f32, 4, 1) end):to_raise "must be odd"
+    expect(function() augment.blur(golden.f32, 39, 1) end):to_raise "smaller kernel"
+    expect(function() augment.blur(golden.f32, 3, 0) end):to_raise "above 0"
+  end)
+
+  it("erase one rectangle of the stated size in the stated share of images", function()
+    local x = augment.compose({ augment.RandomErasing(0.25, { scale = { 0.25, 0.25 }, ratio = { 1, 1 } }) }, { seed = 6 })(ones(8, 8)).x
+    local erased = (1 - x):sum({ 1, 2, 3 })
+    expect(erased:eq(16):logical_or(erased:eq(0)):to("i64"):sum():item()):to_be(n)
+    local share = erased:gt(0):to("f32"):mean():item()
+    expect(math.abs(share - 0.25) < 5 * math.sqrt(0.25 * 0.75 / n)):to_be_true()
+    -- A rectangle: as many rows as columns have erased pixels, and their product is the area.
+    local rows, columns = x:amin({ 1, 3 }):eq(0):to("f32"):sum(1), x:amin({ 1, 2 }):eq(0):to("f32"):sum(1)
+    expect(rows * columns):to_be_near(erased)
+  end)
+
+  it("add noise of the stated deviation, other for each pixel and sample", function()
+    local b = ones(16, 16)
+    b.x = b.x * 0.5
+    local x = augment.compose({ augment.GaussianNoise(0.05) }, { seed = 1 })(b).x - 0.5
+    expect(math.abs(x:std():item() - 0.05) < 0.0005):to_be_true()
+    expect(math.abs(x:mean():item()) < 0.001):to_be_true()
+    expect((x[0] - x[1]):abs():max():item() > 0.01):to_be_true()
+  end)
+
+  it("mix images and labels by one share", function()
+    local b = ones(2, 2)
+    b.x = (pl.arange(n) * 1.0):reshape(n, 1, 1, 1):expand(n, 1, 2, 2) / n
+    local out = augment.compose({ augment.MixUp(3, { alpha = 0.4 }) }, { seed = 3 })(b)
+    expect(out.y:sum(1)):to_be_near(pl.ones { n }, 1e-6)
+    local hot = pl.one_hot(b.y, 3):to("f32")
+    local own = b.x:select(1, 0):select(1, 0):select(1, 0)
+    local share = (out.x:select(1, 0):select(1, 0):select(1, 0) - own:flip(0)) / (own - own:flip(0))
+    expect(out.y):to_be_near(hot * share:unsqueeze(1) + hot:flip(0) * (1 - share:unsqueeze(1)), 1e-3)
+    -- Beta(0.4, 0.4) has the mean 1/2 and the variance 1 / (4 * 1.8).
+    expect(math.abs(share:mean():item() - 0.5) < 0.08):to_be_true()
+    expect(math.abs(share:var():item() - 1 / 7.2) < 0.02):to_be_true()
+    expect(pl.cross_entropy(pl.zeros { n, 3 }, out.y)):to_be_near(math.log(3), 1e-5)
+  end)
+
+  it("replace a box by that of another image", function()
+    local b = ones(8, 8)
+    b.x = pl.where(pl.arange(n):lt(n // 2):reshape(n, 1, 1, 1), pl.ones { n, 1, 8, 8 }, 0.0)
+    b.y = pl.arange(n):ge(n // 2):to("i64")
+    local out = augment.compose({ augment.CutMix(2, { p = 0.5 }) }, { seed = 8 })(b)
+    -- Label 0 are images of ones, whose partners are zeros: the probability is the share of pixels.
+    expect(out.y:select(1, 0)):to_be_near(out.x:mean({ 1, 2, 3 }), 1e-5)
+    local whole = out.y:select(1, 0):eq(1):logical_or(out.y:select(1, 0):eq(0)):to("f32"):mean():item()
+    expect(whole > 0.4 and whole < 0.7):to_be_true()
+    local both = augment.compose({ augment.MixUp(2), augment.CutMix(2) }, { seed = 8 })(b)
+    expect(both.y:sum(1)):to_be_near(pl.ones { n }, 1e-5)
+  end)
+
+  it("draw from the beta distribution", function()
+    local quantiles = require("perilune.augment.beta").quantiles
+    -- scipy.stats.beta.ppf(u, a, a) at u = 1/8, 1/4 and 1/2.
+    for a, want in pairs { [0.2] = { 0.00075586, 0.02381472, 0.5 }, [2] = { 0.22106265, 0.32635182, 0.5 }, [1] = { 0.125, 0.25, 0.5 } } do
+      local q = quantiles(a)
+      expect({ q[65], q[129], q[257] }):to_be_near(want, 1e-5)
+      expect({ q[513], q[449] }):to_be_near({ 1, 1 - want[1] }, 1e-5)
+    end
+  end)
+
+  it("choose ops for each image", function()
+    local b = batch_of(64, 3, 8, 8)
+    local unit = b.x:to("f32") / 255
+    local none = augment.compose({ augment.RandAugment { ops = 1, magnitude = 0 } }, { seed = 1 })(b).x
+    -- Posterize to 8 bits and rotation by 0 degrees are the identity; solarize of magnitude 0 inverts what is 1.
+    expect(none):to_be_near(unit, 1e-4)
+    local some = augment.compose({ augment.RandAugment {} }, { seed = 1 })(b).x
+    local changed = (some - unit):abs():amax({ 1, 2, 3 }):gt(1e-3):to("f32"):mean():item()
+    expect(changed > 0.8 and changed < 1):to_be_true()
+    expect(some:min():item() >= 0 and some:max():item() <= 1):to_be_true()
+  end)
+
+  it("refuse wrong labels and options", function()
+    expect(function() augment.compose { augment.MixUp(3) } { x = pl.zeros { 2, 1, 2, 2 }, id = pl.arange(2), visit = pl.arange(2) } end):to_raise "no column 'y'"
+    expect(function() augment.compose { augment.MixUp(3) }(ones(2, 2, pl.zeros { n })) end):to_raise "class ids"
+    expect(function() augment.MixUp(1) end):to_raise "at least 2"
+    expect(function() augment.CutMix(3, { alpha = 0 }) end):to_raise "alpha"
+    expect(function() augment.RandAugment { magnitude = 31 } end):to_raise "from 0 to 30"
+    expect(function() augment.RandomErasing(0.5, { scale = { 0.5 } }) end):to_raise "{ low, high }"
+    expect(function() augment.GaussianNoise(-1) end):to_raise "from 0 to 1"
+  end)
+end)

@@ -61,7 +61,7 @@ fn malformed_files_are_errors_with_a_rule() {
         (file(8, &[u32::MAX, 28, 28], &[1]), "takes 3367254359280 bytes, but 1 follow"),
         (gzip(&file(8, &[u32::MAX, 28, 28], &[1])), "ends after 1 of the 3367254359280 bytes"),
         (gzip(&file(8, &[1], &[1, 2])), "goes on after the 1 bytes"),
-        (gzip(&images)[..20].to_vec(), "gzip"),
+        (gzip(&images)[..20].to_vec(), "hint: "),
     ] {
         let e = load_bytes(&bytes, None).expect_err(want).to_string();
         assert!(e.contains(want) && e.contains("t-idx-ubyte"), "{want}: {e}");

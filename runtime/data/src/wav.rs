@@ -25,7 +25,8 @@ fn read(file: Opened, rate: u32) -> Result<Vec<f32>> {
         return Err(Error::too_large(&path, "the file, in bytes,", len, MAX_BYTES).hint("cut it into shorter files"));
     }
     let failed = |e: hound::Error| match e {
-        hound::Error::IoError(e) if e.kind() != std::io::ErrorKind::UnexpectedEof => Error::io(&path, "read", e),
+        // hound reports a file that ends early as an error of this kind.
+        hound::Error::IoError(e) if e.kind() != std::io::ErrorKind::Other => Error::io(&path, "read", e),
         hound::Error::Unsupported => {
             let rule = "has an encoding other than PCM of 8, 16, 24 or 32 bits and 32-bit floats";
             Error::unsupported(&path, "format", rule).hint("convert it: ffmpeg -i in.wav -c:a pcm_s16le out.wav")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Makes reference.safetensors: results of torchvision v2 for given parameters, and of NumPy for draws and log-mel spectrograms.
+"""Makes reference.safetensors: results of torchvision v2 for given parameters, and of NumPy for draws and log-mel spectrograms. Also small
+files of images and sounds.
 
     python tests/golden/augment/make.py        # needs torch, torchvision, numpy, safetensors
 
@@ -7,7 +8,10 @@ Geometry is computed by torchvision from f64 images, so that its own rounding is
 implementation of Squares (arXiv:2004.06278) with unsigned 64-bit words, written without the library's.
 """
 
+import gzip
 import os
+import struct
+import wave
 
 import numpy as np
 import torch
@@ -127,7 +131,18 @@ def main():
     mel = np.stack([log_mel(s.astype(np.float64), 8000, 256, 100, 24, 1e-6) for s in sounds])
     out["log mel"] = torch.from_numpy(mel.astype(np.float32))
 
-    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "reference.safetensors")
+    folder = os.path.dirname(os.path.abspath(__file__))
+    images = np.arange(5 * 4 * 3, dtype=np.uint8).reshape(5, 4, 3)
+    header = struct.pack(">HBBIII", 0, 8, 3, *images.shape)
+    with open(os.path.join(folder, "images-idx3-ubyte.gz"), "wb") as f:
+        f.write(gzip.compress(header + images.tobytes(), mtime=0))
+    for name, hz, count in (("high", 1000, 400), ("low", 200, 900)):
+        os.makedirs(os.path.join(folder, "sounds", name), exist_ok=True)
+        tone = np.round(16384 * np.sin(2 * np.pi * hz * np.arange(count) / 8000)).astype("<i2")
+        with wave.open(os.path.join(folder, "sounds", name, "a.wav"), "wb") as f:
+            f.setparams((1, 2, 8000, 0, "NONE", ""))
+            f.writeframes(tone.tobytes())
+    path = os.path.join(folder, "reference.safetensors")
     out = {name.replace(" ", "_"): x.clone() for name, x in out.items()}
     save_file(out, path, {"made_with": f"torch {torch.__version__}, torchvision {torchvision.__version__}"})
     print(f"{len(out)} tensors")
