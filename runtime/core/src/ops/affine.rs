@@ -92,6 +92,7 @@ impl Border {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::graph::Number;
     use crate::ops::{Value, create};
     use smallvec::smallvec;
 
@@ -101,7 +102,9 @@ mod tests {
         let mut leaf = |dims: &[usize], dtype| Value::Tensor(g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], 0));
         let x = leaf(&[2, 3, 4, 4], DType::U8);
         let (m, few, flat) = (leaf(&[2, 2, 3], DType::F32), leaf(&[1, 2, 3], DType::F32), leaf(&[2, 3, 4], DType::U8));
-        let mut call = |values: [Value; 2]| {
+        let mut call = |[x, m]: [Value; 2]| {
+            let (border, fill) = (Value::Str("constant".into()), Value::Number(Number::Float(0.0)));
+            let values = [x, m, Value::None, border, fill];
             let args = Args::new(&AFFINE_SAMPLE, values);
             super::super::call(&mut g, &AFFINE_SAMPLE, &args).map(|y| (g.shape(y[0]), g.dtype(y[0])))
         };
