@@ -2268,6 +2268,27 @@ function pl.interpolate(x, options) end
 ---@return perilune.Tensor
 function Tensor:interpolate(options) end
 
+---x (N, C, H, W), matrix (N, 2, 3) -> (N, C, OH, OW), floats: bilinear interpolation of each image where its matrix maps the
+---pixels of the result. (column, row, 1) of the centre of a result's pixel is multiplied by the matrix and gives the
+---position in x, in pixels; the centre of the first pixel is (0.5, 0.5). `size` is the result's, one int or {h, w}, by
+---default that of x. Outside of x there is `fill`, or with border "edge" the nearest pixel. u8 is read as bytes and gives f32
+---from 0 to 255. Without a gradient. The `pl.augment` functions compose matrices.
+---@param x perilune.Tensor
+---@param matrix perilune.Tensor
+---@param options? {size?: perilune.Whole|perilune.Whole[], border?: "constant"|"edge", fill?: number}
+---@return perilune.Tensor
+function pl.affine_sample(x, matrix, options) end
+
+---x (N, C, H, W), matrix (N, 2, 3) -> (N, C, OH, OW), floats: bilinear interpolation of each image where its matrix maps the
+---pixels of the result. (column, row, 1) of the centre of a result's pixel is multiplied by the matrix and gives the
+---position in x, in pixels; the centre of the first pixel is (0.5, 0.5). `size` is the result's, one int or {h, w}, by
+---default that of x. Outside of x there is `fill`, or with border "edge" the nearest pixel. u8 is read as bytes and gives f32
+---from 0 to 255. Without a gradient. The `pl.augment` functions compose matrices.
+---@param matrix perilune.Tensor
+---@param options? {size?: perilune.Whole|perilune.Whole[], border?: "constant"|"edge", fill?: number}
+---@return perilune.Tensor
+function Tensor:affine_sample(matrix, options) end
+
 ---x (..., C, ...) -> (..., C, ...): exp(x) / sum(exp(x)) along `dim`, without overflow. Integers are converted to
 ---f32. A row of -inf gives NaN.
 ---@param x perilune.Tensor

@@ -198,12 +198,14 @@ fn every_function_of_the_library_is_explained() {
     let files = |line: &str| {
         let line = line.replace("\"data/photos\"", "\"../tests/golden/images/folder\"");
         let line = line.replace("\"data/tokenizer.json\"", "\"../runtime/tokenizer/tests/chat/tokenizer.json\"");
+        let line = line.replace("\"data/images-idx3", "\"../tests/golden/augment/images-idx3");
+        let line = line.replace("\"data/sounds", "\"../tests/golden/augment/sounds");
         line.replace("\"data/", "\"../recipes/data/").replace("\"out/", &format!("\"{}/", dir.path().display()))
     };
     p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));
     p.line(&files("pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"));
     p.line(&files("pl.save(\"out/w.safetensors\", { weight = pl.ones({2}) }); pl.data.save_png(\"out/grey.png\", pl.rand({8, 8}))"));
-    let list = "local out = {} for _, m in ipairs {'', 'nn.', 'optim.', 'data.', 'metrics.', 'train.'} do \
+    let list = "local out = {} for _, m in ipairs {'', 'nn.', 'optim.', 'data.', 'metrics.', 'augment.', 'audio.', 'train.'} do \
                 local t = m == '' and pl or pl[m:sub(1, -2)] \
                 for k, v in pairs(t) do if type(v) == 'function' then out[#out + 1] = m .. k end end end \
                 table.sort(out) return table.concat(out, ' ')";

@@ -21,7 +21,7 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 10] = [
+const SMALL: [Case; 12] = [
     Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "clean.lua", set: &["channels=2", "batch=16", "review=5"], steps: 40, kills: 10 },
     Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
@@ -30,6 +30,8 @@ const SMALL: [Case; 10] = [
     Case { file: "gan.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "vae.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 10 },
+    Case { file: "fashion.lua", set: &["width=2", "batch=16"], steps: 20, kills: 10 },
+    Case { file: "speech.lua", set: &["width=2", "sounds=60", "batch=8"], steps: 15, kills: 10 },
     Case {
         file: "chargpt.lua",
         set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],
@@ -46,8 +48,8 @@ const SMALL: [Case; 10] = [
 
 const LARGER: [Case; 3] = [
     Case { file: "gpt2.lua", set: TRANSFORMER, steps: 24, kills: 20 },
-    Case { file: "llama.lua", set: TRANSFORMER, steps: 24, kills: 30 },
-    Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 30 },
+    Case { file: "llama.lua", set: TRANSFORMER, steps: 24, kills: 20 },
+    Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 20 },
 ];
 
 /// SplitMix64, so that every run of the test uses the same moments as far as timing allows.

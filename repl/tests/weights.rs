@@ -16,7 +16,7 @@ use std::process::Command;
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
 /// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
-const RUNS: [(&str, &str); 13] = [
+const RUNS: [(&str, &str); 16] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),
     ("autoencoder", "autoencoder.lua --steps 100"),
@@ -33,6 +33,8 @@ const RUNS: [(&str, &str); 13] = [
         "llama.lua --set size=tiny --set vocab=512 --set context=32 --set batch=2 --set accumulate=2 --steps 3 --precision bf16",
     ),
     ("resnet50", "resnet50.lua --set size=tiny --set classes=10 --set pixels=32 --set batch=8 --steps 3"),
+    ("fashion", "fashion.lua --set width=8 --steps 20"),
+    ("speech", "speech.lua --set width=4 --set sounds=100 --set batch=16 --steps 10"),
     (
         "resnet50_folder",
         "resnet50.lua --set size=tiny --set images=PICTURES --set valid=PICTURES --set pixels=32 --set batch=8 --steps 3",

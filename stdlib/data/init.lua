@@ -1,4 +1,4 @@
--- data/init.lua: collects the dataset readers: CSV files, texts, tokenizers, tensors, folders of images.
+-- data/init.lua: collects the dataset readers: CSV files, texts, tokenizers, tensors, folders of images and sounds, IDX arrays.
 --
 --   local set = data.csv("data/digits.csv.gz"):tensors { x = { columns = {0, 64} }, y = { column = 64, dtype = "i64" } }
 --   return { train = set:split("train", 0.8, 1):shuffle(1):batch(64), valid = set:split("valid", 0.2, 1):batch(256) }
@@ -22,6 +22,9 @@ return {
   tensors = require("perilune.data.set").tensors,
   pad = require("perilune.data.pad").pad,
   bucket = require("perilune.data.pad").bucket,
+  idx = require("perilune.data.arrays").idx,
+  wav = require("perilune.data.arrays").wav,
+  sounds = require("perilune.data.arrays").sounds,
   png = require("perilune.data.image").png,
   save_png = require("perilune.data.image").save_png,
 }

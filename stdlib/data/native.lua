@@ -214,6 +214,34 @@ function native.images(path, classes)
   return bound.images(path, classes)
 end
 
+---Reads an IDX file.
+---@param path string
+---@param max_bytes integer?
+---@return perilune.Tensor
+function native.idx(path, max_bytes)
+  return bound.idx(path, max_bytes)
+end
+
+---Reads a WAV file of `rate` samples a second.
+---@param path string
+---@param rate integer
+---@return perilune.Tensor (N) f32
+function native.wav(path, rate)
+  return bound.wav(path, rate)
+end
+
+---Reads the WAV files of a folder of classes.
+---@param path string
+---@param classes string[]?
+---@param rate integer
+---@param samples integer of each
+---@return perilune.Tensor x (N, samples) f32
+---@return perilune.Tensor y (N) i64
+---@return string[] classes
+function native.sounds(path, classes, rate, samples)
+  return bound.sounds(path, classes, rate, samples)
+end
+
 ---Reads a PNG file as floats in [0, 1].
 ---@param path string
 ---@return perilune.Tensor (C, H, W) f32, C = 1, 3 or 4

@@ -133,6 +133,19 @@ function Set:map(fn)
   return view(self, { maps = maps })
 end
 
+---Adds the numbers of samples: `id` of each row in the source, and `visit`, the epoch of its place in the stream.
+local function numbered(batch, rows, first, n)
+  for _, name in ipairs { "id", "visit" } do
+    if batch[name] then
+      pl.error("set:batch", ("ids = true adds a column '%s', and the set has one"):format(name), "give that column another name")
+    end
+  end
+  local visits = {}
+  for i = 1, #rows do visits[i] = (first + i - 1) // n end
+  batch.id, batch.visit = pl.tensor(rows, { dtype = "i64" }), pl.tensor(visits, { dtype = "i64" })
+  return batch
+end
+
 ---Applies the maps to a batch.
 local function mapped(set, batch)
   for _, fn in ipairs(set.maps) do
@@ -145,10 +158,11 @@ end
 ---Returns a loader of batches of `size` samples: an endless stream if shuffled, else one epoch in order (data/loader.lua).
 ---@param size integer
 ---`context` states that samples are sequences of so many positions, dim 1 of a batch's tensors: devices along cp divide them.
----@param opts {drop_last?: boolean, context?: integer}?
+---`ids` adds the columns `id` and `visit` (B) i64: the number of each sample in its source and its epoch, from which `pl.augment` draws.
+---@param opts {drop_last?: boolean, context?: integer, ids?: boolean}?
 ---@return perilune.Loader
 function Set:batch(size, opts)
-  local o = check.options("set:batch", opts, { drop_last = false }, { context = "number" })
+  local o = check.options("set:batch", opts, { drop_last = false, ids = false }, { context = "number" })
   if o.context then check.whole("set:batch", "context", o.context) end
   local set, reader = self, self.source.reader(self.seed)
   ---Computes the rows of samples `first` .. `first + count - 1` of the stream; a batch may span two epochs.
@@ -165,11 +179,23 @@ function Set:batch(size, opts)
     end
     return list
   end
-  local function make(first, count) return mapped(set, reader.batch(rows(first, count), first)) end
+  local function make(first, count)
+    local list = rows(first, count)
+    local batch = reader.batch(list, first)
+    return mapped(set, o.ids and numbered(batch, list, first, set.n) or batch)
+  end
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
                                     make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes,
                                     context = o.context, images = self.source.folder })
 end
 
-return { new = new, tensors = tensors }
+---Names the classes of a set: class id i is classes[i + 1].
+---@param set perilune.Set
+---@param classes string[]
+---@return perilune.Set
+local function named(set, classes)
+  return view(set, { classes = classes })
+end
+
+return { new = new, tensors = tensors, named = named }

@@ -197,6 +197,26 @@ print(pl.load("huge.safetensors"))
 local pl = require "perilune"
 print(pl.data.images("bombs", { pixels = 8 }):batch(1))
 
+--# sounds_long: ask for sounds of great length
+--# expect: error
+local pl = require "perilune"
+print(pl.data.sounds("bombs", { rate = 1000000, seconds = 3600 }))
+
+--# augment_crop: crop to a great size
+--# expect: error
+local pl = require "perilune"
+print(pl.augment.crop(pl.zeros { 1, 1, 2, 2 }, 0, 0, 1 << 30):sum())
+
+--# augment_noise: draw more numbers than fit
+--# expect: error
+local pl = require "perilune"
+print(pl.augment.draws({ id = pl.arange(4), visit = pl.arange(4) }):uniform(1 << 60))
+
+--# mel_bands: make a great matrix on the host
+--# expect: any
+local pl = require "perilune"
+print(pl.audio.mel_bands { rate = 1 << 40, window = 65536, mels = 4096 })
+
 --# suggestions: compare long names for a suggestion
 --# expect: error
 local pl = require "perilune"

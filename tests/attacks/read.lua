@@ -40,6 +40,31 @@ print(pl.data.csv("../victim/secret.csv"))
 local pl = require "perilune"
 print(pl.data.csv("/etc/passwd", { delimiter = ":" }))
 
+--# idx_outside: read an array outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.idx("../victim/secret.csv"))
+
+--# idx_passwd: read a system file as an array
+--# expect: error
+local pl = require "perilune"
+print(pl.data.idx("/etc/passwd"))
+
+--# wav_outside: read a sound outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.wav("../victim/secret.csv", { rate = 8000 }))
+
+--# sounds_outside: list a folder outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.sounds("..", { rate = 8000, seconds = 1 }))
+
+--# fifo_wav: wait for a pipe forever, as a sound
+--# expect: error
+local pl = require "perilune"
+print(pl.data.wav("pipe.csv", { rate = 8000 }))
+
 --# text_outside: read a text outside
 --# expect: error
 local pl = require "perilune"

@@ -108,6 +108,12 @@ fn every_mode(file: &str, params: &[(&str, &str)], precision: Option<&str>, tole
     }
 }
 
+/// Batches are augmented: the draws of a sample do not depend on the device that has it.
+#[test]
+fn fashion() {
+    every_mode("fashion.lua", &[("width", "4"), ("batch", "16"), ("dropout", "0")], None, &F32);
+}
+
 #[test]
 fn digits() {
     every_mode("digits.lua", &[], None, &F32);

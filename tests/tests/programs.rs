@@ -64,6 +64,8 @@ const TINY_RESNET: &[(&str, &str)] = &[("size", "tiny"), ("classes", "10"), ("pi
 const SOURCES: &[Source] = &[
     source("digits", "recipes/digits.lua", None, &[]),
     source("digits_cnn", "recipes/digits.lua", None, &[("net", "cnn")]),
+    source("fashion", "recipes/fashion.lua", None, &[("width", "8")]),
+    source("speech", "recipes/speech.lua", None, &[("width", "4"), ("sounds", "100"), ("batch", "16")]),
     source("autoencoder", "recipes/autoencoder.lua", None, &[]),
     source("gru", "recipes/gru.lua", None, &[]),
     source("chargpt", "recipes/chargpt.lua", None, &[("layers", "2"), ("width", "64")]),

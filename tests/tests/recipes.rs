@@ -122,6 +122,16 @@ fn autoencoder() {
 }
 
 #[test]
+fn fashion() {
+    pinned("fashion", "fashion.lua", &[("width", "8")]);
+}
+
+#[test]
+fn speech() {
+    pinned("speech", "speech.lua", &[("width", "4"), ("sounds", "100"), ("batch", "16")]);
+}
+
+#[test]
 fn gru() {
     pinned("gru", "gru.lua", &[]);
 }

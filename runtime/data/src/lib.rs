@@ -14,6 +14,7 @@ pub mod error;
 pub mod file;
 pub mod gather;
 mod gzip_text;
+pub mod idx;
 pub mod image;
 pub mod images;
 pub mod npy;
@@ -28,5 +29,6 @@ pub mod source;
 pub mod split;
 pub mod text;
 pub mod tokens;
+pub mod wav;
 
 pub use error::{Error, Result};

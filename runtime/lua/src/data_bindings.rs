@@ -228,6 +228,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
     let native = lua.create_table()?;
     crate::tensor_files::install(lua, pl, &native)?;
+    crate::array_files::install(lua, &native)?;
     native.set("csv", lua.create_function(csv)?)?;
     native.set(
         "text",

@@ -7,6 +7,7 @@
 #![deny(unsafe_code)]
 
 mod args;
+mod array_files;
 mod boundary;
 pub mod console;
 mod data_bindings;

@@ -16,8 +16,21 @@ use std::path::{Path, PathBuf};
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
 
 /// The parts of the standard library that are fields of the module.
-pub const FIELDS: [&str; 11] =
-    ["nn", "optim", "data", "metrics", "train", "init", "tree", "gradcheck", "kernel", "kernel_check", "summary"];
+pub const FIELDS: [&str; 13] = [
+    "nn",
+    "optim",
+    "data",
+    "metrics",
+    "augment",
+    "audio",
+    "train",
+    "init",
+    "tree",
+    "gradcheck",
+    "kernel",
+    "kernel_check",
+    "summary",
+];
 
 /// Public module names whose file has another name.
 const ALIASES: [(&str, &str); 2] =

@@ -75,6 +75,33 @@ def prod(a):
     return torch.prod(a.x, dim=d, keepdim=a.keepdim)
 
 
+def affine_sample(a):
+    """Interpolates images at the positions of a matrix, with one gather for each of the four pixels."""
+    x, m = a.x, a.matrix
+    work = torch.float64 if x.dtype == torch.float64 else torch.float32
+    result = x.dtype if x.dtype.is_floating_point else torch.float32
+    n, c, h, w = x.shape
+    oh, ow = (h, w) if a.size is None else (list(a.size) * 2)[:2]
+    m = m.to(work)
+    v, u = torch.meshgrid(torch.arange(oh, dtype=work) + 0.5, torch.arange(ow, dtype=work) + 0.5, indexing="ij")
+    px, py = (m[:, i, 0, None, None] * u + m[:, i, 1, None, None] * v + m[:, i, 2, None, None] - 0.5 for i in (0, 1))
+    edge = a.border == "edge"
+    if edge:
+        px, py = px.clamp(0, w - 1), py.clamp(0, h - 1)
+    left, top = px.floor(), py.floor()
+    fx, fy = px - left, py - top
+    flat, out = x.to(work).reshape(n, c, h * w), torch.zeros(n, c, oh, ow, dtype=work)
+    for row, wy in ((top, 1 - fy), (top + 1, fy)):
+        for column, wx in ((left, 1 - fx), (left + 1, fx)):
+            inside = (row >= 0) & (row < h) & (column >= 0) & (column < w)
+            at = (row.clamp(0, h - 1) * w + column.clamp(0, w - 1)).long().reshape(n, 1, oh * ow).expand(n, c, oh * ow)
+            value = torch.gather(flat, 2, at).reshape(n, c, oh, ow)
+            if not edge:
+                value = torch.where(inside[:, None], value, torch.tensor(a.fill, dtype=work))
+            out = out + value * (wy * wx)[:, None]
+    return out.to(result)
+
+
 def reduce_bool(f, a):
     out = a.x.bool()
     return f(out, dim=all_dims(out, a.dims), keepdim=a.keepdim)
@@ -382,6 +409,7 @@ OPS = {
     "take_along": lambda a: torch.take_along_dim(a.x, a.index, a.dim),
     "scatter": scatter,
     "scatter_add": scatter_add,
+    "affine_sample": affine_sample,
     "index_select": lambda a: torch.index_select(a.x, a.dim, a.index),
     "index_add": lambda a: torch.index_add(a.x, a.dim, a.index, a.src),
     "masked_fill": lambda a: torch.where(a.mask, tensor(a.value).to(a.x.dtype), a.x),

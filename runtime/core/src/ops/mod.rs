@@ -8,6 +8,7 @@ mod args;
 mod build;
 
 pub mod activation;
+pub mod affine;
 pub mod attention;
 pub mod attention_block;
 pub mod cast;
@@ -73,6 +74,7 @@ pub fn all() -> &'static [&'static Op] {
             conv_transpose::OPS,
             pool::OPS,
             resample::OPS,
+            affine::OPS,
             norm::OPS,
             attention::OPS,
             loss::OPS,

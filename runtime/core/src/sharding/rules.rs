@@ -314,6 +314,14 @@ pub fn images_and_channels(s: &Signature) -> Factors {
     (0..2).map(|d| Factor::block(&all(d), d, s.out().dims()[d])).collect()
 }
 
+/// x (N, C, H, W), matrix (N, 2, 3): images divide with their matrices, channels with whole ones.
+pub fn affine_sample(s: &Signature) -> Factors {
+    let dims = s.out();
+    let images = Factor::block(&[Piece::Block(0), Piece::Block(0)], 0, dims.dims()[0]);
+    let channels = Factor::block(&[Piece::Block(1), Piece::Whole], 1, dims.dims()[1]);
+    [images, channels].into_iter().collect()
+}
+
 /// A sum over devices along another axis: linear, and no element depends on another one. `attrs`: [axis, combination].
 pub fn all_reduce(s: &Signature) -> Factors {
     let mut all = elementwise(s);

@@ -3,6 +3,7 @@
 //! Operands are [`Input`]s: memory with a layout; a constant is one element with strides of 0. Routines that only move
 //! elements are generic over the element size. Indices are checked before anything is written.
 
+mod affine;
 mod collective;
 mod index;
 mod movement;
@@ -80,6 +81,7 @@ static ROUTINES: &[(&Op, Run, f64)] = &[
     (&ops::sort::ARGSORT, sort::argsort, 20.0),
     (&ops::slicing::STRIDED_PAD, movement::strided_pad, 1.0),
     (&ops::slicing::COL2IM, movement::col2im, 1.0),
+    (&ops::affine::AFFINE_SAMPLE, affine::affine_sample, 8.0),
     (&ops::join::CAT, movement::cat, 1.0),
     (&ops::collective::ALL_REDUCE, collective::run, 4.0),
     (&ops::collective::ALL_GATHER, collective::run, 4.0),

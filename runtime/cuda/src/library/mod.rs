@@ -5,6 +5,7 @@
 //! which order it adds; `runtime/cpu/src/library` is the reference.
 
 mod add;
+mod affine;
 mod call;
 pub mod collective;
 pub mod fp8;
@@ -65,6 +66,7 @@ static ROUTINES: &[(&Op, Routine)] = &[
     (&ops::slicing::STRIDED_PAD, By(|c, _| movement::strided_pad(c))),
     (&ops::slicing::COL2IM, By(|c, _| movement::col2im(c))),
     (&ops::join::CAT, By(|c, _| movement::cat(c))),
+    (&ops::affine::AFFINE_SAMPLE, By(|c, _| affine::affine_sample(c))),
     (&ops::pool::MAX_POOL2D, By(|c, _| pool::max_pool2d(c))),
     (&ops::pool::MAX_POOL2D_BACKWARD, By(|c, _| pool::backward(c))),
     (&ops::scan::CUMSUM, By(|c, _| scan::scan(c))),

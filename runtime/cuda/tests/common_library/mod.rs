@@ -246,6 +246,9 @@ pub fn cases() -> Vec<Call> {
         }
     }
     bad_indices(&mut out);
+    for lie in [Lie::Dense, Lie::Turned, Lie::Backwards] {
+        sampling(&mut out, lie);
+    }
     // Long enough for full-size tiles.
     for dtype in [DType::F32, DType::F64] {
         let case = Case::new(format!("{dtype} tiles")).random(dtype, &[2, 140001], Lie::Dense, true);
@@ -284,6 +287,20 @@ fn moving(out: &mut Vec<Call>, dtype: DType, lie: Lie) {
         &[5],
         dtype,
     ));
+}
+
+/// affine_sample of bytes and floats, reductions and enlargements, both borders, no images.
+fn sampling(out: &mut Vec<Call>, lie: Lie) {
+    for (from, result) in [(DType::U8, DType::F32), (DType::F32, DType::F32), (DType::F64, DType::F64)] {
+        for (dims, to) in [([2usize, 3, 9, 7], [5usize, 12]), ([3, 1, 1, 1], [4, 4]), ([0, 3, 4, 4], [4, 4])] {
+            for edge in [0, 1] {
+                let case = Case::new(format!("{from} {lie:?} {dims:?} {to:?} {edge}")).random(from, &dims, lie, false);
+                let case = case.random(result, &[dims[0], 2, 3], lie, false);
+                let attrs = [to[0] as i64, to[1] as i64, edge, 2.5f64.to_bits() as i64];
+                out.push(case.finish("affine_sample", &attrs, &[dims[0], dims[1], to[0], to[1]], result));
+            }
+        }
+    }
 }
 
 fn indexing(out: &mut Vec<Call>, dtype: DType, lie: Lie) {

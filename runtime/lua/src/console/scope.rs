@@ -25,7 +25,7 @@ pub(super) fn scope(lua: &Lua, declared: Table) -> mlua::Result<Table> {
 }
 
 /// The parts of the module that the prompt knows by their own names, as recipes call their locals.
-pub(crate) const PARTS: [&str; 4] = ["nn", "optim", "data", "metrics"];
+pub(crate) const PARTS: [&str; 6] = ["nn", "optim", "data", "metrics", "augment", "audio"];
 
 /// Returns a part of the module by its name, loading it on first use.
 pub(crate) fn part(lua: &Lua, name: &str) -> Option<Table> {
