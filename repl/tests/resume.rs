@@ -197,7 +197,7 @@ fn a_state_that_is_not_saved_is_named() {
         let said = "warning: all.lua:7: the step changes a State that checkpoints and edits do not carry over";
         assert_eq!(r.err.matches(said).count(), 1, "{args:?}: {}", r.err);
     }
-    p.file("all.lua", RECIPE.replace("{ level = level }\n", "level\n"));
+    p.file("all.lua", RECIPE.replace("{ level = level, scale = scale }\n", "level\n"));
     let r = run(&p, "s", &[]);
     assert!(r.err.contains("recipe.states is ") && r.status == Some(3), "{}", r.err);
 }

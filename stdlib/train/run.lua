@@ -4,6 +4,7 @@
 
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
+local pl = require "perilune"
 local check = require "perilune.check"
 local experts = require "perilune.train.experts"
 local format = require "perilune.train.format"
@@ -127,6 +128,16 @@ local function take_step(run, get_batches)
   return result
 end
 
+---Calls the recipe's `after_step` and executes what it assigned, whose plan is one of its own and no sign of a step that changed.
+local function call_hook(run)
+  local hook = run.recipe.after_step
+  if not hook then return end
+  pl.switches({ report_misses = false }, function()
+    hook(run)
+    pl.step(function() end)
+  end)
+end
+
 ---Takes one optimizer step, or `n` of them.
 ---@param n integer?
 ---@return perilune.StepResult # of the last step; its tensors are not read back
@@ -135,8 +146,7 @@ function Run:step(n)
   self.model:train()
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
     result = take_step(self, function() return record.next_batches(self) end)
-    local hook = self.recipe.after_step
-    if hook then hook(self) end
+    call_hook(self)
   end
   return result
 end

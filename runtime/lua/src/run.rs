@@ -275,9 +275,13 @@ impl Run {
         Ok(())
     }
 
-    /// Takes the sample log of another version of the run.
+    /// Takes the sample log of another version of the run, with the values of its last step.
+    ///
+    /// # Errors
+    /// Those of the step.
     pub fn take_sample_log(&self, other: &Run) -> Result<(), Failed> {
         if self.sample_log().is_some() && other.sample_log().is_some() {
+            other.settle_sample_log()?;
             self.table.set("log", other.table.get::<Value>("log")?)?;
         }
         Ok(())
