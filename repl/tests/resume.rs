@@ -577,3 +577,54 @@ fn ckpt_lists_inspects_compares_verifies_and_exports() {
     let logged = std::fs::read_to_string(p.path("r/metrics.jsonl")).unwrap();
     assert!(logged.lines().any(|l| l.contains("\"checkpoint\"") && l.contains("\"stalled_ms\":")), "{logged}");
 }
+
+const MIXTURE: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "mixture", params = { steps = 40, seed = 1, eval_every = 3, far = 2 } }
+local function list(n, from)
+  local out = {}
+  for i = 1, n do out[i] = { x = { i / n, from }, y = from * i / n } end
+  return pl.data.list(out)
+end
+function recipe.data(p)
+  local function weights(step, metrics)
+    return { near = 1, far = step < 20 and 0 or p.far * (metrics.loss + metrics["valid/loss"]) }
+  end
+  return { train = pl.data.mix({ near = list(50, 0.5), far = list(30, 2) }, weights, { every = 4 }):batch(8), valid = list(10, 1):batch(5) }
+end
+function recipe.model() return pl.nn.Linear(2, 1) end
+function recipe.optimizer(_, model) return pl.optim.SGD(model, { lr = 0.1 }) end
+function recipe.loss(model, batch) return pl.mse_loss(model(batch.x):squeeze(-1), batch.y) end
+return recipe
+"#;
+
+/// The weights of a mixture are decided from metrics; a resume has the same samples, and a replay of an edited run too.
+#[test]
+fn live_mixtures_resume_and_replay() {
+    let p = place();
+    p.file("mix.lua", MIXTURE);
+    let ok = |args: &[&str]| {
+        let r = p.run(args);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{args:?}");
+    };
+    let schedule = |dir: &str| {
+        let saved = p.read(&format!("{dir}/checkpoints/step-40/run.json"));
+        serde_json::from_str::<Value>(&saved).unwrap()["cursor"]["mixture"].as_str().unwrap().to_string()
+    };
+    ok(&["run", "mix.lua", "--quiet", "--run-dir", "whole"]);
+    for step in ["1", "19", "20", "28"] {
+        ok(&["run", "mix.lua", "--quiet", "--run-dir", step, "--steps", step]);
+        ok(&["run", "mix.lua", "--quiet", "--run-dir", step, "--resume", "--steps", "40"]);
+        assert_eq!(weights(&p, step), weights(&p, "whole"), "{step}");
+        assert_eq!(schedule(step), schedule("whole"));
+    }
+    assert!(schedule("whole").matches(';').count() > 4, "{}", schedule("whole"));
+    ok(&["run", "mix.lua", "--quiet", "--run-dir", "edited", "--steps", "20"]);
+    p.file("mix.lua", MIXTURE.replace("near = 1,", "near = 3,"));
+    ok(&["run", "mix.lua", "--quiet", "--run-dir", "edited", "--resume", "--edited", "--steps", "50"]);
+    for dir in ["whole", "19", "edited"] {
+        let again = format!("{dir}-again");
+        ok(&["replay", dir, "--run-dir", &again]);
+        assert_eq!(weights(&p, dir), weights(&p, &again));
+    }
+}

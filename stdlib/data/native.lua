@@ -84,6 +84,9 @@ end
 ---@field varies fun(self): boolean whether epochs differ
 ---@field get fun(self, index: integer): table<string, any>
 ---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?}[]
+---@field mixture fun(self): string[]?, string? names and schedule of the mixture whose records these are, one for one
+---@field decide fun(self, first: integer, weights: number[]) gives the places from `first` on other weights
+---@field resume_mixture fun(self, names: string[], schedule: string, sample: integer, live: boolean)
 ---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
@@ -136,9 +139,10 @@ native.null = bound.null
 ---Mixes datasets by weights.
 ---@param parts {name: string, set: perilune.NativeRecords, weight: number}[]
 ---@param seed integer
+---@param live boolean whether weights may be 0 and change
 ---@return perilune.NativeRecords
-function native.mix(parts, seed)
-  return bound.mix(parts, seed)
+function native.mix(parts, seed, live)
+  return bound.mix(parts, seed, live)
 end
 
 ---Returns the vocabulary of the characters of a text, sorted.

@@ -28,6 +28,7 @@ local loader = require "perilune.data.loader"
 ---@field context integer? positions of the sequences that `pack` makes
 ---@field parts table<integer, perilune.Parts> by seed
 ---@field checked perilune.CheckedRecords? what checks of data read, of records that have been encoded
+---@field live perilune.LiveMixture? of a mixture whose weights are a function
 local Records = {}
 local meta = { __index = Records }
 function meta.__tostring(records) return ("records: %d"):format(records.native:size()) end
@@ -40,7 +41,7 @@ local UNITS <const> = 1 << 30
 ---@param like perilune.Records? whose options of batches stay
 ---@return perilune.Records
 local function new(made, like)
-  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {}, checked = like and like.checked }, meta) --[[@as perilune.Records]]
+  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {}, checked = like and like.checked, live = like and like.live }, meta) --[[@as perilune.Records]]
 end
 
 ---Makes a dataset of encoded records, which remembers the texts for checks.
@@ -67,7 +68,11 @@ end
 ---@return perilune.NativeRecords[]
 local function natives(op, others)
   local out = {}
-  for i, other in ipairs(others) do out[i] = records(op, other).native end
+  for i, other in ipairs(others) do
+    local set = records(op, other)
+    if set.live then pl.error(op, "a dataset is a mixture whose weights are a function", "apply " .. op .. " to the datasets that it mixes") end
+    out[i] = set.native
+  end
   return out
 end
 
@@ -400,6 +405,10 @@ function Records:batch(size, opts)
   local o = check.options(op, opts, { drop_last = false }, { threads = "number", context = "number" })
   if o.threads then check.whole(op, "threads", o.threads) end
   if o.context then check.whole(op, "context", o.context) end
+  if self.live and not self.native:mixture() then
+    pl.error(op, "a stage after a mixture whose weights are a function changes the order of its records",
+      "apply it to the datasets that are mixed; only map, tokenize, chat, select, rename and pad may follow")
+  end
   local columns, reader = self.native:reader(self.pads, o.threads)
   local set = self.native
   ---@return integer[]
@@ -424,7 +433,7 @@ function Records:batch(size, opts)
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
                           ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context,
-                          checked = self.checked or { texts = set } })
+                          checked = self.checked or { texts = set }, live = self.live })
 end
 
 return { new = new, of = records }

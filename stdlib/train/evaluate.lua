@@ -6,6 +6,7 @@ local _, native = ...
 local check = require "perilune.check"
 local combine = require "perilune.train.combine"
 local format = require "perilune.train.format"
+local mixture = require "perilune.train.mixture"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
 
@@ -94,6 +95,7 @@ function Run:evaluate(split, limit)
     if key ~= "loss" then result[key:sub(2)] = value end
   end
   watch(self, split, result)
+  mixture.evaluated(self, split, result)
   return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, format.metrics(r.loss, r)) end })
 end
 

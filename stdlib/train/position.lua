@@ -39,6 +39,15 @@ function position.start(run)
   run.segments = { { step = 0, sample = 0, size = run.data.train.size, accumulate = run.accumulate } }
 end
 
+---Returns the first sample of the stream that the step after `count` others takes.
+---@param run perilune.Run
+---@param count integer
+---@return integer
+function position.sample(run, count)
+  local s = segment_at(run, count)
+  return (run.data.train:span((count - s.step) * s.accumulate, s.sample, s.size))
+end
+
 ---Makes micro-batch `i`, counted from 0, of the step at the run's position.
 ---@param run perilune.Run
 ---@param i integer

@@ -8,6 +8,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local experts = require "perilune.train.experts"
 local format = require "perilune.train.format"
+local mixture = require "perilune.train.mixture"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
 local record = require "perilune.train.record"
@@ -31,6 +32,7 @@ local scope = require "perilune.train.scope"
 ---@field scaler perilune.LossScaler? with precision "fp16"
 ---@field eval_every integer?
 ---@field seed integer
+---@field evaluated table<string, number> metrics of the last evaluation of each split, such as "valid/loss"
 ---@field on_nan "stop"|"skip"|"warn" with "stop" and "skip" a step whose loss or gradient norm is not finite changes no State
 ---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss exceeds `loss_limit` changes no State
 ---@field loss_limit number? of the next step; set by the host that drives the run
@@ -146,6 +148,7 @@ function Run:step(n)
   self.model:train()
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
     result = take_step(self, function() return record.next_batches(self) end)
+    mixture.after_step(self, result)
     call_hook(self)
   end
   return result
@@ -195,6 +198,7 @@ end
 local function new(fields)
   local run = setmetatable(fields, meta) --[[@as perilune.Run]]
   position.start(run)
+  mixture.start(run)
   return run
 end
 

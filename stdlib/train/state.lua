@@ -1,6 +1,7 @@
 -- train/state.lua: names the States of a run and saves its position, for checkpoints, resume and hot reload.
 
 local check = require "perilune.check"
+local mixture = require "perilune.train.mixture"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
 local tree = require "perilune.tree"
@@ -32,6 +33,7 @@ function Run:cursor()
     ema_updates = self.ema and self.ema.count, best = es and es.best, bad = es and es.bad,
   }
   position.save(self, cursor)
+  mixture.save(self, cursor)
   optimizers.save(self, cursor)
   return cursor
 end
@@ -51,6 +53,7 @@ function Run:seek(cursor, slots)
   self.count = check.whole("run:seek", "step", cursor.step, 0)
   self.stopped = cursor.stopped or false
   position.load(self, cursor)
+  mixture.load(self, cursor)
   optimizers.load(self, cursor, slots)
   if self.ema then self.ema.count = cursor.ema_updates or self.count end
   if self.early_stop then self.early_stop.best, self.early_stop.bad = cursor.best, cursor.bad or 0 end

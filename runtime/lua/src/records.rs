@@ -90,6 +90,22 @@ impl UserData for RecordSet {
             }
             Ok(out)
         });
+        // The names and the schedule of the mixture whose records these are, one for one; nothing if they are not.
+        methods.add_method("mixture", |_, this, ()| {
+            let Some((names, text)) = this.0.mixture().map(Mix::state) else { return Ok((None, None)) };
+            Ok((Some(names.to_vec()), Some(text)))
+        });
+        methods.add_method("decide", |lua, this, (first, weights): (u64, Vec<f64>)| {
+            let Some(mix) = this.0.mixture() else { return Ok(()) };
+            or_fail(lua, "data.mix", mix.decide(first, &weights))
+        });
+        methods.add_method(
+            "resume_mixture",
+            |lua, this, (names, text, sample, live): (Vec<String>, String, u64, bool)| {
+                let Some(mix) = this.0.mixture() else { return Ok(()) };
+                or_fail(lua, "data.mix", mix.resume(&names, &text, sample, live))
+            },
+        );
         methods.add_method("shuffle", |_, this, seed: i64| {
             Ok(RecordSet(Arc::new(Shuffle::new(this.0.clone(), seed as u64))))
         });
@@ -246,14 +262,14 @@ pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
     lua.create_userdata(RecordSet(Arc::new(List::new("list", all))))
 }
 
-/// `native.mix(parts, seed)`: mixes datasets by weights; a part is { name, set, weight }.
-pub(crate) fn mix(lua: &Lua, (parts, seed): (Table, i64)) -> mlua::Result<AnyUserData> {
+/// `native.mix(parts, seed, live)`: mixes datasets by weights; a part is { name, set, weight }.
+pub(crate) fn mix(lua: &Lua, (parts, seed, live): (Table, i64, bool)) -> mlua::Result<AnyUserData> {
     let mut all = Vec::new();
     for part in parts.sequence_values::<Table>() {
         let part = part?;
         let set = part.get::<AnyUserData>("set")?.borrow::<RecordSet>()?.0.clone();
         all.push((part.get("name")?, set, part.get("weight")?));
     }
-    let mix = or_fail(lua, "data.mix", Mix::new(all, seed as u64))?;
+    let mix = or_fail(lua, "data.mix", Mix::new(all, seed as u64, live))?;
     lua.create_userdata(RecordSet(Arc::new(mix)))
 }

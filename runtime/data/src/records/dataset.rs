@@ -1,5 +1,6 @@
 //! Defines `Dataset`, the trait of files of records and of every stage of a pipeline.
 
+use super::stages::Mix;
 use super::value::Record;
 use crate::error::Result;
 use std::fmt;
@@ -71,6 +72,11 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// The dataset beneath a shuffle, and its seed, where this is one, or maps the records of one.
     fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {
+        None
+    }
+
+    /// Returns the mixture that the records are those of, one for one, if they are.
+    fn mixture(&self) -> Option<&Mix> {
         None
     }
 

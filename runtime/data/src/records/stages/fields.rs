@@ -1,6 +1,6 @@
 //! Selects and renames the fields of records.
 
-use super::located;
+use super::{Mix, located};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use perilune_core::error::did_you_mean;
@@ -84,6 +84,10 @@ impl Dataset for Fields {
 
     fn varies(&self) -> bool {
         self.inner.varies()
+    }
+
+    fn mixture(&self) -> Option<&Mix> {
+        self.inner.mixture()
     }
 
     fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {

@@ -1,7 +1,7 @@
 //! Defines stages that apply a function to each record.
 
 use super::scan::Scan;
-use super::{first, located as at, place};
+use super::{Mix, first, located as at, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use std::collections::VecDeque;
@@ -61,6 +61,10 @@ impl Dataset for Map {
 
     fn varies(&self) -> bool {
         self.inner.varies()
+    }
+
+    fn mixture(&self) -> Option<&Mix> {
+        self.inner.mixture()
     }
 
     fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {

@@ -11,6 +11,7 @@ mod fields;
 mod function;
 mod group;
 mod mix;
+mod mix_schedule;
 mod order;
 mod pack;
 mod rows;

@@ -233,7 +233,7 @@ fn a_mixture_has_its_shares_and_each_record_once_an_epoch() {
             ),
         ]
     };
-    let mix = Mix::new(parts([3.0, 1.0]), 1).unwrap();
+    let mix = Mix::new(parts([3.0, 1.0]), 1, false).unwrap();
     for block in 0..3 {
         let far = (block * 1024..(block + 1) * 1024).filter(|i| id(&mix.get(*i).unwrap()) >= 1000).count();
         assert_eq!(far, 256, "block {block}");
@@ -241,7 +241,7 @@ fn a_mixture_has_its_shares_and_each_record_once_an_epoch() {
     let first: Vec<i64> = (0..1024).map(|i| id(&mix.get(i).unwrap())).filter(|i| *i < 1000).collect();
     let times = |want: i64| first.iter().filter(|i| **i == want).count();
     assert!((0..300).all(|i| (2..=3).contains(&times(i))), "768 places are 2.56 epochs of 300");
-    let error = Mix::new(parts([1.0, 1e-6]), 1).err().unwrap().to_string();
+    let error = Mix::new(parts([1.0, 1e-6]), 1, false).err().unwrap().to_string();
     assert!(error.contains("'b'") && error.contains("1/1024"), "{error}");
 }
 
