@@ -60,6 +60,11 @@ impl OpenFiles {
         &self.files[number].path
     }
 
+    /// Bytes of a file when it was added.
+    pub(crate) fn len(&self, number: usize) -> u64 {
+        self.files[number].len
+    }
+
     /// Fills `to` with the bytes of a file from `offset` on.
     ///
     /// # Errors

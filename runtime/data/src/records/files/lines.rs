@@ -4,10 +4,9 @@
 //! number of lines, 8 bytes each, and not with the files. Blank lines are no records. Lines end with LF or CR LF; a byte-order mark is
 //! skipped.
 
-use super::value::{Record, Value};
-use super::{Dataset, Fingerprint, Origin, json};
 use crate::error::{Error, Result, quote};
 use crate::open_files::OpenFiles;
+use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash, json};
 use crate::source;
 use perilune_core::Interrupt;
 use perilune_policy::{Opened, Opener};
@@ -249,7 +248,7 @@ impl Dataset for Lines {
 
     fn fingerprint(&self) -> Fingerprint {
         let skips = [u8::from(self.kept.is_some())];
-        super::hash::stage("lines/1", &[&self.files.fingerprint, &skips], &[])
+        hash::stage("lines/1", &[&self.files.fingerprint, &skips], &[])
     }
 
     fn project(&self, fields: &[Arc<str>]) -> Option<Arc<dyn Dataset>> {
