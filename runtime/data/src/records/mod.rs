@@ -19,7 +19,7 @@ pub mod stages;
 mod value;
 
 pub use dataset::{Dataset, Fingerprint, Origin};
-pub use files::{Arrow, LineFormat, Lines, Parquet};
+pub use files::{Arrow, ColumnType, JsonArray, LineFormat, Lines, Opening, Parquet, Table, TableFormat};
 pub use function::{Field, Length, RecordFn};
 pub use list::List;
 pub use value::{Record, Value};

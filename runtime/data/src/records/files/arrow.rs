@@ -7,16 +7,15 @@ use super::arrow_messages::{self, Block, Messages};
 use super::cache::{Cache, Key, Weight};
 use super::columnar::{self, by_unit, plain};
 use super::numbered::{Numbered, One};
+use super::text_files::Opening;
 use super::{MAX_UNIT, arrow_value};
 use crate::error::{Error, Result, quote};
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_buffer::{Buffer, MutableBuffer};
 use arrow_ipc::reader::{read_dictionary, read_record_batch};
-use perilune_core::Interrupt;
-use perilune_policy::{Opened, Opener};
+use perilune_core::foreign_panic;
 use std::collections::HashMap;
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -72,24 +71,18 @@ impl Weight for Dictionaries {
 }
 
 impl Arrow {
-    /// Opens files in this order and passes each to `observe`. Records have these columns, in this order; by default all of the first
+    /// Opens files in this order. Records have these columns, in this order; by default all of the first
     /// file's.
     ///
     /// # Errors
     /// A file may not be read or is no Arrow file or stream, or lacks a column.
-    pub fn open(
-        opener: Arc<dyn Opener>,
-        paths: &[PathBuf],
-        columns: Option<&[String]>,
-        interrupt: &Interrupt,
-        observe: &mut dyn FnMut(&Opened),
-    ) -> Result<Arrow> {
+    pub fn open(paths: &[PathBuf], columns: Option<&[String]>, opening: Opening<'_>) -> Result<Arrow> {
         let mut names: Vec<Arc<str>> = Vec::new();
-        let files = Numbered::new(opener, paths, "arrow/1", interrupt, observe, |open, number| {
+        let files = Numbered::new(paths, "arrow/1", opening, |open, number| {
             let path = open.path(number);
-            let indexed = catch_unwind(AssertUnwindSafe(|| arrow_messages::index(open, number)));
+            let indexed = foreign_panic::catch(|| arrow_messages::index(open, number));
             let messages = indexed
-                .map_err(|_| Error::malformed(path, "file", "cannot be decoded (it violates the format)"))
+                .ok_or_else(|| Error::malformed(path, "file", "cannot be decoded (it violates the format)"))
                 .and_then(|messages| messages)?;
             let fields = messages.schema.fields().iter();
             let own: Vec<Arc<str>> = fields.map(|field| Arc::from(field.name().as_str())).collect();
@@ -141,7 +134,7 @@ impl Arrow {
 impl Inner {
     /// Turns a panic of the decoder, on a file that violates the format in a way that it does not expect, into an error.
     fn guarded<T>(&self, one: &One<Index>, batch: usize, decode: impl FnOnce() -> Result<T>) -> Result<T> {
-        catch_unwind(AssertUnwindSafe(decode)).unwrap_or_else(|_| {
+        foreign_panic::catch(decode).unwrap_or_else(|| {
             let place = format!("record batch {batch}");
             Err(Error::malformed(&one.path, place, "cannot be decoded (it violates the format)"))
         })

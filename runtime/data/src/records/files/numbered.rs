@@ -1,10 +1,10 @@
 //! Opens the files of one dataset, hashes their contents, and numbers their rows in one sequence.
 
+use super::text_files::Opening;
 use crate::error::{Error, Result};
 use crate::open_files::OpenFiles;
 use crate::records::Fingerprint;
 use perilune_core::Interrupt;
-use perilune_policy::{Opened, Opener};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -31,29 +31,27 @@ pub(crate) struct One<T> {
 }
 
 impl<T> Numbered<T> {
-    /// Opens files in this order, passes each to `observe`, and indexes it by `index`, which returns its rows too.
+    /// Opens files in this order and indexes each by `index`, which returns its rows too.
     ///
     /// # Errors
     /// A file may not be read or indexed, or there are more than 2^63 rows.
     pub fn new(
-        opener: Arc<dyn Opener>,
         paths: &[PathBuf],
         version: &str,
-        interrupt: &Interrupt,
-        observe: &mut dyn FnMut(&Opened),
+        opening: Opening<'_>,
         mut index: impl FnMut(&Arc<OpenFiles>, usize) -> Result<(u64, T)>,
     ) -> Result<Numbered<T>> {
-        let mut open = OpenFiles::new(opener.clone());
+        let mut open = OpenFiles::new(opening.opener.clone());
         for path in paths {
-            let file = opener.open(path)?;
-            observe(&file);
+            let file = opening.opener.open(path)?;
+            (opening.observe)(&file);
             open.add(file);
         }
         let (open, mut files, mut first) = (Arc::new(open), Vec::with_capacity(paths.len()), 0u64);
         let mut hasher = blake3::Hasher::new();
         hasher.update(version.as_bytes());
         for number in 0..paths.len() {
-            hash(&open, number, &mut hasher, interrupt)?;
+            hash(&open, number, &mut hasher, opening.interrupt)?;
             let path = Arc::new(open.path(number).to_path_buf());
             let (rows, index) = index(&open, number)?;
             files.push(One { path: path.clone(), first, rows, index });

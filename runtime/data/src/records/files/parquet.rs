@@ -7,6 +7,7 @@ use super::arrow_value;
 use super::cache::{Cache, Key, Weight};
 use super::columnar::{self, by_unit, plain};
 use super::numbered::Numbered;
+use super::text_files::Opening;
 use super::{MAX_UNIT, footer};
 use crate::error::{Error, Result, quote};
 use crate::open_files::OpenFiles;
@@ -18,10 +19,8 @@ use ::parquet::file::metadata::{ParquetMetaDataReader, RowGroupMetaData};
 use ::parquet::file::reader::{ChunkReader, Length};
 use arrow_array::{Array, ArrayRef};
 use bytes::Bytes;
-use perilune_core::Interrupt;
-use perilune_policy::{Opened, Opener};
+use perilune_core::foreign_panic;
 use std::io::{self, BufReader, Read};
-use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -71,20 +70,14 @@ impl Weight for Column {
 }
 
 impl Parquet {
-    /// Opens files in this order and passes each to `observe`. Records have these columns, in this order; by default all of the first
+    /// Opens files in this order. Records have these columns, in this order; by default all of the first
     /// file's.
     ///
     /// # Errors
     /// A file may not be read or is no Parquet file, or lacks a column.
-    pub fn open(
-        opener: Arc<dyn Opener>,
-        paths: &[PathBuf],
-        columns: Option<&[String]>,
-        interrupt: &Interrupt,
-        observe: &mut dyn FnMut(&Opened),
-    ) -> Result<Parquet> {
+    pub fn open(paths: &[PathBuf], columns: Option<&[String]>, opening: Opening<'_>) -> Result<Parquet> {
         let mut names: Vec<Arc<str>> = Vec::new();
-        let files = Numbered::new(opener, paths, "parquet/1", interrupt, observe, |open, number| {
+        let files = Numbered::new(paths, "parquet/1", opening, |open, number| {
             let metadata = metadata(open, number)?;
             let (path, own) = (open.path(number), roots(&metadata, open.path(number))?);
             if number == 0 {
@@ -135,10 +128,10 @@ impl Inner {
             };
             let source = Source { open: self.files.open.clone(), number: file };
             // The decoder may panic on a file that violates the format in a way that it does not expect.
-            match catch_unwind(AssertUnwindSafe(|| decode(source, one, group, column))) {
-                Ok(Ok(decoded)) => Ok(decoded),
-                Ok(Err(e)) => Err(own(e).unwrap_or_else(|e| wrap(format!("cannot be decoded ({})", plain(&e))))),
-                Err(_) => Err(wrap("cannot be decoded (it violates the format)".into())),
+            match foreign_panic::catch(|| decode(source, one, group, column)) {
+                Some(Ok(decoded)) => Ok(decoded),
+                Some(Err(e)) => Err(own(e).unwrap_or_else(|e| wrap(format!("cannot be decoded ({})", plain(&e))))),
+                None => Err(wrap("cannot be decoded (it violates the format)".into())),
             }
         })
     }
@@ -205,19 +198,19 @@ impl Column {
 /// Reads and checks the footer of a file.
 fn metadata(open: &OpenFiles, number: usize) -> Result<ArrowReaderMetadata> {
     let footer = footer::read(open, number)?;
-    let parsed = catch_unwind(AssertUnwindSafe(|| {
+    let parsed = foreign_panic::catch(|| {
         let metadata = ParquetMetaDataReader::decode_metadata(&footer)?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         ArrowReaderMetadata::try_new(Arc::new(metadata), options)
-    }));
+    });
     let wrap = |rule: String| {
         let error = Error::malformed(open.path(number), "footer", rule);
         error.hint("the file is damaged, or uses what this reader lacks; write it again with pyarrow")
     };
     match parsed {
-        Ok(Ok(metadata)) => Ok(metadata),
-        Ok(Err(e)) => Err(wrap(format!("cannot be decoded ({})", plain(&e)))),
-        Err(_) => Err(wrap("cannot be decoded (it violates the format)".into())),
+        Some(Ok(metadata)) => Ok(metadata),
+        Some(Err(e)) => Err(wrap(format!("cannot be decoded ({})", plain(&e)))),
+        None => Err(wrap("cannot be decoded (it violates the format)".into())),
     }
 }
 
