@@ -136,11 +136,14 @@ fn tables_and_arrays_may_be_compressed() {
     std::fs::write(&json, zstd(b"{\"d\": [{\"a\": 1}]}")).unwrap();
     let policy = Policy::builder().allow_read(dir.path()).unwrap().build();
     let interrupt = Interrupt::default();
-    let opening = |seen| Opening { opener: policy.clone(), cache: None, interrupt: &interrupt, observe: seen };
+    let (mut first, mut second) = (|_: &_| {}, |_: &_| {});
+    let (one, two) = (policy.clone(), policy);
+    let one = Opening { opener: one, cache: None, interrupt: &interrupt, observe: &mut first };
+    let two = Opening { opener: two, cache: None, interrupt: &interrupt, observe: &mut second };
     let format = TableFormat { delimiter: b',', columns: None, types: vec![] };
-    let table = Table::open(&[csv], format, opening(&mut |_| {})).unwrap();
+    let table = Table::open(&[csv], format, one).unwrap();
     assert_eq!(table.get(0).unwrap().get("b"), Some(&Value::Text("x\ny".into())));
-    let array = JsonArray::open(&[json], Some("d"), opening(&mut |_| {})).unwrap();
+    let array = JsonArray::open(&[json], Some("d"), two).unwrap();
     assert_eq!(array.get(0).unwrap().get("a"), Some(&Value::Int(1)));
 }
 
