@@ -144,17 +144,19 @@ fn stream(open: &OpenFiles, number: usize, head: &[u8]) -> Result<Messages> {
     if len == 0 {
         return Err(malformed(open, number, 0, "the file is empty"));
     }
+    let wrong = || {
+        let error = Error::malformed(open.path(number), "file", "is no Arrow file or stream");
+        let begins = crate::error::quote(&String::from_utf8_lossy(head));
+        error.hint(format!("it begins with {begins}; data.records(path) reads a file by its extension"))
+    };
     let (mut at, mut out) = (0, None::<Collector<'_>>);
     while at < len {
-        let Some(block) = next(open, number, at)? else { break };
+        // Other files seem to have a first message of absurd length.
+        let block = next(open, number, at).map_err(|e| if at == 0 { wrong() } else { e })?;
+        let Some(block) = block else { break };
         match &mut out {
             Some(out) => at = out.add(block, false)?,
             None => {
-                let wrong = || {
-                    let error = Error::malformed(open.path(number), "file", "is no Arrow file or stream");
-                    let begins = crate::error::quote(&String::from_utf8_lossy(head));
-                    error.hint(format!("it begins with {begins}; data.records(path) reads a file by its extension"))
-                };
                 let bytes = metadata(open, number, block).map_err(|_| wrong())?;
                 let message = arrow_ipc::root_as_message(&bytes).map_err(|_| wrong())?;
                 let schema = message.header_as_schema().ok_or_else(wrong)?;
