@@ -138,20 +138,21 @@ local endings = { jsonl = jsonl, ndjson = jsonl, json = json, parquet = parquet,
 local function by_ending(paths, opts)
   local op = "data.records"
   local known = "known are .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv and .txt, also with .gz or .zst behind; other files: data.jsonl(path), data.table(path)"
-  local found, first
-  for _, path in ipairs(files(op, paths)) do
-    local name = tostring(path)
-    local ending = name:lower():gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
-    local reader = endings[ending or ""]
-    if not reader then pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known) end
-    if found and reader ~= found then pl.error(op, ("%s and %s have different formats"):format(check.show(first), check.show(path)), "open each by itself and join them with :concat") end
-    found, first = reader, first or path
+  ---@param path any
+  local function reader_of(path)
+    local ending = tostring(path):lower():gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
+    return endings[ending or ""] or pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known)
   end
-  if found == lines and opts ~= nil then
+  local list = files(op, paths)
+  local reader = reader_of(list[1])
+  for _, path in ipairs(list) do
+    if reader_of(path) ~= reader then pl.error(op, ("%s and %s have different formats"):format(check.show(list[1]), check.show(path)), "open each by itself and join them with :concat") end
+  end
+  if reader == lines then
     check.options(op, opts, {})
     return lines(paths)
   end
-  return found(paths, opts)
+  return (reader --[[@as fun(paths: any, opts: table?): perilune.Records]])(paths, opts)
 end
 
 ---Mixes datasets by weights: each has its share of any 1,024 records of the stream, in random order. A shuffle of the mixture shuffles them.

@@ -111,7 +111,9 @@ impl Store {
     ) -> Result<Frames> {
         let hash = hash(from, number, interrupt)?;
         let name = format!("{}.zst", blake3::Hash::from_bytes(hash).to_hex());
-        let Some(folder) = self.folder.clone() else { return self.to_memory(from, number, packing, hash, interrupt) };
+        let Some(folder) = self.folder.clone() else {
+            return self.keep_in_memory(from, number, packing, hash, interrupt);
+        };
         if let Some(found) = self.cached(&folder, &name)? {
             return Ok(found);
         }
@@ -119,7 +121,9 @@ impl Store {
         if let Some(found) = self.cached(&folder, &name)? {
             return Ok(found);
         }
-        let Ok(staged) = folder.create(&name) else { return self.to_memory(from, number, packing, hash, interrupt) };
+        let Ok(staged) = folder.create(&name) else {
+            return self.keep_in_memory(from, number, packing, hash, interrupt);
+        };
         let made = transcode(from, number, packing, staged, u64::MAX, hash, interrupt);
         match made.and_then(|(staged, _)| staged.commit().map_err(Error::from)) {
             Ok(()) => self
@@ -127,7 +131,7 @@ impl Store {
                 .ok_or_else(|| Error::malformed(&folder.path().join(&name), "table", "differs from what was written")),
             // No room in the cache folder, or none to write it.
             Err(Error::Io { action: "write" | "flush to the disk" | "put in place", .. }) => {
-                self.to_memory(from, number, packing, hash, interrupt)
+                self.keep_in_memory(from, number, packing, hash, interrupt)
             }
             Err(e) => Err(e),
         }
@@ -143,7 +147,7 @@ impl Store {
         Ok(table.map(|table| Frames { table, place: Place::Cache(number) }))
     }
 
-    fn to_memory(
+    fn keep_in_memory(
         &mut self,
         from: &OpenFiles,
         number: usize,
@@ -254,7 +258,7 @@ fn transcode<W: Write>(
 /// Decompresses a file.
 enum Decoder<'a> {
     Gzip(Box<MultiGzDecoder<BufReader<Source<'a>>>>),
-    Zstd(zstd::stream::read::Decoder<'static, BufReader<Source<'a>>>),
+    Zstd(Box<zstd::stream::read::Decoder<'static, BufReader<Source<'a>>>>),
 }
 
 impl<'a> Decoder<'a> {
@@ -264,7 +268,7 @@ impl<'a> Decoder<'a> {
             Packing::Zstd => {
                 let mut decoder = zstd::stream::read::Decoder::with_buffer(source)?;
                 decoder.window_log_max(WINDOW_LOG)?;
-                Decoder::Zstd(decoder)
+                Decoder::Zstd(Box::new(decoder))
             }
         })
     }
