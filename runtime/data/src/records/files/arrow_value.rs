@@ -5,6 +5,7 @@
 //! their values. Dates, times and timestamps are ISO 8601 text (`calendar`), and durations are integers in the unit of the file. A map
 //! with text keys is a `Map`, another one a list of `{ key, value }`.
 
+use super::MAX_UNIT;
 use super::calendar::{self, Unit};
 use crate::error::quote;
 use crate::records::{Record, Value};
@@ -17,6 +18,33 @@ use std::sync::Arc;
 
 /// Converts one element. `Err` has the rule that it violates.
 pub(crate) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
+    convert(array, row, &mut Budget(MAX_UNIT))
+}
+
+/// The memory that the values of an element may still take. Views and dictionaries may name the same data many times, so its size in the
+/// file is no bound.
+struct Budget(u64);
+
+impl Budget {
+    fn spend(&mut self, bytes: usize) -> Result<(), String> {
+        self.0 =
+            self.0.checked_sub(bytes as u64).ok_or_else(|| format!("takes more than {MAX_UNIT} bytes in memory"))?;
+        Ok(())
+    }
+
+    fn text(&mut self, text: &str) -> Result<Value, String> {
+        self.spend(text.len())?;
+        Ok(Value::Text(text.into()))
+    }
+
+    fn bytes(&mut self, bytes: &[u8]) -> Result<Value, String> {
+        self.spend(bytes.len())?;
+        Ok(Value::Bytes(bytes.into()))
+    }
+}
+
+fn convert(array: &dyn Array, row: usize, budget: &mut Budget) -> Result<Value, String> {
+    budget.spend(size_of::<Value>())?;
     if row >= array.len() {
         return Err(format!("has {} elements where row {row} is read", array.len()));
     }
@@ -44,13 +72,13 @@ pub(crate) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
         DataType::Decimal64(..) => decimal(array.as_primitive::<Decimal64Type>().value_as_string(row))?,
         DataType::Decimal128(..) => decimal(array.as_primitive::<Decimal128Type>().value_as_string(row))?,
         DataType::Decimal256(..) => decimal(array.as_primitive::<Decimal256Type>().value_as_string(row))?,
-        DataType::Utf8 => Value::Text(array.as_string::<i32>().value(row).into()),
-        DataType::LargeUtf8 => Value::Text(array.as_string::<i64>().value(row).into()),
-        DataType::Utf8View => Value::Text(array.as_string_view().value(row).into()),
-        DataType::Binary => Value::Bytes(array.as_binary::<i32>().value(row).into()),
-        DataType::LargeBinary => Value::Bytes(array.as_binary::<i64>().value(row).into()),
-        DataType::BinaryView => Value::Bytes(array.as_binary_view().value(row).into()),
-        DataType::FixedSizeBinary(_) => Value::Bytes(array.as_fixed_size_binary().value(row).into()),
+        DataType::Utf8 => budget.text(array.as_string::<i32>().value(row))?,
+        DataType::LargeUtf8 => budget.text(array.as_string::<i64>().value(row))?,
+        DataType::Utf8View => budget.text(array.as_string_view().value(row))?,
+        DataType::Binary => budget.bytes(array.as_binary::<i32>().value(row))?,
+        DataType::LargeBinary => budget.bytes(array.as_binary::<i64>().value(row))?,
+        DataType::BinaryView => budget.bytes(array.as_binary_view().value(row))?,
+        DataType::FixedSizeBinary(_) => budget.bytes(array.as_fixed_size_binary().value(row))?,
         DataType::Date32 => text(calendar::date(i64::from(array.as_primitive::<Date32Type>().value(row)))),
         DataType::Date64 => {
             // Milliseconds, which the format wants to be whole days.
@@ -86,38 +114,39 @@ pub(crate) fn value(array: &dyn Array, row: usize) -> Result<Value, String> {
             TimeUnit::Nanosecond => int::<DurationNanosecondType>(array, row),
         },
         DataType::Interval(IntervalUnit::YearMonth) => int::<IntervalYearMonthType>(array, row),
-        DataType::List(_) => list(&array.as_list::<i32>().value(row))?,
-        DataType::LargeList(_) => list(&array.as_list::<i64>().value(row))?,
-        DataType::ListView(_) => list(&array.as_list_view::<i32>().value(row))?,
-        DataType::LargeListView(_) => list(&array.as_list_view::<i64>().value(row))?,
-        DataType::FixedSizeList(..) => list(&array.as_fixed_size_list().value(row))?,
+        DataType::List(_) => list(&array.as_list::<i32>().value(row), budget)?,
+        DataType::LargeList(_) => list(&array.as_list::<i64>().value(row), budget)?,
+        DataType::ListView(_) => list(&array.as_list_view::<i32>().value(row), budget)?,
+        DataType::LargeListView(_) => list(&array.as_list_view::<i64>().value(row), budget)?,
+        DataType::FixedSizeList(..) => list(&array.as_fixed_size_list().value(row), budget)?,
         DataType::Struct(fields) => {
             let columns = array.as_struct().columns();
             let mut pairs = Vec::with_capacity(columns.len());
             for (field, column) in fields.iter().zip(columns) {
-                let value = value(column, row).map_err(|rule| format!("field {} {rule}", quote(field.name())))?;
+                let value =
+                    convert(column, row, budget).map_err(|rule| format!("field {} {rule}", quote(field.name())))?;
                 pairs.push((Arc::from(field.name().as_str()), value));
             }
             Value::Map(distinct(pairs))
         }
-        DataType::Map(..) => map(&array.as_map().value(row))?,
+        DataType::Map(..) => map(&array.as_map().value(row), budget)?,
         DataType::Dictionary(..) => {
             let dictionary = array.as_any_dictionary();
             // Slices keep the values whole, so the key of the row is its place among them.
             let key = dictionary.keys().slice(row, 1);
-            match value(&key, 0)? {
+            match convert(&key, 0, budget)? {
                 Value::Int(key) => {
                     let at = usize::try_from(key).map_err(|_| format!("has the dictionary key {key}"))?;
-                    value(dictionary.values(), at)?
+                    convert(dictionary.values(), at, budget)?
                 }
                 _ => return Err("has a dictionary key beyond 63 bits".into()),
             }
         }
         DataType::RunEndEncoded(..) => downcast_run_array! {
-            array => value(array.values(), array.get_physical_index(row))?,
+            array => convert(array.values(), array.get_physical_index(row), budget)?,
             other => return Err(format!("has the type {other}, which is not supported"))
         },
-        DataType::Union(..) => value(&array.as_union().value(row), 0)?,
+        DataType::Union(..) => convert(&array.as_union().value(row), 0, budget)?,
         other => return Err(format!("has the type {other}, which is not supported")),
     })
 }
@@ -147,15 +176,15 @@ fn unit_of(unit: TimeUnit) -> Unit {
     }
 }
 
-fn list(items: &ArrayRef) -> Result<Value, String> {
-    (0..items.len()).map(|k| value(items, k)).collect::<Result<_, _>>().map(Value::List)
+fn list(items: &ArrayRef, budget: &mut Budget) -> Result<Value, String> {
+    (0..items.len()).map(|k| convert(items, k, budget)).collect::<Result<_, _>>().map(Value::List)
 }
 
-fn map(entries: &arrow_array::StructArray) -> Result<Value, String> {
+fn map(entries: &arrow_array::StructArray, budget: &mut Budget) -> Result<Value, String> {
     let [keys, values] = entries.columns() else { return Err("is a map without keys and values".into()) };
     let (mut named, mut others) = (Vec::new(), Vec::new());
     for k in 0..entries.len() {
-        match (value(keys, k)?, value(values, k)?) {
+        match (convert(keys, k, budget)?, convert(values, k, budget)?) {
             (Value::Text(name), value) => named.push((name, value)),
             (key, value) => {
                 let fields = vec![(Arc::from("key"), key), (Arc::from("value"), value)];
@@ -178,4 +207,25 @@ fn distinct(mut fields: Vec<(Arc<str>, Value)>) -> Record {
         });
     }
     Record { fields }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use arrow_array::{Int8Array, ListViewArray};
+    use arrow_buffer::ScalarBuffer;
+    use arrow_schema::Field;
+
+    /// Lists of lists of lists, all of which name the same range: 2^36 values of 4 KiB of data.
+    #[test]
+    fn values_that_repeat_their_data_are_bounded() {
+        let mut array: ArrayRef = Arc::new(Int8Array::from(vec![1; 4096]));
+        for _ in 0..3 {
+            let field = Arc::new(Field::new("item", array.data_type().clone(), true));
+            let (offsets, sizes) = (ScalarBuffer::from(vec![0i32; 4096]), ScalarBuffer::from(vec![4096i32; 4096]));
+            array = Arc::new(ListViewArray::new(field, offsets, sizes, array, None));
+        }
+        let e = convert(&array, 7, &mut Budget(1 << 20)).expect_err("too large");
+        assert!(e.contains("takes more than 2147483648 bytes in memory"), "{e}");
+    }
 }
