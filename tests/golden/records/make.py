@@ -185,6 +185,7 @@ def main():
         version = "2.0" if codec in ("zstd", "none") else "1.0"
         pq.write_table(table, f"{codec}.parquet", compression=codec, row_group_size=60, data_page_version=version)
     write_expected("codecs.parquet", table)
+    pq.write_table(table, "gzip_v2.parquet", compression="gzip", row_group_size=60, data_page_version="2.0", data_page_size=300)
     pq.write_table(table.slice(0, 20), "brotli.parquet", compression="brotli")
     encodings = {"id": "DELTA_BINARY_PACKED", "text": "DELTA_BYTE_ARRAY", "score": "BYTE_STREAM_SPLIT"}
     pq.write_table(table, "encodings.parquet", use_dictionary=False, column_encoding=encodings, compression="none")

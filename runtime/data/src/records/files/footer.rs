@@ -87,7 +87,7 @@ fn schema_depth(footer: &[u8]) -> Option<usize> {
 }
 
 /// The rest of a text in Thrift's compact protocol.
-struct Compact<'a>(&'a [u8]);
+pub(super) struct Compact<'a>(pub &'a [u8]);
 
 impl Compact<'_> {
     fn byte(&mut self) -> Option<u8> {
@@ -108,13 +108,13 @@ impl Compact<'_> {
         None
     }
 
-    fn zigzag(&mut self) -> Option<i64> {
+    pub fn zigzag(&mut self) -> Option<i64> {
         let word = self.varint()?;
         Some((word >> 1) as i64 ^ -((word & 1) as i64))
     }
 
     /// The type of the next field of a struct, whose number replaces `id`; `Some(None)` at the end of the struct.
-    fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
+    pub fn field(&mut self, id: &mut i64) -> Option<Option<u8>> {
         let head = self.byte()?;
         if head == 0 {
             return Some(None);
@@ -135,7 +135,7 @@ impl Compact<'_> {
         Some((size, head & 0x0F))
     }
 
-    fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
+    pub fn skip(&mut self, kind: u8, depth: usize) -> Option<()> {
         if depth > MAX_DEPTH {
             return None;
         }

@@ -12,6 +12,7 @@ mod calendar;
 mod columnar;
 mod footer;
 mod frames;
+mod gzip_pages;
 mod json_array;
 mod json_scan;
 mod lines;

@@ -8,12 +8,13 @@ use super::cache::{Cache, Key, Weight};
 use super::columnar::{self, by_unit, plain};
 use super::numbered::Numbered;
 use super::text_files::Opening;
-use super::{MAX_UNIT, footer};
+use super::{MAX_UNIT, footer, gzip_pages};
 use crate::error::{Error, Result, quote};
 use crate::open_files::OpenFiles;
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use ::parquet::arrow::ProjectionMask;
 use ::parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
+use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ParquetMetaDataReader, RowGroupMetaData};
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -154,9 +155,17 @@ fn decode(
     };
     let chunks = metadata.metadata().row_group(group).columns().iter().enumerate();
     let own = chunks.filter(|(leaf, _)| schema.get_column_root_idx(*leaf) == root);
-    let declared: i64 = own.fold(0, |sum, (_, chunk)| sum.saturating_add(chunk.uncompressed_size().max(0)));
+    let own: Vec<_> = own.map(|(_, chunk)| chunk).collect();
+    let declared: i64 = own.iter().fold(0, |sum, chunk| sum.saturating_add(chunk.uncompressed_size().max(0)));
     if declared as u64 > MAX_UNIT {
         return Err(too_large(declared as u64));
+    }
+    for chunk in own.iter().filter(|chunk| matches!(chunk.compression(), Compression::GZIP(_))) {
+        let (start, length) = chunk.byte_range();
+        if length > MAX_UNIT {
+            return Err(too_large(length));
+        }
+        gzip_pages::check(&source.range(start, length as usize)?).map_err(ParquetError::General)?;
     }
     let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata.clone())
         .with_projection(ProjectionMask::roots(schema, [root]))
