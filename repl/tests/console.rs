@@ -197,6 +197,9 @@ fn every_function_of_the_library_is_explained() {
     let dir = tempfile::tempdir().unwrap();
     let files = |line: &str| {
         let line = line.replace("\"data/photos\"", "\"../tests/golden/images/folder\"");
+        let files = ["words.arrow", "rows.parquet", "tasks.json"];
+        let line =
+            files.iter().fold(line, |line, f| line.replace(&format!("data/{f}"), &format!("../tests/lua/files/{f}")));
         let line = line.replace("\"data/tokenizer.json\"", "\"../runtime/tokenizer/tests/chat/tokenizer.json\"");
         let line = line.replace("\"data/images-idx3", "\"../tests/golden/augment/images-idx3");
         let line = line.replace("\"data/sounds", "\"../tests/golden/augment/sounds");

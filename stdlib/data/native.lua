@@ -116,14 +116,14 @@ end
 ---@field batch fun(self, rows: integer[], first: integer): perilune.Tensor... one for each column
 ---@field prefetch fun(self, rows: integer[], first: integer) starts to make a batch
 
----Opens files with a record on each line. Returns how many lines were skipped, if they are.
+---Opens files of records by a function of the library. Returns how many lines were skipped, if they are.
+---@param op string the function: "data.jsonl"
 ---@param paths string[]
----@param format "json"|"text"
----@param skip boolean whether lines that are no records are left out
+---@param options table its options, checked
 ---@return perilune.NativeRecords
 ---@return integer?
-function native.record_lines(paths, format, skip)
-  return bound.record_lines(paths, format, skip)
+function native.record_file(op, paths, options)
+  return bound.record_file(op, paths, options)
 end
 
 ---Makes a dataset of a list of tables.

@@ -29,6 +29,7 @@ end
 
 ---Opens files with a JSON object on each line. They are read where a batch needs them: memory grows with 8 bytes a line.
 ---A line that is no object is an error with its place, or is left out and counted.
+---Files may be compressed (gzip, zstd): their text is written to the program's cache folder once.
 ---  local chats = data.jsonl("data/train-*.jsonl")
 ---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
 ---@param opts {on_error: ("raise"|"skip")?}? "skip" leaves out malformed lines and prints how many
@@ -37,7 +38,7 @@ local function jsonl(paths, opts)
   local op = "data.jsonl"
   local o = check.options(op, opts, { on_error = "raise" })
   check.word(op, "on_error", o.on_error, { "raise", "skip" })
-  local made, skipped = native.record_lines(files(op, paths), "json", o.on_error == "skip")
+  local made, skipped = native.record_file(op, files(op, paths), { skip = o.on_error == "skip" })
   if skipped and skipped > 0 then print(("data.jsonl: %d of %d lines are no JSON objects and are left out"):format(skipped, skipped + made:size())) end
   return new(made)
 end
@@ -46,7 +47,112 @@ end
 ---@param paths string|string[] as of data.jsonl
 ---@return perilune.Records
 local function lines(paths)
-  return new((native.record_lines(files("data.lines", paths), "text", false)))
+  return new((native.record_file("data.lines", files("data.lines", paths), {})))
+end
+
+---Checks a list of names, such as { "question", "answer" }.
+---@param op string
+---@param name string the option
+---@param list any
+local function names(op, name, list)
+  if list == nil then return end
+  local cure = ("name them: { %s = { \"text\" } }"):format(name)
+  if #list == 0 then pl.error(op, ("option '%s' names nothing"):format(name), cure) end
+  for _, one in ipairs(list) do
+    if type(one) ~= "string" then pl.error(op, ("option '%s' has %s; it lists names"):format(name, check.show(one)), cure) end
+  end
+end
+
+---Opens files of columns.
+---@param op string
+---@param paths any
+---@param opts table?
+local function columnar(op, paths, opts)
+  local o = check.options(op, opts, {}, { columns = "table" })
+  names(op, "columns", o.columns)
+  return new((native.record_file(op, files(op, paths), o)))
+end
+
+---Opens Parquet files, as Hugging Face datasets and pyarrow write them. Only the columns that are used are decoded, a row group at a time.
+---Dates, times and timestamps are ISO 8601 text, decimals the nearest float, durations integers in the unit of the file.
+---  local web = data.parquet("data/train-*.parquet", { columns = { "text" } })
+---@param paths string|string[] as of data.jsonl
+---@param opts {columns: string[]?}? the fields of a record; all columns of the first file without it
+---@return perilune.Records
+local function parquet(paths, opts)
+  return columnar("data.parquet", paths, opts)
+end
+
+---Opens Arrow IPC files and streams, such as the cache files of Hugging Face datasets. A record batch is read at a time. Values are those of
+---data.parquet.
+---@param paths string|string[] as of data.jsonl
+---@param opts {columns: string[]?}? the fields of a record; all columns of the first file without it
+---@return perilune.Records
+local function arrow(paths, opts)
+  return columnar("data.arrow", paths, opts)
+end
+
+---Opens CSV and TSV files with a header as records; data.csv makes tensors of them. Cells in quotes may have delimiters and newlines.
+---A column has integers if all cells of all files are, numbers if all are, else strings; numbers are written as in JSON, so "007" is a string.
+---An empty cell is nil among numbers and "" among strings.
+---  local reviews = data.table("data/reviews.csv", { columns = { "text", "stars" } })
+---@param paths string|string[] as of data.jsonl
+---@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells
+---@return perilune.Records
+local function table_(paths, opts)
+  local op = "data.table"
+  local o = check.options(op, opts, { types = {} }, { delimiter = "string", columns = "table" })
+  names(op, "columns", o.columns)
+  local list = files(op, paths)
+  local tabs = tostring(list[1]):lower():match "%.tsv$" or tostring(list[1]):lower():match "%.tsv%.%a+$"
+  o.delimiter = o.delimiter or (tabs and "\t" or ",")
+  if #o.delimiter ~= 1 or o.delimiter:find "[\"\r\n\128-\255]" then
+    pl.error(op, ("option 'delimiter' is %s"):format(check.show(o.delimiter)), "it is one ASCII character: \",\", \";\", \"\\t\", \"|\"")
+  end
+  for name, kind in pairs(o.types) do
+    if type(name) ~= "string" then pl.error(op, "option 'types' is a list", "name the columns: { types = { zip = \"string\" } }") end
+    check.word(op, "types." .. name, kind, { "integer", "number", "string" })
+  end
+  return new((native.record_file(op, list, o)))
+end
+
+---Opens JSON files that are one array of objects, or an object with such an array in a field.
+---  local tasks = data.json("data/tasks.json", { field = "train" })
+---@param paths string|string[] as of data.jsonl
+---@param opts {field: string?}? the field that has the array
+---@return perilune.Records
+local function json(paths, opts)
+  local op = "data.json"
+  local o = check.options(op, opts, {}, { field = "string" })
+  return new((native.record_file(op, files(op, paths), o)))
+end
+
+-- The reader of each ending.
+local endings = { jsonl = jsonl, ndjson = jsonl, json = json, parquet = parquet, arrow = arrow, csv = table_, tsv = table_, txt = lines }
+
+---Opens files of records by the ending of their names: .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv or .txt. All but Parquet and Arrow
+---files may be compressed: .jsonl.gz, .csv.zst.
+---@param paths string|string[] as of data.jsonl; all with one ending
+---@param opts table? the options of data.jsonl, data.json, data.parquet, data.arrow or data.table
+---@return perilune.Records
+local function by_ending(paths, opts)
+  local op = "data.records"
+  local known = "known are .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv and .txt, also with .gz or .zst behind; other files: data.jsonl(path), data.table(path)"
+  ---@param path any
+  local function reader_of(path)
+    local ending = tostring(path):lower():gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
+    return endings[ending or ""] or pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known)
+  end
+  local list = files(op, paths)
+  local reader = reader_of(list[1])
+  for _, path in ipairs(list) do
+    if reader_of(path) ~= reader then pl.error(op, ("%s and %s have different formats"):format(check.show(list[1]), check.show(path)), "open each by itself and join them with :concat") end
+  end
+  if reader == lines then
+    check.options(op, opts, {})
+    return lines(paths)
+  end
+  return (reader --[[@as fun(paths: any, opts: table?): perilune.Records]])(paths, opts)
 end
 
 ---@class perilune.LiveMixture
@@ -101,4 +207,4 @@ local function mix(sets, weights, opts)
   return mixed
 end
 
-return { list = list, mix = mix, jsonl = jsonl, lines = lines }
+return { list = list, mix = mix, jsonl = jsonl, lines = lines, parquet = parquet, arrow = arrow, table = table_, json = json, records = by_ending }

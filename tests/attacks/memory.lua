@@ -172,6 +172,16 @@ print(pl.data.csv("bomb.csv.gz"))
 local pl = require "perilune"
 print(pl.data.text("bomb.csv.gz"))
 
+--# gzip_table: unpack a small archive to records of a table
+--# expect: error
+local pl = require "perilune"
+print(pl.data.table("bomb.csv.gz"))
+
+--# gzip_records: unpack a small archive to lines
+--# expect: error
+local pl = require "perilune"
+print(pl.data.lines("bomb.csv.gz"))
+
 --# gzip_allowed: unpack a small archive within a limit of one's own
 --# expect: error
 local pl = require "perilune"

@@ -35,6 +35,21 @@ print(pl.load("twice.npy"))
 local pl = require "perilune"
 print(pl.data.csv("../victim/secret.csv"))
 
+--# table_outside: read records of a table outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.table("../victim/secret.csv"):get(0))
+
+--# parquet_device: read a device as a columnar file
+--# expect: error
+local pl = require "perilune"
+print(pl.data.parquet("zero.npy"))
+
+--# json_fifo: wait for a pipe
+--# expect: error
+local pl = require "perilune"
+print(pl.data.json("pipe.txt"))
+
 --# csv_passwd: read a system file as a table
 --# expect: error
 local pl = require "perilune"

@@ -201,6 +201,66 @@ describe("conversations", function()
   end)
 end)
 
+describe("formats of records", function()
+  it("are read by column", function()
+    local rows = data.parquet("files/rows.parquet", { columns = { "text", "id" } })
+    expect(rows:size()):to_be(200)
+    expect(rows:get(150).id):to_be(150)
+    expect(rows:get(150).text:match "^row 150 "):to_be "row 150 "
+    expect(rows:get(0).score):to_be(nil)
+    expect(rows:select("id"):batch(3):batch_at(1).id:tolist()):to_equal { 3, 4, 5 }
+    expect(data.arrow "files/words.arrow":get(11).word):to_be "y"
+    expect(function() data.parquet("files/rows.parquet", { columns = { "txt" } }) end):to_raise "did you mean 'text'"
+    expect(function() data.parquet("files/rows.parquet", { columns = {} }) end):to_raise "names nothing"
+    expect(function() data.parquet("files/rows.parquet", { colums = { "id" } }) end):to_raise "columns"
+    expect(function() data.arrow "files/rows.parquet" end):to_raise "no Arrow file or stream"
+    expect(function() data.parquet "files/words.arrow" end):to_raise "PAR1"
+  end)
+
+  it("are read as tables", function()
+    local reviews = data.table "files/reviews.csv"
+    expect(reviews:get(0)):to_equal { id = 1, text = 'a, "b"\nc', stars = 2.5, zip = "007" }
+    expect(reviews:get(1)):to_equal { id = 2, text = "", zip = "123" }
+    expect(reviews:origins(1)[1].line):to_be(4)
+    expect(data.table("files/reviews.csv", { types = { id = "string" }, columns = { "id" } }):get(0)):to_equal { id = "1" }
+    expect(data.table "files/pair.tsv":get(0)):to_equal { a = 1, b = "x" }
+    expect(data.table("files/reviews.csv"):size() + data.table("files/reviews2.csv.gz"):size()):to_be(4)
+    expect(data.table({ "files/reviews.csv", "files/reviews2.csv.gz" }):get(2)):to_equal(reviews:get(0))
+    expect(function() data.table("files/reviews.csv", { types = { zip = "int" } }) end):to_raise "integer"
+    expect(function() data.table("files/reviews.csv", { types = { zap = "integer" } }) end):to_raise "did you mean 'zip'"
+    expect(function() data.table("files/reviews.csv", { types = { text = "integer" } }) end):to_raise "files/reviews.csv:2: column 'text'"
+    expect(function() data.table("files/reviews.csv", { delimiter = "ab" }) end):to_raise "one ASCII character"
+  end)
+
+  it("are arrays of JSON", function()
+    local train = data.json("files/tasks.json", { field = "train" })
+    expect(train:size()):to_be(2)
+    expect(train:get(1)):to_equal { q = { a = { 1, "]" } } }
+    expect(data.json "files/list.json.gz":get(1)):to_equal { q = 2 }
+    expect(function() data.json "files/tasks.json" end):to_raise "its arrays are 'train', 'test'"
+    expect(function() data.json("files/tasks.json", { field = "trian" }) end):to_raise "did you mean 'train'"
+    expect(function() data.json "files/sums.jsonl" end):to_raise "data.jsonl"
+  end)
+
+  it("may be compressed", function()
+    local plain, packed = data.jsonl "files/sums.jsonl", data.jsonl "files/sums.jsonl.gz"
+    expect(packed:size()):to_be(3)
+    for i = 0, 2 do expect(packed:get(i)):to_equal(plain:get(i)) end
+    expect(packed:origins(2)[1].line):to_be(4)
+  end)
+
+  it("are chosen by the endings of names", function()
+    for path, count in pairs { ["sums.jsonl"] = 3, ["sums.jsonl.gz"] = 3, ["list.json.gz"] = 2, ["rows.parquet"] = 200, ["words.arrow"] = 15, ["reviews2.csv.gz"] = 2, ["pair.tsv"] = 1 } do
+      expect(data.records("files/" .. path):size()):to_be(count)
+    end
+    expect(data.records("files/tasks.json", { field = "test" }):size()):to_be(0)
+    expect(data.records({ "files/sums.jsonl", "files/sums.jsonl.gz" }, { on_error = "skip" }):size()):to_be(6)
+    expect(function() data.records "files/out-1.npy" end):to_raise "names no format"
+    expect(function() data.records { "files/sums.jsonl", "files/reviews.csv" } end):to_raise "different formats"
+    expect(function() data.records("files/text.txt", { columns = { "text" } }) end):to_raise "columns"
+  end)
+end)
+
 describe("files of records", function()
   it("are read by position", function()
     local records = data.jsonl "files/sums.jsonl"

@@ -7,9 +7,11 @@
 
 pub mod amp;
 pub mod byte_size;
+pub mod cache_folder;
 pub mod dtype;
 pub mod env_flags;
 pub mod error;
+pub mod foreign_panic;
 pub mod grad;
 pub mod graph;
 pub mod host_memory;

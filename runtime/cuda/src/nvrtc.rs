@@ -225,13 +225,9 @@ fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String
     })
 }
 
-/// `$PERILUNE_CACHE`, or `perilune` in the user's cache directory.
+/// The folder of compiled kernels.
 pub fn folder() -> Option<PathBuf> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let home = || set("HOME").map(|h| h.join(".cache"));
-    set("PERILUNE_CACHE")
-        .or_else(|| set("XDG_CACHE_HOME").or_else(home).map(|d| d.join("perilune")))
-        .map(|d| d.join("kernels"))
+    perilune_core::cache_folder::cache_folder().map(|dir| dir.join("kernels"))
 }
 
 /// Puts the compilation cache of the driver and of NVRTC beside the kernels, unless `CUDA_CACHE_PATH` names a folder.

@@ -49,8 +49,14 @@ impl OpenFiles {
 
     /// Adds a file that is open and returns its number.
     pub(crate) fn add(&mut self, file: Opened) -> usize {
+        let path = file.path().to_path_buf();
+        self.add_as(file, path)
+    }
+
+    /// [`OpenFiles::add`] of a file that the opener knows by another path.
+    pub(crate) fn add_as(&mut self, file: Opened, path: PathBuf) -> usize {
         let number = self.files.len();
-        self.files.push(Identity { path: file.path().to_path_buf(), len: file.len(), modified: file.modified() });
+        self.files.push(Identity { path, len: file.len(), modified: file.modified() });
         let open = Open { number, file: Arc::new(file.into_file()), checked: Instant::now() };
         keep(self.open.get_mut().unwrap_or_else(PoisonError::into_inner), open);
         number
@@ -58,6 +64,11 @@ impl OpenFiles {
 
     pub(crate) fn path(&self, number: usize) -> &Path {
         &self.files[number].path
+    }
+
+    /// Bytes of a file when it was added.
+    pub(crate) fn len(&self, number: usize) -> u64 {
+        self.files[number].len
     }
 
     /// Fills `to` with the bytes of a file from `offset` on.

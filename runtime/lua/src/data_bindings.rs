@@ -284,7 +284,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("char_tokenizer", lua.create_function(crate::tokenizer::chars)?)?;
     native.set("token_files", lua.create_function(crate::tokens::files)?)?;
     native.set("record_list", lua.create_function(crate::records::list)?)?;
-    native.set("record_lines", lua.create_function(crate::record_files::lines)?)?;
+    native.set("record_file", lua.create_function(crate::record_files::open)?)?;
     native.set("null", Value::NULL)?;
     native.set("mix", lua.create_function(crate::records::mix)?)?;
     // Samples `first` .. `first + count - 1` of an endless stream over 0 .. n - 1, with a new order in each epoch.

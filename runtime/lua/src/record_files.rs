@@ -4,39 +4,79 @@ use crate::functions::host;
 use crate::recipe_files::{fail, matching, text_arg};
 use crate::records::RecordSet;
 use crate::tokens::Files;
-use mlua::{AnyUserData, IntoLua, Lua, MultiValue, Table, Value};
-use perilune_data::records::{LineFormat, Lines};
-use std::path::Path;
+use mlua::{IntoLua, Lua, MultiValue, Table, Value};
+use perilune_core::cache_folder::cache_folder;
+use perilune_data::records::{
+    Arrow, ColumnType, Dataset, JsonArray, LineFormat, Lines, Opening, Parquet, Table as Rows, TableFormat,
+};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-/// `native.record_lines(paths, format, skip)`: opens files with a record on each line. Returns the dataset and, if lines that are no
-/// records are skipped, how many there are.
-pub(crate) fn lines(lua: &Lua, (paths, format, skip): (Table, String, bool)) -> mlua::Result<MultiValue> {
-    let (op, format) = match format.as_str() {
-        "text" => ("data.lines", LineFormat::Text),
-        _ => ("data.jsonl", LineFormat::Json),
-    };
+/// `native.record_file(op, paths, options)`: opens files by the function of the library that `op` names. Returns the dataset and, if lines
+/// that are no records are skipped, how many there are.
+pub(crate) fn open(lua: &Lua, (op, paths, options): (String, Table, Table)) -> mlua::Result<MultiValue> {
     let host = host(lua)?;
     let (mut all, mut names) = (Vec::new(), Vec::new());
     for path in paths.sequence_values::<Value>() {
-        let name = text_arg(&host, lua, op, "a path", &path?)?;
-        all.extend(matching(&host, lua, op, &name)?);
+        let name = text_arg(&host, lua, &op, "a path", &path?)?;
+        all.extend(matching(&host, lua, &op, &name)?);
         names.push(name);
     }
-    let opened = Lines::open(host.policy.clone(), &all, format, &host.interrupt, &mut |file| {
+    let skip = options.get::<Option<bool>>("skip")?.unwrap_or(false);
+    let mut observe = |file: &_| {
         if all.len() == 1 {
             host.policy.record_file(&names[0], file);
         }
-    });
-    let mut lines = opened.map_err(|e| fail(&host, lua, op, e))?;
+    };
+    let opening = Opening {
+        opener: host.policy.clone(),
+        cache: cache_folder(),
+        interrupt: &host.interrupt,
+        observe: &mut observe,
+    };
+    let made = dataset(&op, &all, &options, skip, opening)?.map_err(|e| fail(&host, lua, &op, e))?;
     if all.len() > 1 {
         let folder = all[0].parent().unwrap_or(Path::new(".")).to_path_buf();
         host.policy.record_folder(&names.join(", "), &folder, Arc::new(Files(all)));
     }
-    let skipped = match skip {
-        true => Some(lines.skip_malformed(&host.interrupt).map_err(|e| fail(&host, lua, op, e))?),
-        false => None,
-    };
-    let set: AnyUserData = lua.create_userdata(RecordSet(Arc::new(lines)))?;
-    Ok(MultiValue::from_iter([Value::UserData(set), skipped.into_lua(lua)?]))
+    let set = lua.create_userdata(RecordSet(made.0))?;
+    Ok(MultiValue::from_iter([Value::UserData(set), made.1.into_lua(lua)?]))
+}
+
+type Made = perilune_data::Result<(Arc<dyn Dataset>, Option<u64>)>;
+
+fn dataset(op: &str, paths: &[PathBuf], options: &Table, skip: bool, opening: Opening<'_>) -> mlua::Result<Made> {
+    let columns: Option<Vec<String>> = options.get("columns")?;
+    let whole = |set: Arc<dyn Dataset>| (set, None);
+    Ok(match op {
+        "data.parquet" => Parquet::open(paths, columns.as_deref(), opening).map(|set| whole(Arc::new(set))),
+        "data.arrow" => Arrow::open(paths, columns.as_deref(), opening).map(|set| whole(Arc::new(set))),
+        "data.json" => {
+            let field: Option<String> = options.get("field")?;
+            JsonArray::open(paths, field.as_deref(), opening).map(|set| whole(Arc::new(set)))
+        }
+        "data.table" => {
+            let delimiter = options.get::<mlua::LuaString>("delimiter")?.as_bytes().first().copied().unwrap_or(b',');
+            let mut types = Vec::new();
+            for pair in options.get::<Table>("types")?.pairs::<String, String>() {
+                let (name, kind) = pair?;
+                let kind = match kind.as_str() {
+                    "integer" => ColumnType::Integer,
+                    "number" => ColumnType::Number,
+                    _ => ColumnType::Text,
+                };
+                types.push((name, kind));
+            }
+            types.sort_by(|a, b| a.0.cmp(&b.0));
+            Rows::open(paths, TableFormat { delimiter, columns, types }, opening).map(|set| whole(Arc::new(set)))
+        }
+        op => {
+            let format = if op == "data.lines" { LineFormat::Text } else { LineFormat::Json };
+            let interrupt = opening.interrupt;
+            Lines::open(paths, format, opening).and_then(|mut lines| {
+                let skipped = if skip { Some(lines.skip_malformed(interrupt)?) } else { None };
+                Ok((Arc::new(lines) as Arc<dyn Dataset>, skipped))
+            })
+        }
+    })
 }

@@ -12,14 +12,22 @@ use std::sync::Arc;
 /// Fields of an object beyond which names are looked up by hash.
 const FEW: usize = 16;
 
-/// Parses one object, with these fields only if they are given. The error has its column, from 1 in bytes, and its rule.
-pub(crate) fn object(text: &[u8], fields: Option<&[Arc<str>]>) -> std::result::Result<Record, (usize, String)> {
+/// What is wrong with a text, and where: its line and column, from 1, the latter in bytes.
+#[derive(Debug)]
+pub(crate) struct Fault {
+    pub line: usize,
+    pub column: usize,
+    pub rule: String,
+}
+
+/// Parses one object, with these fields only if they are given.
+pub(crate) fn object(text: &[u8], fields: Option<&[Arc<str>]>) -> std::result::Result<Record, Fault> {
     let mut parser = serde_json::Deserializer::from_slice(text);
     let parsed = Object(fields).deserialize(&mut parser).and_then(|record| parser.end().map(|()| record));
     parsed.map_err(|e| {
         let message = e.to_string();
         let rule = message.rsplit_once(" at line ").map_or(message.as_str(), |(rule, _)| rule);
-        (e.column(), rule.to_string())
+        Fault { line: e.line(), column: e.column(), rule: rule.to_string() }
     })
 }
 

@@ -10,16 +10,16 @@
 
 pub mod batch;
 mod dataset;
+mod files;
 mod function;
 pub mod hash;
 mod json;
-mod lines;
 mod list;
 pub mod stages;
 mod value;
 
 pub use dataset::{Dataset, Fingerprint, Origin};
+pub use files::{Arrow, ColumnType, JsonArray, LineFormat, Lines, Opening, Parquet, Table, TableFormat};
 pub use function::{Field, Length, RecordFn};
-pub use lines::{LineFormat, Lines};
 pub use list::List;
 pub use value::{Record, Value};

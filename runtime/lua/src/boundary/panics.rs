@@ -29,6 +29,10 @@ pub fn install_hook() {
     ONCE.call_once(|| {
         let before = std::panic::take_hook();
         std::panic::set_hook(Box::new(move |info| {
+            if perilune_core::foreign_panic::is_caught() {
+                tracing::debug!(%info, "foreign code panicked on its input");
+                return;
+            }
             if DEPTH.with(Cell::get) == 0 {
                 return before(info);
             }

@@ -4,15 +4,14 @@
 //! number of lines, 8 bytes each, and not with the files. Blank lines are no records. Lines end with LF or CR LF; a byte-order mark is
 //! skipped.
 
-use super::value::{Record, Value};
-use super::{Dataset, Fingerprint, Origin, json};
+use super::reserve;
+use super::text_files::{Opening, TextFiles};
 use crate::error::{Error, Result, quote};
-use crate::open_files::OpenFiles;
+use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash, json};
 use crate::source;
 use perilune_core::Interrupt;
-use perilune_policy::{Opened, Opener};
 use rayon::prelude::*;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Bytes that are indexed at a time.
@@ -43,7 +42,7 @@ pub struct Lines {
 
 struct Indexed {
     format: LineFormat,
-    open: OpenFiles,
+    text: TextFiles,
     files: Vec<File>,
     fingerprint: Fingerprint,
 }
@@ -54,38 +53,48 @@ struct File {
     first: u64,
     /// Where each record's line begins, and where the file ends.
     starts: Vec<u64>,
-    /// The records before which there is a blank line, once for each.
-    blank: Vec<u64>,
+    blank: Blank,
+}
+
+/// Blank lines of a file: the records before which there are some, and how many there are up to there.
+#[derive(Default)]
+struct Blank(Vec<(u64, u64)>);
+
+impl Blank {
+    fn push(&mut self, record: u64) {
+        let all = self.0.last().map_or(0, |(_, count)| *count) + 1;
+        match self.0.last_mut() {
+            Some(last) if last.0 == record => last.1 = all,
+            _ => self.0.push((record, all)),
+        }
+    }
+
+    /// Those before a record.
+    fn before(&self, record: u64) -> u64 {
+        let at = self.0.partition_point(|(r, _)| *r <= record);
+        at.checked_sub(1).and_then(|at| self.0.get(at)).map_or(0, |(_, count)| *count)
+    }
 }
 
 impl Lines {
-    /// Indexes files, in this order, and passes each to `observe`.
+    /// Indexes files in this order, compressed or not.
     ///
     /// # Errors
-    /// A file may not be read, is compressed, or has a line of more than 256 MiB.
-    pub fn open(
-        opener: Arc<dyn Opener>,
-        paths: &[PathBuf],
-        format: LineFormat,
-        interrupt: &Interrupt,
-        observe: &mut dyn FnMut(&Opened),
-    ) -> Result<Lines> {
-        let mut open = OpenFiles::new(opener.clone());
+    /// A file may not be read or is damaged, or has a line of more than 256 MiB.
+    pub fn open(paths: &[PathBuf], format: LineFormat, mut opening: Opening<'_>) -> Result<Lines> {
+        let text = TextFiles::new(paths, &mut opening)?;
         let (mut files, mut first, mut hasher) = (Vec::with_capacity(paths.len()), 0, blake3::Hasher::new());
         hasher.update(if format == LineFormat::Json { b"jsonl/1" } else { b"lines/1" });
-        for path in paths {
-            let file = opener.open(path)?;
-            observe(&file);
-            let (len, path) = (file.len(), Arc::new(file.path().to_path_buf()));
-            let number = open.add(file);
-            let (starts, blank) = index(&open, number, len, &mut hasher, interrupt)?;
-            hasher.update(&len.to_le_bytes());
+        for number in 0..text.count() {
+            let path = Arc::new(text.path(number).to_path_buf());
+            let (starts, blank) = index(&text, number, &mut hasher, opening.interrupt)?;
+            hasher.update(&text.len(number).to_le_bytes());
             let count = starts.len() as u64 - 1;
             files.push(File { path, first, starts, blank });
             first += count;
         }
         let fingerprint = *hasher.finalize().as_bytes();
-        Ok(Lines { files: Arc::new(Indexed { format, open, files, fingerprint }), kept: None, fields: None })
+        Ok(Lines { files: Arc::new(Indexed { format, text, files, fingerprint }), kept: None, fields: None })
     }
 
     /// Leaves out lines that are no records. Returns how many.
@@ -125,26 +134,25 @@ impl Lines {
 
 /// Finds the lines of a file. Returns where those that are not blank begin, with the end of the file behind, and the blank ones.
 fn index(
-    open: &OpenFiles,
+    text: &TextFiles,
     number: usize,
-    len: u64,
     hasher: &mut blake3::Hasher,
     interrupt: &Interrupt,
-) -> Result<(Vec<u64>, Vec<u64>)> {
-    let path = open.path(number).to_path_buf();
-    let (mut starts, mut blank) = (Vec::new(), Vec::new());
+) -> Result<(Vec<u64>, Blank)> {
+    let (path, len) = (text.path(number).to_path_buf(), text.len(number));
+    let (mut starts, mut blank, mut lines) = (Vec::<u64>::new(), Blank::default(), 0u64);
     let mut buffer = vec![0; PIECE.min(len) as usize];
     // Where the current line begins, and whether something but space has been seen in it.
     let (mut line, mut is_blank) = (0u64, true);
-    let mut end_line = |line: u64, next: u64, is_blank: bool| -> Result<()> {
+    let mut end_line = |starts: &mut Vec<u64>, line: u64, next: u64, is_blank: bool| -> Result<()> {
         match is_blank {
             true => blank.push(starts.len() as u64),
             false => starts.push(line),
         }
+        lines += 1;
         if next - line > MAX_LINE {
-            let number = (starts.len() + blank.len()) as u64;
             let rule = format!("has {} bytes; the limit is {MAX_LINE}", next - line);
-            return Err(Error::line(&path, number, "the line ", rule).hint("put each record on a line of its own"));
+            return Err(Error::line(&path, lines, "the line ", rule).hint("put each record on a line of its own"));
         }
         Ok(())
     };
@@ -154,39 +162,28 @@ fn index(
             return Err(Error::Interrupted);
         }
         let piece = &mut buffer[..PIECE.min(len - at) as usize];
-        open.read_at(number, at, piece)?;
+        text.read_at(number, at, piece)?;
         hasher.update(piece);
-        if at == 0 {
-            refuse_compressed(open.path(number), piece)?;
-            if piece.starts_with(b"\xEF\xBB\xBF") {
-                line = 3;
-            }
+        reserve(&path, &mut starts, memchr::memchr_iter(b'\n', piece).count())?;
+        if at == 0 && piece.starts_with(b"\xEF\xBB\xBF") {
+            line = 3;
         }
         let mut from = (line.max(at) - at) as usize;
         for newline in memchr::memchr_iter(b'\n', piece) {
             is_blank &= piece[from.min(newline)..newline].iter().all(u8::is_ascii_whitespace);
             let next = at + newline as u64 + 1;
-            end_line(line, next, is_blank)?;
+            end_line(&mut starts, line, next, is_blank)?;
             (line, is_blank, from) = (next, true, newline + 1);
         }
         is_blank &= piece[from.min(piece.len())..].iter().all(u8::is_ascii_whitespace);
         at += piece.len() as u64;
     }
     if line < len && !is_blank {
-        end_line(line, len, false)?;
+        end_line(&mut starts, line, len, false)?;
     }
     starts.push(len);
+    starts.shrink_to_fit();
     Ok((starts, blank))
-}
-
-fn refuse_compressed(path: &Path, head: &[u8]) -> Result<()> {
-    let (what, cure) = match head {
-        [0x1F, 0x8B, ..] => ("gzip", "gunzip -k"),
-        [0x28, 0xB5, 0x2F, 0xFD, ..] => ("zstd", "zstd -d"),
-        _ => return Ok(()),
-    };
-    let rule = format!("is compressed ({what}); records are read by position");
-    Err(Error::unsupported(path, "file", rule).hint(format!("decompress it first: {cure} {}", path.display())))
 }
 
 impl Indexed {
@@ -202,7 +199,7 @@ impl Indexed {
     }
 
     fn line(&self, number: usize, row: u64) -> u64 {
-        row + 1 + self.files[number].blank.partition_point(|b| *b <= row) as u64
+        row + 1 + self.files[number].blank.before(row)
     }
 
     fn read(&self, row: u64, fields: Option<&[Arc<str>]>) -> Result<Record> {
@@ -211,7 +208,7 @@ impl Indexed {
         let (start, end) = (file.starts[row as usize], file.starts[row as usize + 1]);
         // Blank lines behind it belong to no record.
         let mut text = vec![0; (end - start).min(MAX_LINE) as usize];
-        self.open.read_at(number, start, &mut text)?;
+        self.text.read_at(number, start, &mut text)?;
         let text = text.split(|b| *b == b'\n').next().unwrap_or_default();
         let text = text.strip_suffix(b"\r").unwrap_or(text);
         let fail = |column: usize, rule: String| {
@@ -221,8 +218,8 @@ impl Indexed {
             Error::line(&file.path, self.line(number, row), place, format!("{rule}, near {excerpt}"))
         };
         match self.format {
-            LineFormat::Json => json::object(text, fields).map_err(|(column, rule)| {
-                fail(column, rule).hint("mend the line, or leave such lines out: { on_error = \"skip\" }")
+            LineFormat::Json => json::object(text, fields).map_err(|fault| {
+                fail(fault.column, fault.rule).hint("mend the line, or leave such lines out: { on_error = \"skip\" }")
             }),
             LineFormat::Text => {
                 let text = std::str::from_utf8(text).map_err(|e| fail(e.valid_up_to() + 1, "no UTF-8 text".into()))?;
@@ -249,7 +246,7 @@ impl Dataset for Lines {
 
     fn fingerprint(&self) -> Fingerprint {
         let skips = [u8::from(self.kept.is_some())];
-        super::hash::stage("lines/1", &[&self.files.fingerprint, &skips], &[])
+        hash::stage("lines/1", &[&self.files.fingerprint, &skips], &[])
     }
 
     fn project(&self, fields: &[Arc<str>]) -> Option<Arc<dyn Dataset>> {
