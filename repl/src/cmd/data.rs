@@ -23,7 +23,7 @@ pub enum DataArgs {
 
 #[derive(clap::Args, Debug)]
 pub struct CheckArgs {
-    /// A recipe (.lua), or files of training records (.jsonl, .ndjson, .txt), or a folder of images with a folder for each class
+    /// A recipe (.lua), or files of training records (.jsonl, .ndjson, .json, .csv, .tsv, .parquet, .arrow, .txt, also .gz and .zst), or a folder of images with a folder for each class
     #[arg(required = true)]
     inputs: Vec<PathBuf>,
     /// Files of records that training must not have; may be given several times. Of files that are not named so, those whose names have the
