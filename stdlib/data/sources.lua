@@ -4,6 +4,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local native = require "perilune.data.native"
+local address = require "perilune.data.address"
 local records = require "perilune.data.records"
 
 local new, of = records.new, records.of
@@ -18,35 +19,38 @@ end
 
 ---@param op string
 ---@param paths any
+---@param hash perilune.Hash?
 ---@return string[]
-local function files(op, paths)
+local function files(op, paths, hash)
   if type(paths) == "string" then paths = { paths } end
   if type(paths) ~= "table" or #paths == 0 then
     pl.error(op, "the paths are " .. check.show(paths), "name a file, a pattern like \"train-*.jsonl\", or a list of them")
   end
-  return paths
+  return address.with_hashes(op, paths, hash)
 end
 
 ---Opens files with a JSON object on each line. They are read where a batch needs them: memory grows with 8 bytes a line.
 ---A line that is no object is an error with its place, or is left out and counted.
 ---  local chats = data.jsonl("data/train-*.jsonl")
----@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
----@param opts {on_error: ("raise"|"skip")?}? "skip" leaves out malformed lines and prints how many
+---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name; or addresses
+---@param opts {on_error: ("raise"|"skip")?, hash: perilune.Hash?}? "skip" leaves out malformed lines and prints how many; hash: of the content of addresses
 ---@return perilune.Records
 local function jsonl(paths, opts)
   local op = "data.jsonl"
-  local o = check.options(op, opts, { on_error = "raise" })
+  local o = check.options(op, opts, { on_error = "raise" }, { hash = "string|table" })
   check.word(op, "on_error", o.on_error, { "raise", "skip" })
-  local made, skipped = native.record_lines(files(op, paths), "json", o.on_error == "skip")
+  local made, skipped = native.record_lines(files(op, paths, o.hash), "json", o.on_error == "skip")
   if skipped and skipped > 0 then print(("data.jsonl: %d of %d lines are no JSON objects and are left out"):format(skipped, skipped + made:size())) end
   return new(made)
 end
 
 ---Opens text files as records { text } of their lines; blank lines are none.
 ---@param paths string|string[] as of data.jsonl
+---@param opts {hash: perilune.Hash?}?
 ---@return perilune.Records
-local function lines(paths)
-  return new((native.record_lines(files("data.lines", paths), "text", false)))
+local function lines(paths, opts)
+  local o = check.options("data.lines", opts, {}, { hash = "string|table" })
+  return new((native.record_lines(files("data.lines", paths, o.hash), "text", false)))
 end
 
 ---Mixes datasets by weights: each has its share of any 1,024 records of the stream, in random order. A shuffle of the mixture shuffles them.

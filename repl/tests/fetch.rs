@@ -1,0 +1,159 @@
+//! Tests data by address through the commands: grants, offline mode, hashes, `perilune fetch`, several processes at once.
+#![allow(clippy::unwrap_used)]
+
+#[path = "../../runtime/fetch/tests/support/server.rs"]
+mod server;
+mod support;
+
+use server::{Server, reply, send};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+use support::{Place, Ran, place};
+
+/// SHA-256 of the lines, computed with Python's hashlib.
+const LINES: &[u8] = b"alpha\nbeta\ngamma\n";
+const HASH: &str = "sha256:4fdbc441ea7b546100e086ac1e4fc5ae6749b7314311c99db05be450eca12996";
+
+fn command(p: &Place, args: &[&str]) -> Command {
+    let mut command = p.command(args);
+    command.env("PERILUNE_CACHE", p.path("cache")).env_remove("HF_HUB_OFFLINE").stdin(Stdio::null());
+    command
+}
+
+fn run(p: &Place, args: &[&str]) -> Ran {
+    command(p, args).output().unwrap().into()
+}
+
+/// A script that prints the number of lines and the first of them.
+fn script(p: &Place, call: &str) {
+    let text = format!("local pl = require \"perilune\"\nlocal set = {call}\nprint(set:size(), set:get(0).text)\n");
+    p.file("s.lua", text);
+}
+
+fn lines(url: &str, options: &str) -> String {
+    format!("pl.data.lines(\"{url}\", {options})")
+}
+
+#[test]
+fn a_recipe_reads_what_is_granted_and_connects_nowhere_else() {
+    let (p, server) = (place(), Server::of(LINES));
+    let url = server.url("/lines.txt");
+    script(&p, &lines(&url, &format!("{{ hash = \"{HASH}\" }}")));
+    for args in [&["run", "s.lua"][..], &["check", "s.lua"], &["run", "s.lua", "--allow-net=localhost"], &["run", "s.lua", "--offline"]] {
+        let ran = run(&p, args);
+        assert_eq!(ran.status, Some(3), "{args:?} {}", ran.err);
+        let hint = if args.contains(&"--offline") { "forbids connections" } else { "--allow-net=127.0.0.1" };
+        assert!(ran.err.contains(hint) && ran.err.starts_with("s.lua:2: "), "{}", ran.err);
+    }
+    assert!(server.asked().is_empty());
+    let ran = run(&p, &["run", "s.lua", "--allow-net=127.0.0.1"]);
+    assert_eq!((ran.status, ran.out.trim()), (Some(0), "3\talpha"), "{}", ran.err);
+    // From now on it is in the cache.
+    for args in [&["run", "s.lua"][..], &["run", "s.lua", "--offline"], &["check", "s.lua"]] {
+        let ran = run(&p, args);
+        assert_eq!(ran.status, Some(0), "{}", ran.err);
+    }
+    let hub = command(&p, &["run", "s.lua"]).env("HF_HUB_OFFLINE", "1").output().unwrap();
+    assert!(hub.status.success());
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[test]
+fn hashes_are_required_and_checked() {
+    let (p, server) = (place(), Server::of(LINES));
+    let url = server.url("/lines.txt");
+    let zero = format!("sha256:{}", "0".repeat(64));
+    for (options, why) in [
+        ("{}".to_string(), "has no hash"),
+        (format!("{{ hash = \"{zero}\" }}"), "another hash"),
+        ("{ hash = \"md5:00\" }".to_string(), "unknown algorithm"),
+        ("{ hash = 5 }".to_string(), "hash"),
+        (format!("{{ hash = {{ [\"{url}x\"] = \"{zero}\" }} }}"), "none of the addresses"),
+        (format!("{{ hsah = \"{zero}\" }}"), "did you mean"),
+    ] {
+        script(&p, &lines(&url, &options));
+        let ran = run(&p, &["run", "s.lua", "--allow-net=127.0.0.1"]);
+        assert!(ran.status == Some(3) && ran.err.contains(why), "{options}: {}", ran.err);
+    }
+    // Only the wrong hash could be found out by asking.
+    assert_eq!(server.asked().len(), 1);
+    let ran = run(&p, &["run", "s.lua", "--allow-net=https://a"]);
+    assert!(ran.status == Some(2) && ran.err.contains("is no host"), "{}", ran.err);
+    script(&p, "pl.data.lines(\"gs://bucket/x\")");
+    assert!(run(&p, &["run", "s.lua"]).err.contains("unknown scheme"));
+    script(&p, &format!("pl.data.lines(\"s.lua\", {{ hash = \"{HASH}\" }})"));
+    assert!(run(&p, &["run", "s.lua"]).err.contains("no path is an address"));
+}
+
+#[test]
+fn other_content_of_the_cache_stays_closed() {
+    let (p, server) = (place(), Server::of(LINES));
+    let ran = run(&p, &["fetch", &server.url("/a")]);
+    assert!(ran.status == Some(0) && ran.out.contains(&format!("hash = \"{HASH}\"")), "{}{}", ran.out, ran.err);
+    let path = p.path("cache/data/sha256").join(HASH.trim_start_matches("sha256:"));
+    assert!(path.is_file());
+    std::fs::create_dir(p.path("work")).unwrap();
+    p.file("work/s.lua", format!("local pl = require \"perilune\"\npl.data.lines({:?})\n", path.display().to_string()));
+    let ran: Ran = command(&p, &["run", "s.lua"]).current_dir(p.path("work")).output().unwrap().into();
+    assert!(ran.status == Some(3) && ran.err.contains("--allow-read"), "{}", ran.err);
+}
+
+#[test]
+fn fetch_prints_lists_and_removes() {
+    let (p, server) = (place(), Server::of(LINES));
+    let url = server.url("/a.txt");
+    let ran = run(&p, &["fetch", &url, &format!("{url}#{HASH}")]);
+    assert_eq!((ran.status, ran.out.matches(HASH).count()), (Some(0), 2), "{}", ran.err);
+    // The second address had its hash and was there.
+    assert_eq!(server.asked().len(), 1);
+    let ran = run(&p, &["fetch", "--list"]);
+    assert!(ran.out.contains(HASH) && ran.out.contains(&url), "{}", ran.out);
+    assert_eq!(run(&p, &["fetch", "--remove", HASH]).status, Some(0));
+    assert_eq!(run(&p, &["fetch", "--list"]).out, "");
+    assert!(run(&p, &["fetch", "--remove", HASH]).err.contains("nothing of"));
+    assert_eq!(run(&p, &["fetch"]).status, Some(2));
+    let ran = run(&p, &["fetch", "hf://datasets/x"]);
+    assert!(ran.status == Some(2) && ran.err.contains("hf://datasets/OWNER/NAME"), "{}", ran.err);
+    let ran = run(&p, &["fetch", &url, "--algorithm", "blake3"]);
+    assert!(ran.out.contains("hash = \"blake3:"), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn a_redirect_to_another_host_names_the_flag() {
+    let store = Server::of(LINES);
+    let to = format!("http://localhost:{}/b", store.port);
+    let p = place();
+    let server = Server::start(move |_, _, out| reply(out, "302 Found", &[("Location", &to), ("Content-Length", "0")], b""));
+    let ran = run(&p, &["fetch", &server.url("/a")]);
+    assert!(ran.status == Some(1) && ran.err.contains("--allow-net=localhost"), "{}", ran.err);
+    assert!(store.asked().is_empty());
+    assert_eq!(run(&p, &["fetch", &server.url("/a"), "--allow-net=localhost"]).status, Some(0));
+}
+
+#[test]
+fn processes_share_a_download() {
+    let p = place();
+    let server = Server::start(|_, asked, out| {
+        std::thread::sleep(Duration::from_millis(500));
+        send(out, asked, LINES, "\"e\"", usize::MAX);
+    });
+    let address = format!("{}#{HASH}", server.url("/a"));
+    let start = || command(&p, &["fetch", &address]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let both = [start(), start()];
+    for child in both {
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
+    }
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[test]
+fn the_fetching_process_refuses_what_is_no_request() {
+    let p = place();
+    for text in ["", "{}\n", "\u{0}\n"] {
+        let mut child = command(&p, &["fetch-process"]).stdin(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        std::io::Write::write_all(child.stdin.as_mut().unwrap(), text.as_bytes()).unwrap();
+        let out = child.wait_with_output().unwrap();
+        assert!(out.status.code() == Some(1) && String::from_utf8_lossy(&out.stderr).contains("no request"));
+    }
+}
