@@ -39,7 +39,12 @@ fn a_recipe_reads_what_is_granted_and_connects_nowhere_else() {
     let (p, server) = (place(), Server::of(LINES));
     let url = server.url("/lines.txt");
     script(&p, &lines(&url, &format!("{{ hash = \"{HASH}\" }}")));
-    for args in [&["run", "s.lua"][..], &["check", "s.lua"], &["run", "s.lua", "--allow-net=localhost"], &["run", "s.lua", "--offline"]] {
+    for args in [
+        &["run", "s.lua"][..],
+        &["check", "s.lua"],
+        &["run", "s.lua", "--allow-net=localhost"],
+        &["run", "s.lua", "--offline"],
+    ] {
         let ran = run(&p, args);
         assert_eq!(ran.status, Some(3), "{args:?} {}", ran.err);
         let hint = if args.contains(&"--offline") { "forbids connections" } else { "--allow-net=127.0.0.1" };
@@ -69,7 +74,7 @@ fn hashes_are_required_and_checked() {
         ("{ hash = \"md5:00\" }".to_string(), "unknown algorithm"),
         ("{ hash = 5 }".to_string(), "hash"),
         (format!("{{ hash = {{ [\"{url}x\"] = \"{zero}\" }} }}"), "none of the addresses"),
-        (format!("{{ hsah = \"{zero}\" }}"), "did you mean"),
+        (format!("{{ hsah = \"{zero}\" }}"), "Did you mean 'hash'"),
     ] {
         script(&p, &lines(&url, &options));
         let ran = run(&p, &["run", "s.lua", "--allow-net=127.0.0.1"]);
@@ -123,7 +128,8 @@ fn a_redirect_to_another_host_names_the_flag() {
     let store = Server::of(LINES);
     let to = format!("http://localhost:{}/b", store.port);
     let p = place();
-    let server = Server::start(move |_, _, out| reply(out, "302 Found", &[("Location", &to), ("Content-Length", "0")], b""));
+    let server =
+        Server::start(move |_, _, out| reply(out, "302 Found", &[("Location", &to), ("Content-Length", "0")], b""));
     let ran = run(&p, &["fetch", &server.url("/a")]);
     assert!(ran.status == Some(1) && ran.err.contains("--allow-net=localhost"), "{}", ran.err);
     assert!(store.asked().is_empty());

@@ -1,9 +1,10 @@
 //! Sends GET requests and follows their redirects, to granted hosts only.
 
 use crate::address::{Address, Place};
-use crate::download::Limits;
+use crate::download::{Limits, mismatch};
 use crate::error::{Error, Result};
 use crate::grants::Grants;
+use crate::hash::{Algorithm, ContentHash};
 use crate::origin::{self, Environment};
 use crate::url::Url;
 use std::io::Read;
@@ -25,8 +26,6 @@ pub(crate) struct Reply {
     pub total: Option<u64>,
     /// A strong validator.
     pub etag: Option<String>,
-    /// The SHA-256 that a Hub states for the content.
-    pub stated: Option<String>,
     pub body: Box<dyn Read + Send>,
 }
 
@@ -52,14 +51,15 @@ fn agent(url: &Url, limits: &Limits) -> ureq::Agent {
 /// Asks for the content of an address. `wait` is set where a server says when to ask again.
 pub(crate) fn get(
     address: &Address,
+    wanted: Option<&ContentHash>,
     resume: Option<Resume<'_>>,
     grants: &Grants,
-    env: &Environment,
+    env: &Environment<'_>,
     limits: &Limits,
     wait: &mut Option<Duration>,
 ) -> Result<Reply> {
     let first = origin::url(address, env)?;
-    let (mut url, mut stated) = (first.clone(), None);
+    let mut url = first.clone();
     for hop in 0..=HOPS {
         let why = if hop == 0 { format!("{address}: ") } else { format!("{address} leads to another host: ") };
         grants.check(&url.host, &why)?;
@@ -76,7 +76,13 @@ pub(crate) fn get(
         let status = reply.status().as_u16();
         let header = |name: &str| reply.headers().get(name).and_then(|v| v.to_str().ok()).map(str::to_string);
         let digits = |text: &String| text.len() == 64 && text.chars().all(|c| c.is_ascii_hexdigit());
-        stated = header("x-linked-etag").map(|text| text.trim_matches('"').to_string()).filter(digits).or(stated);
+        // A Hub states the SHA-256 of the content before it redirects to it.
+        let stated = header("x-linked-etag").map(|text| text.trim_matches('"').to_ascii_lowercase()).filter(digits);
+        if let (Some(stated), Some(hash)) = (stated, wanted.filter(|hash| hash.algorithm() == Algorithm::Sha256))
+            && stated != hash.hex()
+        {
+            return Err(mismatch(address, hash, &format!("sha256:{stated}")));
+        }
         match status {
             301 | 302 | 303 | 307 | 308 if header("location").is_some() => {
                 let to = url.join(&header("location").unwrap_or_default());
@@ -92,17 +98,10 @@ pub(crate) fn get(
                 })?;
                 let etag = header("etag").filter(|tag| tag.starts_with('"') && tag.ends_with('"') && tag.len() > 2);
                 let body = reply.into_body().into_with_config().limit(u64::MAX).reader();
-                return Ok(Reply { status, first, total, etag, stated, body: Box::new(body) });
+                return Ok(Reply { status, first, total, etag, body: Box::new(body) });
             }
             416 if resume.is_some() => {
-                return Ok(Reply {
-                    status,
-                    first: 0,
-                    total: None,
-                    etag: None,
-                    stated,
-                    body: Box::new(std::io::empty()),
-                });
+                return Ok(Reply { status, first: 0, total: None, etag: None, body: Box::new(std::io::empty()) });
             }
             _ => {
                 *wait = header("retry-after").map(|text| Duration::from_secs(seconds(&text).min(LONGEST_WAIT)));

@@ -54,7 +54,7 @@ pub struct Download<'a> {
     pub grants: &'a Grants,
     pub limits: &'a Limits,
     /// Environment variables: endpoints and secrets.
-    pub env: &'a Environment,
+    pub env: &'a Environment<'a>,
 }
 
 /// Attempts in all; a server that sends one byte each does not hold a process for ever.
@@ -152,19 +152,13 @@ impl Part<'_> {
     fn attempt(&mut self, job: &Download<'_>, wait: &mut Option<Duration>, report: Report<'_>) -> Result<()> {
         let etag = self.etag.clone().filter(|_| self.len > 0);
         let resume = etag.as_deref().map(|etag| Resume { from: self.len, etag });
-        let reply = client::get(job.address, resume, job.grants, job.env, job.limits, wait)?;
+        let reply = client::get(job.address, job.hash, resume, job.grants, job.env, job.limits, wait)?;
         if reply.status == 416 {
             self.restart()?;
             return Err(Error::transient(format!("{}: the server cannot continue the download", job.address)));
         }
         if reply.first != self.len {
             self.restart()?;
-        }
-        if let (Some(stated), Some(hash)) = (&reply.stated, job.hash)
-            && hash.algorithm() == Algorithm::Sha256
-            && !stated.eq_ignore_ascii_case(hash.hex())
-        {
-            return Err(mismatch(job.address, hash, &format!("sha256:{stated}")));
         }
         self.check_size(job, reply.total)?;
         if let Some(etag) = &reply.etag {
@@ -279,7 +273,7 @@ impl Part<'_> {
     }
 }
 
-fn mismatch(address: &Address, wanted: &ContentHash, got: &str) -> Error {
+pub(crate) fn mismatch(address: &Address, wanted: &ContentHash, got: &str) -> Error {
     Error::new(format!("{address}: its content has another hash\n  expected {wanted}\n  received {got}")).hint(
         "the file was changed, or the hash is of another file; look at what changed before you paste the new hash",
     )

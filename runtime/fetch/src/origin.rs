@@ -9,7 +9,7 @@ use crate::url::{Url, escape_path};
 use std::path::PathBuf;
 
 /// Looks up environment variables; tests have one of their own.
-pub(crate) type Environment = dyn Fn(&str) -> Option<String>;
+pub(crate) type Environment<'a> = dyn Fn(&str) -> Option<String> + 'a;
 
 /// The environment of the process; an empty variable is none.
 pub(crate) fn process_environment(name: &str) -> Option<String> {
@@ -28,12 +28,12 @@ fn endpoint(variable: &str, value: &str) -> Result<Url> {
     Ok(url)
 }
 
-fn region(env: &Environment) -> String {
+fn region(env: &Environment<'_>) -> String {
     env("AWS_REGION").or_else(|| env("AWS_DEFAULT_REGION")).unwrap_or_else(|| "us-east-1".into())
 }
 
 /// The URL that is asked first.
-pub(crate) fn url(address: &Address, env: &Environment) -> Result<Url> {
+pub(crate) fn url(address: &Address, env: &Environment<'_>) -> Result<Url> {
     match &address.place {
         Place::Http(url) => Ok(url.clone()),
         Place::Hub { kind, repository, revision, path } => {
@@ -61,7 +61,7 @@ pub(crate) fn url(address: &Address, env: &Environment) -> Result<Url> {
 }
 
 /// The headers of a request to the origin of `url`, secrets included.
-pub(crate) fn headers(address: &Address, url: &Url, env: &Environment) -> Result<Vec<(&'static str, String)>> {
+pub(crate) fn headers(address: &Address, url: &Url, env: &Environment<'_>) -> Result<Vec<(&'static str, String)>> {
     match &address.place {
         Place::Http(_) => Ok(Vec::new()),
         Place::Hub { .. } => {
@@ -91,7 +91,7 @@ pub(crate) fn headers(address: &Address, url: &Url, env: &Environment) -> Result
 }
 
 /// The token of the Hub: `HF_TOKEN`, or the file that its own tools write.
-fn token(env: &Environment) -> Result<Option<String>> {
+fn token(env: &Environment<'_>) -> Result<Option<String>> {
     let home = || env("XDG_CACHE_HOME").map(PathBuf::from).or_else(|| Some(PathBuf::from(env("HOME")?).join(".cache")));
     let folder = || env("HF_HOME").map(PathBuf::from).or_else(|| Some(home()?.join("huggingface")));
     let file = || env("HF_TOKEN_PATH").map(PathBuf::from).or_else(|| Some(folder()?.join("token")));

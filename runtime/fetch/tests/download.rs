@@ -263,7 +263,8 @@ fn encodings_of_transfer_are_stored_as_sent() {
             bytes,
         );
     });
-    let found = place().get(&server.url("/a.gz"), Some(&sha256(bytes))).expect("downloaded");
+    let p = place();
+    let found = p.get(&server.url("/a.gz"), Some(&sha256(bytes))).expect("downloaded");
     assert_eq!(std::fs::read(found.path).expect("read"), bytes);
     assert_eq!(server.asked()[0].header("accept-encoding"), Some("identity"));
 }

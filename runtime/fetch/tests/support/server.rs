@@ -1,4 +1,5 @@
 //! Serves HTTP on a port of this computer, each answer by a function of the test.
+#![allow(dead_code)] // each test binary uses a part of it
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Write};
