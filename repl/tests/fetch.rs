@@ -6,8 +6,9 @@ mod server;
 mod support;
 
 use server::{Server, reply, send};
+use std::io::{Read, Write};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use support::{Place, Ran, place};
 
 /// SHA-256 of the lines, computed with Python's hashlib.
@@ -151,6 +152,69 @@ fn processes_share_a_download() {
         assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     }
     assert_eq!(server.asked().len(), 1);
+}
+
+/// Types an answer at the question of a terminal and returns what was printed.
+fn at_terminal(p: &Place, answer: &str) -> String {
+    let (pty, pts) = pty_process::blocking::open().unwrap();
+    pty.resize(pty_process::Size::new(40, 200)).unwrap();
+    let command = pty_process::blocking::Command::new(env!("CARGO_BIN_EXE_perilune"));
+    let command = command.args(["run", "s.lua"]).current_dir(p.dir.path()).env("PERILUNE_CACHE", p.path("cache"));
+    let mut child = command.env("NO_COLOR", "1").env_remove("HF_HUB_OFFLINE").spawn(pts).unwrap();
+    let mut terminal = std::fs::File::from(std::os::fd::OwnedFd::from(pty));
+    let (mut all, mut buffer, mut answered) = (String::new(), [0; 4096], false);
+    // On Linux the end of the output is an error.
+    while let Ok(n) = terminal.read(&mut buffer) {
+        if n == 0 {
+            break;
+        }
+        all.push_str(&String::from_utf8_lossy(&buffer[..n]));
+        if !answered && all.contains("[y/N]") {
+            answered = true;
+            terminal.write_all(answer.as_bytes()).unwrap();
+        }
+    }
+    child.wait().unwrap();
+    all
+}
+
+#[test]
+fn a_person_at_a_terminal_is_asked() {
+    let (p, server) = (place(), Server::of(LINES));
+    script(&p, &lines(&server.url("/lines.txt"), &format!("{{ hash = \"{HASH}\" }}")));
+    let all = at_terminal(&p, "\n");
+    assert!(all.contains("Connect to 127.0.0.1? [y/N]") && all.contains("--allow-net=127.0.0.1"), "{all}");
+    assert!(server.asked().is_empty());
+    let all = at_terminal(&p, "y\n");
+    assert!(all.contains("3\talpha") || all.contains("3       alpha"), "{all}");
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[test]
+fn a_signal_ends_a_download() {
+    let p = place();
+    let server = Server::start(|_, _, out| {
+        reply(out, "200 OK", &[("Content-Length", "1000"), ("ETag", "\"e\"")], b"begin");
+        std::thread::sleep(Duration::from_secs(60));
+    });
+    script(&p, &lines(&server.url("/a"), &format!("{{ hash = \"{HASH}\" }}")));
+    let mut child = command(&p, &["run", "s.lua", "--allow-net=127.0.0.1"]).stderr(Stdio::piped()).spawn().unwrap();
+    let part = p.path("cache/data/sha256").join(format!("{}.part", HASH.trim_start_matches("sha256:")));
+    let begun = Instant::now();
+    while part.metadata().map_or(0, |meta| meta.len()) == 0 && begun.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    // To this process alone; a terminal sends it to both.
+    let signalled = Command::new("kill").args(["-INT", &child.id().to_string()]).status().unwrap();
+    assert!(signalled.success());
+    let sent = Instant::now();
+    while child.try_wait().unwrap().is_none() && sent.elapsed() < Duration::from_secs(20) {
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    let ended = child.try_wait().unwrap().is_some();
+    let _ = child.kill();
+    assert!(ended, "it waits for the server");
+    assert_eq!(std::fs::read(part).unwrap(), b"begin");
 }
 
 #[test]

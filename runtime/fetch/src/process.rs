@@ -16,7 +16,9 @@ use std::fmt::Debug;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 /// What the fetching process downloads.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -52,6 +54,8 @@ pub enum Event {
     Failed(Error),
 }
 
+/// Time between two looks at the interrupt.
+const POLL: Duration = Duration::from_millis(20);
 /// Bytes of a request.
 const LONGEST: u64 = 1 << 20;
 
@@ -128,11 +132,17 @@ impl Drop for Ended {
 }
 
 impl ProcessFetcher {
-    /// Finds or downloads the content of an address.
+    /// Finds or downloads the content of an address. A download ends when `stop` returns true; what has arrived is kept.
     ///
     /// # Errors
     /// It is not cached and may not be downloaded, or the download fails.
-    pub fn get(&self, address: &Address, hash: Option<&ContentHash>, algorithm: Algorithm) -> Result<Cached> {
+    pub fn get(
+        &self,
+        address: &Address,
+        hash: Option<&ContentHash>,
+        algorithm: Algorithm,
+        stop: &dyn Fn() -> bool,
+    ) -> Result<Cached> {
         let cache = self.cache.as_ref().map_err(Error::clone)?;
         if let Some(found) = hash.and_then(|hash| cache.find(hash)) {
             return Ok(found);
@@ -166,7 +176,7 @@ impl ProcessFetcher {
                 max_bytes: self.max_bytes,
                 stall_seconds: self.stall_seconds,
             };
-            match self.ask(&request) {
+            match self.ask(&request, stop) {
                 Err(e) if e.host.is_some() => missing = Some(e),
                 result => return result,
             }
@@ -175,7 +185,7 @@ impl ProcessFetcher {
     }
 
     /// Starts the fetching process and waits for its end.
-    fn ask(&self, request: &Request) -> Result<Cached> {
+    fn ask(&self, request: &Request, stop: &dyn Fn() -> bool) -> Result<Cached> {
         let failed = |e: &dyn std::fmt::Display| {
             Error::new(format!("{}: cannot start the fetching process: {e}", request.address))
         };
@@ -187,10 +197,25 @@ impl ProcessFetcher {
         let sent = child.0.stdin.take().map(|mut input| writeln!(input, "{text}"));
         sent.transpose().map_err(|e| failed(&e))?;
         let output = child.0.stdout.take().ok_or_else(|| failed(&"it has no output"))?;
-        for line in BufReader::new(output).lines() {
-            let Ok(event) = line.map_err(|_| ()).and_then(|line| serde_json::from_str::<Event>(&line).map_err(|_| ()))
-            else {
-                break;
+        let (send, events) = mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(std::io::Result::ok) {
+                let Ok(event) = serde_json::from_str::<Event>(&line) else { break };
+                if send.send(event).is_err() {
+                    break;
+                }
+            }
+        });
+        loop {
+            let event = match events.recv_timeout(POLL) {
+                Ok(event) => event,
+                Err(RecvTimeoutError::Timeout) if !stop() => continue,
+                Err(RecvTimeoutError::Timeout) => {
+                    let e = Error::new(format!("{}: the download was interrupted", request.address));
+                    self.console.show(&request.address, &Event::Failed(e.clone()));
+                    return Err(e);
+                }
+                Err(RecvTimeoutError::Disconnected) => break,
             };
             self.console.show(&request.address, &event);
             match event {
@@ -198,6 +223,7 @@ impl ProcessFetcher {
                     return Ok(Cached { path, hash: ContentHash::parse(&hash)?, bytes });
                 }
                 Event::Failed(e) => return Err(e),
+                _ if stop() => return Err(Error::new(format!("{}: the download was interrupted", request.address))),
                 _ => {}
             }
         }
@@ -208,14 +234,14 @@ impl ProcessFetcher {
 }
 
 impl Fetcher for ProcessFetcher {
-    fn fetch(&self, address: &str) -> std::result::Result<Fetched, Unfetched> {
+    fn fetch(&self, address: &str, stop: &dyn Fn() -> bool) -> std::result::Result<Fetched, Unfetched> {
         let found = Address::with_hash(address).and_then(|(address, hash)| {
             let Some(hash) = hash else {
                 return Err(Error::new(format!("{address} has no hash")).hint(format!(
                     "`perilune fetch {address}` downloads it and prints the line to paste: hash = \"sha256:…\""
                 )));
             };
-            Ok((self.get(&address, Some(&hash), Algorithm::Sha256)?, address, hash))
+            Ok((self.get(&address, Some(&hash), Algorithm::Sha256, stop)?, address, hash))
         });
         match found {
             Ok((cached, address, hash)) => {

@@ -48,7 +48,11 @@ fn downloaded(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<
     if !is_address(path) {
         return Ok(None);
     }
-    host.policy.fetch(path).map(Some).map_err(|e| fail(host, lua, op, e.into()))
+    let fetched = host.policy.fetch(path, &|| host.interrupt.is_requested());
+    fetched.map(Some).map_err(|e| match host.interrupt.is_requested() {
+        true => fail(host, lua, op, perilune_data::Error::Interrupted),
+        false => fail(host, lua, op, e.into()),
+    })
 }
 
 /// Opens a file to read: an address, or beside the recipe or in the current directory, whichever has it first.

@@ -31,11 +31,11 @@ pub struct Unfetched {
 
 /// Resolves addresses to verified files.
 pub trait Fetcher: Debug + Send + Sync {
-    /// Returns the file of an address with its hash: `https://HOST/PATH#sha256:HEX`.
+    /// Returns the file of an address with its hash: `https://HOST/PATH#sha256:HEX`. A download ends when `stop` returns true.
     ///
     /// # Errors
     /// The address is malformed or has no hash, or the content is neither cached nor allowed to be downloaded.
-    fn fetch(&self, address: &str) -> std::result::Result<Fetched, Unfetched>;
+    fn fetch(&self, address: &str, stop: &dyn Fn() -> bool) -> std::result::Result<Fetched, Unfetched>;
 }
 
 /// Whether a path of a recipe is an address: a scheme with `://`.
@@ -73,16 +73,16 @@ impl Downloads {
 }
 
 impl Policy {
-    /// Resolves an address and returns the path by which its file is opened.
+    /// Resolves an address and returns the path by which its file is opened. A download ends when `stop` returns true.
     ///
     /// # Errors
     /// The fetcher has no file for it, or the same address had other content before.
-    pub fn fetch(&self, address: &str) -> Result<PathBuf> {
+    pub fn fetch(&self, address: &str, stop: &dyn Fn() -> bool) -> Result<PathBuf> {
         let failed = |message: String, hint: Option<String>| Error::Fetch { address: address.into(), message, hint };
         let Some(fetcher) = &self.downloads.fetcher else {
             return Err(failed(format!("{address} is an address, and this command downloads nothing"), None));
         };
-        let Fetched { name, file, content } = fetcher.fetch(address).map_err(|e| failed(e.message, e.hint))?;
+        let Fetched { name, file, content } = fetcher.fetch(address, stop).map_err(|e| failed(e.message, e.hint))?;
         let key = self.absolute(&name);
         if let Some(known) = self.downloads.find(&key) {
             return match known.content == content {
@@ -112,7 +112,7 @@ mod tests {
     struct One(PathBuf);
 
     impl Fetcher for One {
-        fn fetch(&self, address: &str) -> std::result::Result<Fetched, Unfetched> {
+        fn fetch(&self, address: &str, _: &dyn Fn() -> bool) -> std::result::Result<Fetched, Unfetched> {
             let (name, content) = address.split_once('#').ok_or(Unfetched { message: "no hash".into(), hint: None })?;
             Ok(Fetched { name: name.into(), file: self.0.clone(), content: content.into() })
         }
@@ -126,8 +126,8 @@ mod tests {
         let policy = Policy::builder().fetcher(Arc::new(One(dir.path().join("aa")))).build();
         let address = "https://h.example/x.jsonl";
         assert!(policy.open(Path::new(address)).is_err());
-        assert!(policy.fetch(address).is_err_and(|e| e.to_string() == "no hash"));
-        let name = policy.fetch(&format!("{address}#a")).expect("fetched");
+        assert!(policy.fetch(address, &|| false).is_err_and(|e| e.to_string() == "no hash"));
+        let name = policy.fetch(&format!("{address}#a"), &|| false).expect("fetched");
         let file = policy.open(&name).expect("opened");
         assert_eq!((file.path(), file.len()), (Path::new(address), 7));
         assert_eq!(policy.size(&name).expect("a size"), 7);
@@ -135,7 +135,7 @@ mod tests {
         // Neither the file by its own path nor its neighbour is granted.
         assert!(policy.open(&dir.path().join("aa")).is_err());
         assert!(policy.open(&dir.path().join("bb")).is_err());
-        assert!(policy.fetch(&format!("{address}#b")).is_err_and(|e| e.to_string().contains("two hashes")));
+        assert!(policy.fetch(&format!("{address}#b"), &|| false).is_err_and(|e| e.to_string().contains("two hashes")));
     }
 
     #[test]
