@@ -154,6 +154,87 @@ fn processes_share_a_download() {
     assert_eq!(server.asked().len(), 1);
 }
 
+/// Trains on a table by address, a param of the recipe.
+const TABLE: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "table", params = { csv = "", lr = 0.1, steps = 4 } }
+function recipe.data(p)
+  return { train = pl.data.csv(p.csv):tensors { x = { columns = { 0, 2 } }, y = { column = 2 } }:batch(2) }
+end
+function recipe.model() return pl.nn.Linear(2, 1) end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = p.lr }) end
+function recipe.loss(model, batch)
+  local error = model(batch.x):squeeze(-1) - batch.y
+  return (error * error):mean()
+end
+return recipe
+"#;
+
+#[test]
+fn a_run_on_an_address_is_recorded_and_resumed() {
+    let (p, server) = (place(), Server::of(b"1,2,3\n4,5,6\n7,8,9\n0,1,2\n"));
+    p.file("r.lua", TABLE);
+    let url = server.url("/set.csv?version=2");
+    let printed = run(&p, &["fetch", &url]).out;
+    let hash = printed.split('"').nth(1).unwrap();
+    let set = format!("csv={url}#{hash}");
+    let ran = run(&p, &["run", "r.lua", "--set", &set, "--run-dir", "a", "--offline", "--checkpoint-every", "2"]);
+    assert_eq!(ran.status, Some(0), "{}", ran.err);
+    let record: serde_json::Value = serde_json::from_str(&p.read("a/run.json")).unwrap();
+    assert!(record["data"].to_string().contains(hash), "{}", record["data"]);
+    let again = run(
+        &p,
+        &["run", "r.lua", "--set", &set, "--run-dir", "a", "--offline", "--resume", "--steps", "6", "--verify-data"],
+    );
+    assert_eq!(again.status, Some(0), "{}", again.err);
+    let replay = run(&p, &["replay", "a", "--offline"]);
+    assert_eq!(replay.status, Some(0), "{}", replay.err);
+    assert_eq!(server.asked().len(), 1);
+}
+
+#[test]
+fn every_reader_takes_an_address() {
+    let p = place();
+    let file = |path: &str| std::fs::read(format!("{}/../{path}", env!("CARGO_MANIFEST_DIR"))).unwrap();
+    let files = [
+        ("/alice.txt", file("recipes/data/alice.txt")),
+        ("/digits.csv.gz", file("recipes/data/digits.csv.gz")),
+        ("/sums.jsonl", file("recipes/data/sums.jsonl")),
+        ("/ids.bin", file("tests/golden/tokens/part-1.bin")),
+        ("/gpt2.safetensors", file("tests/golden/models/gpt2.safetensors")),
+    ];
+    let names = files.each_ref().map(|(name, _)| *name);
+    let server = Server::start(move |_, asked, out| match files.iter().find(|(name, _)| *name == asked.target) {
+        Some((_, content)) => send(out, asked, content, "\"e\"", usize::MAX),
+        None => reply(out, "404 Not Found", &[("Content-Length", "0")], b""),
+    });
+    let hashes = names.map(|name| {
+        let ran = run(&p, &["fetch", &server.url(name)]);
+        ran.out.split('"').nth(1).unwrap_or_else(|| panic!("{}", ran.err)).to_string()
+    });
+    let at = |k: usize| format!("\"{}\", {{ hash = \"{}\" }}", server.url(names[k]), hashes[k]);
+    let text = format!(
+        "local pl = require \"perilune\"\nlocal data = pl.data\nlocal t = data.text({})\nlocal c = data.csv({})\n\
+         local j = data.jsonl({})\nlocal f = data.token_files({})\nlocal i = data.tokens({})\n\
+         local w = pl.load \"{}#{}\"\nassert(t.high > 1000 and c:size() > 1000 and j:size() > 10 and f.high == i:size(0))\n\
+         assert(next(w) ~= nil)\nprint(pcall(data.images, \"{}\", {{ pixels = 8 }}))\nprint(pcall(data.tokenizer, \"{}#{}\"))\nprint \"read\"\n",
+        at(0),
+        at(1),
+        at(2),
+        at(3),
+        at(3),
+        server.url(names[4]),
+        hashes[4],
+        server.url("/folder"),
+        server.url(names[2]),
+        hashes[2],
+    );
+    p.file("all.lua", text);
+    let ran = run(&p, &["run", "all.lua", "--offline"]);
+    assert!(ran.status == Some(0) && ran.out.contains("read"), "{}{}", ran.out, ran.err);
+    assert!(ran.out.contains("is an address of one file"), "{}", ran.out);
+}
+
 /// Types an answer at the question of a terminal and returns what was printed.
 fn at_terminal(p: &Place, answer: &str) -> String {
     let (pty, pts) = pty_process::blocking::open().unwrap();
