@@ -49,7 +49,12 @@ pub fn fetch(args: &FetchArgs) -> Result<(), Failure> {
     let algorithm = if args.algorithm == "blake3" { Algorithm::Blake3 } else { Algorithm::Sha256 };
     let fetcher = args.net.fetcher()?;
     for (address, hash) in &parsed {
-        fetcher.grants.lock().unwrap_or_else(PoisonError::into_inner).add(&address.host()).map_err(wrong)?;
+        fetcher
+            .grants
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .add(&address.host().map_err(wrong)?)
+            .map_err(wrong)?;
         let found = fetcher.get(address, hash.as_ref(), algorithm, &|| false).map_err(failure)?;
         line(&address.to_string())?;
         say(&format!("  {} bytes\n  hash = \"{}\"", grouped(found.bytes), found.hash))?;

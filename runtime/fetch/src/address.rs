@@ -67,8 +67,11 @@ impl Address {
 
     /// The first host that is connected to. The environment decides it for `hf://` (`HF_ENDPOINT`) and `s3://`
     /// (`AWS_ENDPOINT_URL`, `AWS_REGION`).
-    pub fn host(&self) -> String {
-        origin::host(self).unwrap_or_default()
+    ///
+    /// # Errors
+    /// The environment has a malformed endpoint.
+    pub fn host(&self) -> Result<String> {
+        origin::host(self)
     }
 
     /// The address without its query: its name where files are named.

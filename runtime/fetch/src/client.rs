@@ -163,9 +163,11 @@ fn refused(address: &Address, url: &Url, status: u16, region: Option<String>, pa
     }
     match status {
         401 | 403 => Error::new(message("access is denied")).hint(secrets),
-        404 | 410 => {
-            Error::new(message("there is no such file")).hint("check the owner, name, revision and path of the address")
-        }
+        404 | 410 => Error::new(message("there is no such file")).hint(match &address.place {
+            Place::Http(_) => "check the path of the address",
+            Place::Hub { .. } => "check the owner, name, revision and path of the address",
+            Place::Bucket { .. } => "check the bucket and the key of the address",
+        }),
         429 => Error::transient(message("too many requests")).hint("wait, and start again"),
         408 | 500 | 502 | 503 | 504 => Error::transient(message("the server has a failure")),
         _ => Error::new(message("an answer that a download does not expect")),

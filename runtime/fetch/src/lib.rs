@@ -9,8 +9,8 @@
 //! use perilune_fetch::{Address, Grants};
 //!
 //! let address = Address::parse("https://example.org/train.jsonl").expect("an address");
-//! assert_eq!(address.host(), "example.org");
-//! assert!(!Grants::default().allows(&address.host()));
+//! assert_eq!(address.host(), Ok("example.org".into()));
+//! assert!(!Grants::default().allows("example.org"));
 //! ```
 //!
 //! Not here: which files a recipe may open (`runtime/policy`), and the terminal (`repl/src/fetching.rs`).
