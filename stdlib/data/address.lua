@@ -56,7 +56,7 @@ end
 ---@param hash perilune.Hash?
 ---@return string
 local function with_hash(op, path, hash)
-  return with_hashes(op, { path }, hash)[1]
+  return with_hashes(op, { path }, hash)[1] --[[@as string]]
 end
 
 return { with_hash = with_hash, with_hashes = with_hashes }
