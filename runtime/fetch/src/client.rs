@@ -142,6 +142,12 @@ fn failed(address: &Address, url: &Url, e: &ureq::Error, limits: &Limits) -> Err
         }
         ureq::Error::HostNotFound => Error::transient(format!("{address}: there is no host {}", url.host))
             .hint("check the address and the network; --offline uses cached files only"),
+        // What TLS refuses, such as a certificate.
+        ureq::Error::Io(e) if e.kind() == std::io::ErrorKind::InvalidData => {
+            Error::new(format!("{address}: no secure connection to {}: {e}", url.host)).hint(
+                "certificates are checked against Mozilla's list; those of a company's own authority are not supported",
+            )
+        }
         e => Error::transient(format!("{address}: cannot reach {}: {e}", url.host)),
     }
 }
