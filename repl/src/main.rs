@@ -5,6 +5,7 @@ mod console_out;
 mod device;
 mod diagnostics;
 mod failure;
+mod fetching;
 mod format;
 mod job;
 mod log;

@@ -1,6 +1,7 @@
-//! Parses `--allow-read` and `--allow-write`, and makes the policy of a command from its arguments.
+//! Parses `--allow-read`, `--allow-write` and the options of `fetching.rs`, and makes the policy of a command from its arguments.
 
 use crate::failure::Failure;
+use crate::fetching::NetArgs;
 use perilune_policy::{Error, Policy, PolicyBuilder};
 use std::path::PathBuf;
 
@@ -15,6 +16,8 @@ pub struct PolicyArgs {
     /// directory, and files that a --set names
     #[arg(long, value_name = "DIR")]
     allow_write: Vec<PathBuf>,
+    #[command(flatten)]
+    net: NetArgs,
 }
 
 impl PolicyArgs {
@@ -30,7 +33,7 @@ impl PolicyArgs {
         for path in &self.allow_write {
             policy = policy.allow_write(path).map_err(|e| wrong("--allow-write", e))?;
         }
-        Ok(policy)
+        Ok(policy.fetcher(self.net.fetcher()?))
     }
 
     /// The policy for a recipe that the command names.

@@ -2,6 +2,7 @@
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local address = require "perilune.data.address"
 local native = require "perilune.data.native"
 local set = require "perilune.data.set"
 
@@ -20,27 +21,27 @@ end
 ---Reads an IDX file, plain or gzip: u8 as it is, i8, i16 and i32 as i32, f32, f64.
 ---  local x = data.idx("train-images-idx3-ubyte.gz"):unsqueeze(1)   -- (60000, 1, 28, 28) u8
 ---`max_bytes` limits its plain bytes: 4 GiB by default, of a compressed file 100 times its size, or 32 MiB if that is more.
----@param path string relative to the recipe's folder, or absolute
----@param opts {max_bytes?: integer}?
+---@param path string relative to the recipe's folder, or absolute; or an address
+---@param opts {max_bytes?: integer, hash?: perilune.Hash}? hash: of the content of an address
 ---@return perilune.Tensor
 function arrays.idx(path, opts)
   local op = "data.idx"
   check_path(op, path)
-  local o = check.options(op, opts, {}, { max_bytes = "number" })
+  local o = check.options(op, opts, {}, { max_bytes = "number", hash = "string|table" })
   if o.max_bytes then check.whole(op, "max_bytes", o.max_bytes) end
-  return native.idx(path, o.max_bytes)
+  return native.idx(address.with_hash(op, path, o.hash), o.max_bytes)
 end
 
 ---Reads a WAV file: its samples from -1 to 1, channels averaged. A file of another rate is an error: it is not resampled.
----@param path string relative to the recipe's folder, or absolute
----@param opts {rate: integer} samples a second
+---@param path string relative to the recipe's folder, or absolute; or an address
+---@param opts {rate: integer, hash?: perilune.Hash} rate: samples a second; hash: of the content of an address
 ---@return perilune.Tensor (N) f32
 function arrays.wav(path, opts)
   local op = "data.wav"
   check_path(op, path)
-  local o = check.options(op, opts, {}, { rate = "number" })
+  local o = check.options(op, opts, {}, { rate = "number", hash = "string|table" })
   check.required(op, o, { "rate" })
-  return native.wav(path, rate_of(op, o.rate))
+  return native.wav(address.with_hash(op, path, o.hash), rate_of(op, o.rate))
 end
 
 ---Reads the WAV files of a folder that contains one folder for each class, FOLDER/CLASS/*.wav, into memory: x (N, rate * seconds) f32 and

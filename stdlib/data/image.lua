@@ -2,16 +2,19 @@
 
 local pl = require "perilune"
 local check = require "perilune.check"
+local address = require "perilune.data.address"
 local native = require "perilune.data.native"
 
 local image = {}
 
 ---Reads a PNG file.
----@param path string
+---@param path string or an address
+---@param opts {hash: perilune.Hash?}? hash: of the content of an address
 ---@return perilune.Tensor (C, H, W) f32 in [0, 1]
-function image.png(path)
+function image.png(path, opts)
   if type(path) ~= "string" then pl.error("data.png", "the path is " .. check.show(path)) end
-  return native.png(path)
+  local o = check.options("data.png", opts, {}, { hash = "string|table" })
+  return native.png(address.with_hash("data.png", path, o.hash))
 end
 
 ---Writes a PNG file. Floats are clamped to [0, 1] and scaled; u8 values are written as they are.

@@ -4,6 +4,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local native = require "perilune.data.native"
+local address = require "perilune.data.address"
 local set = require "perilune.data.set"
 
 ---@class perilune.Rows
@@ -16,14 +17,16 @@ local meta = { __index = Rows }
 ---Lines that start with `comment` are skipped. `missing` is the value of empty cells, which raise an error by default.
 ---`max_bytes` limits the text and the table in memory (its text and 4 bytes a cell). By default 1 GiB of text and 4 GiB of table; of a
 ---compressed file 100 times its size, or 32 MiB if that is more.
----@param path string relative to the recipe's folder, or absolute
----@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?}?
+---@param path string relative to the recipe's folder, or absolute; or an address
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?, hash: perilune.Hash?}? hash: of the content of an address
 ---@return perilune.Rows
 local function csv(path, opts)
   if type(path) ~= "string" then pl.error("data.csv", "the path is " .. check.show(path)) end
-  local o = check.options("data.csv", opts, {}, { header = "boolean", delimiter = "string", comment = "string", missing = "number", max_bytes = "number" })
+  local o = check.options("data.csv", opts, {}, { header = "boolean", delimiter = "string", comment = "string", missing = "number", max_bytes = "number", hash = "string|table" })
   if o.max_bytes then check.whole("data.csv", "max_bytes", o.max_bytes) end
-  return setmetatable({ path = path, native = native.csv(path, o) }, meta)
+  local at = address.with_hash("data.csv", path, o.hash)
+  o.hash = nil
+  return setmetatable({ path = path, native = native.csv(at, o) }, meta)
 end
 
 ---Number of rows and number of columns.

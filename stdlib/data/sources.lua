@@ -4,6 +4,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local native = require "perilune.data.native"
+local address = require "perilune.data.address"
 local records = require "perilune.data.records"
 
 local new, of = records.new, records.of
@@ -18,36 +19,47 @@ end
 
 ---@param op string
 ---@param paths any
+---@param hash perilune.Hash?
 ---@return string[]
-local function files(op, paths)
+local function files(op, paths, hash)
   if type(paths) == "string" then paths = { paths } end
   if type(paths) ~= "table" or #paths == 0 then
     pl.error(op, "the paths are " .. check.show(paths), "name a file, a pattern like \"train-*.jsonl\", or a list of them")
   end
-  return paths
+  return address.with_hashes(op, paths, hash)
 end
 
 ---Opens files with a JSON object on each line. They are read where a batch needs them: memory grows with 8 bytes a line.
 ---A line that is no object is an error with its place, or is left out and counted.
 ---Files may be compressed (gzip, zstd): their text is written to the program's cache folder once.
 ---  local chats = data.jsonl("data/train-*.jsonl")
----@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
----@param opts {on_error: ("raise"|"skip")?}? "skip" leaves out malformed lines and prints how many
+---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name; or addresses
+---@param opts {on_error: ("raise"|"skip")?, hash: perilune.Hash?}? "skip" leaves out malformed lines and prints how many; hash: of the content of addresses
 ---@return perilune.Records
 local function jsonl(paths, opts)
   local op = "data.jsonl"
-  local o = check.options(op, opts, { on_error = "raise" })
+  local o = check.options(op, opts, { on_error = "raise" }, { hash = "string|table" })
   check.word(op, "on_error", o.on_error, { "raise", "skip" })
-  local made, skipped = native.record_file(op, files(op, paths), { skip = o.on_error == "skip" })
+  local made, skipped = native.record_file(op, files(op, paths, o.hash), { skip = o.on_error == "skip" })
   if skipped and skipped > 0 then print(("data.jsonl: %d of %d lines are no JSON objects and are left out"):format(skipped, skipped + made:size())) end
   return new(made)
 end
 
 ---Opens text files as records { text } of their lines; blank lines are none.
 ---@param paths string|string[] as of data.jsonl
+---@param opts {hash: perilune.Hash?}?
 ---@return perilune.Records
-local function lines(paths)
-  return new((native.record_file("data.lines", files("data.lines", paths), {})))
+local function lines(paths, opts)
+  local op = "data.lines"
+  local o = check.options(op, opts, {}, { hash = "string|table" })
+  return new((native.record_file(op, files(op, paths, o.hash), {})))
+end
+
+---The name of a file in lower case.
+---@param path any
+---@return string
+local function name_of(path)
+  return address.name(tostring(path)):lower()
 end
 
 ---Checks a list of names, such as { "question", "answer" }.
@@ -68,16 +80,16 @@ end
 ---@param paths any
 ---@param opts table?
 local function columnar(op, paths, opts)
-  local o = check.options(op, opts, {}, { columns = "table" })
+  local o = check.options(op, opts, {}, { columns = "table", hash = "string|table" })
   names(op, "columns", o.columns)
-  return new((native.record_file(op, files(op, paths), o)))
+  return new((native.record_file(op, files(op, paths, o.hash), o)))
 end
 
 ---Opens Parquet files, as Hugging Face datasets and pyarrow write them. Only the columns that are used are decoded, a row group at a time.
 ---Dates, times and timestamps are ISO 8601 text, decimals the nearest float, durations integers in the unit of the file.
 ---  local web = data.parquet("data/train-*.parquet", { columns = { "text" } })
 ---@param paths string|string[] as of data.jsonl
----@param opts {columns: string[]?}? the fields of a record; all columns of the first file without it
+---@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record; all columns of the first file without it
 ---@return perilune.Records
 local function parquet(paths, opts)
   return columnar("data.parquet", paths, opts)
@@ -86,7 +98,7 @@ end
 ---Opens Arrow IPC files and streams, such as the cache files of Hugging Face datasets. A record batch is read at a time. Values are those of
 ---data.parquet.
 ---@param paths string|string[] as of data.jsonl
----@param opts {columns: string[]?}? the fields of a record; all columns of the first file without it
+---@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record; all columns of the first file without it
 ---@return perilune.Records
 local function arrow(paths, opts)
   return columnar("data.arrow", paths, opts)
@@ -97,14 +109,15 @@ end
 ---An empty cell is nil among numbers and "" among strings.
 ---  local reviews = data.table("data/reviews.csv", { columns = { "text", "stars" } })
 ---@param paths string|string[] as of data.jsonl
----@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells
+---@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?, hash: perilune.Hash?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells
 ---@return perilune.Records
 local function table_(paths, opts)
   local op = "data.table"
-  local o = check.options(op, opts, { types = {} }, { delimiter = "string", columns = "table" })
+  local o = check.options(op, opts, { types = {} }, { delimiter = "string", columns = "table", hash = "string|table" })
   names(op, "columns", o.columns)
-  local list = files(op, paths)
-  local tabs = tostring(list[1]):lower():match "%.tsv$" or tostring(list[1]):lower():match "%.tsv%.%a+$"
+  local list = files(op, paths, o.hash)
+  local first = name_of(list[1])
+  local tabs = first:match "%.tsv$" or first:match "%.tsv%.%a+$"
   o.delimiter = o.delimiter or (tabs and "\t" or ",")
   if #o.delimiter ~= 1 or o.delimiter:find "[\"\r\n\128-\255]" then
     pl.error(op, ("option 'delimiter' is %s"):format(check.show(o.delimiter)), "it is one ASCII character: \",\", \";\", \"\\t\", \"|\"")
@@ -119,12 +132,12 @@ end
 ---Opens JSON files that are one array of objects, or an object with such an array in a field.
 ---  local tasks = data.json("data/tasks.json", { field = "train" })
 ---@param paths string|string[] as of data.jsonl
----@param opts {field: string?}? the field that has the array
+---@param opts {field: string?, hash: perilune.Hash?}? field: that which has the array
 ---@return perilune.Records
 local function json(paths, opts)
   local op = "data.json"
-  local o = check.options(op, opts, {}, { field = "string" })
-  return new((native.record_file(op, files(op, paths), o)))
+  local o = check.options(op, opts, {}, { field = "string", hash = "string|table" })
+  return new((native.record_file(op, files(op, paths, o.hash), o)))
 end
 
 -- The reader of each ending.
@@ -140,17 +153,13 @@ local function by_ending(paths, opts)
   local known = "known are .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv and .txt, also with .gz or .zst behind; other files: data.jsonl(path), data.table(path)"
   ---@param path any
   local function reader_of(path)
-    local ending = tostring(path):lower():gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
+    local ending = name_of(path):gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
     return endings[ending or ""] or pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known)
   end
   local list = files(op, paths)
   local reader = reader_of(list[1])
   for _, path in ipairs(list) do
     if reader_of(path) ~= reader then pl.error(op, ("%s and %s have different formats"):format(check.show(list[1]), check.show(path)), "open each by itself and join them with :concat") end
-  end
-  if reader == lines then
-    check.options(op, opts, {})
-    return lines(paths)
   end
   return (reader --[[@as fun(paths: any, opts: table?): perilune.Records]])(paths, opts)
 end

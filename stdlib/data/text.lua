@@ -8,6 +8,7 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
+local address = require "perilune.data.address"
 local corpora = require "perilune.data.corpus"
 local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
@@ -37,15 +38,15 @@ local function new(corpus, vocab)
 end
 
 ---Reads a UTF-8 text file as character ids.
----@param path string relative to the recipe's folder, or absolute
----@param opts {level?: string, max_bytes?: integer}? level: "char"; max_bytes: limit of the text, by default 4 GiB; of a .gz 25 times its size or 32 MiB
+---@param path string relative to the recipe's folder, or absolute; or an address
+---@param opts {level?: string, max_bytes?: integer, hash?: perilune.Hash}? level: "char"; hash: of the content of an address; max_bytes: limit of the text, by default 4 GiB; of a .gz 25 times its size or 32 MiB
 ---@return perilune.Text
 local function text(path, opts)
   if type(path) ~= "string" then pl.error("data.text", "the path is " .. check.show(path)) end
-  local o = check.options("data.text", opts, { level = "char" }, { max_bytes = "number" })
+  local o = check.options("data.text", opts, { level = "char" }, { max_bytes = "number", hash = "string|table" })
   if o.max_bytes then check.whole("data.text", "max_bytes", o.max_bytes) end
   check.word("data.text", "level", o.level, { "char" })
-  local content = native.text(path, o.max_bytes)
+  local content = native.text(address.with_hash("data.text", path, o.hash), o.max_bytes)
   local vocab = native.chars(content)
   return new(corpora.host(vocab:corpus(content)), vocab)
 end
@@ -66,25 +67,31 @@ end
 ---A file is .bin of u16 as nanoGPT writes it, .bin of u16 or u32 with llm.c's header, or .npy of one dim (u1, u2, u4, i4, i8).
 ---  data.token_files("fineweb/train_*.bin"):windows { length = 1024, batch = 32, seed = 1 }
 ---A manifest.json of `perilune tokens encode` stands for its shards. A file that changes while it is in use is an error that names it.
----@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name
+---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name; or addresses
+---@param opts {hash: perilune.Hash?}? hash: of the content of addresses
 ---@return perilune.Text
-local function token_files(paths)
+local function token_files(paths, opts)
+  local o = check.options("data.token_files", opts, {}, { hash = "string|table" })
   local list = paths ---@type any
   if type(paths) == "string" then list = { paths } end
   if type(list) ~= "table" or #list == 0 then
     pl.error("data.token_files", "the paths are " .. check.show(paths), "name a file, a pattern like \"train_*.bin\", or a list of them")
   end
-  return new(corpora.files(list))
+  return new(corpora.files(address.with_hashes("data.token_files", list, o.hash)))
 end
 
 ---Reads token ids from a file: .bin of u16 or u32 as llm.c and nanoGPT write it, or .npy or .safetensors of one integer tensor.
 ---A manifest.json stands for its shards. All ids become a tensor; data.token_files reads only what batches need.
----@param path string relative to the recipe's folder, or absolute
+---@param path string relative to the recipe's folder, or absolute; or an address
+---@param opts {hash: perilune.Hash?}? hash: of the content of an address
 ---@return perilune.Tensor (N), i32 from .bin
-local function tokens(path)
+local function tokens(path, opts)
   if type(path) ~= "string" then pl.error("data.tokens", "the path is " .. check.show(path)) end
-  if path:match "%.bin$" then return native.tokens(path) end
-  if path:match "%.json$" then
+  local o = check.options("data.tokens", opts, {}, { hash = "string|table" })
+  path = address.with_hash("data.tokens", path, o.hash)
+  local bare = address.name(path)
+  if bare:match "%.bin$" then return native.tokens(path) end
+  if bare:match "%.json$" then
     local all = token_files(path)
     return all:ids(0, all:size())
   end

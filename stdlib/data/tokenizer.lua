@@ -6,6 +6,7 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
+local address = require "perilune.data.address"
 
 ---@class perilune.Message a turn of a conversation; templates may use further fields
 ---@field role string "system", "user", "assistant", "tool"
@@ -42,11 +43,13 @@ local tokenizer = {}
 ---Special tokens in texts are text, unless `specials = "parse"`; none are added, unless `add_specials = true`.
 ---  local tok = data.tokenizer("tokenizer")
 ---  local ids = tok:encode("Down the rabbit hole")
----@param path string relative to the recipe's folder, or absolute
+---@param path string relative to the recipe's folder, or absolute; or the address of a tokenizer.json
+---@param opts {hash: perilune.Hash?}? hash: of the content of an address
 ---@return perilune.Tokenizer
-function tokenizer.open(path)
+function tokenizer.open(path, opts)
   if type(path) ~= "string" then pl.error("data.tokenizer", "the path is " .. check.show(path)) end
-  return native.tokenizer(path)
+  local o = check.options("data.tokenizer", opts, {}, { hash = "string|table" })
+  return native.tokenizer(address.with_hash("data.tokenizer", path, o.hash))
 end
 
 ---Makes the tokenizer of bytes: ids 0 to 255.

@@ -12,6 +12,7 @@ mod ckpt;
 mod completions;
 mod data;
 mod doctor;
+mod fetch;
 mod init;
 mod launch;
 mod plot;
@@ -72,6 +73,11 @@ enum Command {
     /// Train tokenizers, encode texts to token files, show the tokens of a text
     #[command(subcommand)]
     Tokens(tokens::TokensArgs),
+    /// Download data into the cache and print its hash; list and remove what is there
+    Fetch(fetch::FetchArgs),
+    /// Download one file: the process that a command starts for it
+    #[command(hide = true)]
+    FetchProcess,
     /// Create a directory with a recipe and type stubs for an editor
     Init(init::InitArgs),
     /// Print the reference of all tensor operations (Markdown)
@@ -133,6 +139,8 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Submit(args) => submit::submit(args),
         Command::Data(args) => data::data(args),
         Command::Tokens(args) => tokens::tokens(args),
+        Command::Fetch(args) => fetch::fetch(&args),
+        Command::FetchProcess => fetch::serve(),
         Command::Init(args) => init::init(&args),
         Command::Reference => reference::reference(),
         Command::Stubs => stubs::stubs(),

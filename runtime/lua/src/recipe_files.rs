@@ -1,6 +1,6 @@
 //! Finds and opens the files that a recipe names, and words their errors with the recipe line.
 //!
-//! A relative path is searched for beside the recipe and in the current directory. The policy of the command opens every file.
+//! An address is resolved by the policy, which has its content downloaded and verified. A relative path is searched for beside the recipe and in the current directory. The policy of the command opens every file.
 
 use crate::args::show;
 use crate::boundary;
@@ -10,7 +10,7 @@ use crate::runtime::Place;
 use crate::tensor::Tensor;
 use mlua::{Lua, Value};
 use perilune_core::HostTensor;
-use perilune_policy::{Entry, Opened, Opener, Policy, Staged, near};
+use perilune_policy::{Entry, Opened, Opener, Policy, Staged, is_address, near};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
@@ -43,9 +43,24 @@ pub(crate) enum First {
     Here,
 }
 
-/// Opens a file to read: beside the recipe or in the current directory, whichever has it first.
+/// The path by which the policy opens the file of an address; none for other paths.
+fn downloaded(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Option<PathBuf>> {
+    if !is_address(path) {
+        return Ok(None);
+    }
+    let fetched = host.policy.fetch(path, &|| host.interrupt.is_requested());
+    fetched.map(Some).map_err(|e| match host.interrupt.is_requested() {
+        true => fail(host, lua, op, perilune_data::Error::Interrupted),
+        false => fail(host, lua, op, e.into()),
+    })
+}
+
+/// Opens a file to read: an address, or beside the recipe or in the current directory, whichever has it first.
 pub(crate) fn readable(host: &Rc<Host>, lua: &Lua, op: &str, path: &str, first: First) -> mlua::Result<Opened> {
-    let file = found(host, lua, op, "file", path, first, |policy, path| policy.open(path))?;
+    let file = match downloaded(host, lua, op, path)? {
+        Some(name) => host.policy.open(&name).map_err(|e| fail(host, lua, op, e.into()))?,
+        None => found(host, lua, op, "file", path, first, |policy, path| policy.open(path))?,
+    };
     host.policy.record_file(path, &file);
     Ok(file)
 }
@@ -68,17 +83,27 @@ impl Opener for Recorded<'_> {
 
 /// The path of a folder of data.
 pub(crate) fn folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    if is_address(path) {
+        let hint = "list its files, each with its address and hash";
+        return Err(errors::argument(host, lua, op, format!("{path} is an address of one file"), Some(hint.into())));
+    }
     found(host, lua, op, "folder", path, First::Beside, |policy, path| policy.kind(path).map(|_| path.to_path_buf()))
 }
 
 /// The path of a file or a folder of data.
 pub(crate) fn file_or_folder(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<PathBuf> {
+    if let Some(name) = downloaded(host, lua, op, path)? {
+        return Ok(name);
+    }
     let kind = |policy: &Policy, path: &Path| policy.kind(path).map(|_| path.to_path_buf());
     found(host, lua, op, "file or folder", path, First::Beside, kind)
 }
 
-/// Lists the files that a path names: itself, or those that match a pattern in its last part, sorted by name.
+/// Lists the files that a path names: that of an address, itself, or those that match a pattern in its last part, sorted by name.
 pub(crate) fn matching(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua::Result<Vec<PathBuf>> {
+    if let Some(name) = downloaded(host, lua, op, path)? {
+        return Ok(vec![name]);
+    }
     let is_pattern = |part: &str| part.contains(['*', '?', '[']);
     let (parent, name) = path.rsplit_once('/').map_or(("", path), |(parent, name)| (parent, name));
     if !is_pattern(path) {

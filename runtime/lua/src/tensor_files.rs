@@ -9,6 +9,7 @@ use crate::tensor::Tensor;
 use mlua::{Lua, Table, Value};
 use perilune_core::{DType, HostTensor};
 use perilune_data::{image, npy, npz, safetensors, shards};
+use perilune_policy::is_address;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -17,8 +18,14 @@ use std::path::{Path, PathBuf};
 fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
     let host = host(lua)?;
     let name = text_arg(&host, lua, "load", "the path", &path)?;
-    let index = shards::is_index(Path::new(&name));
-    let known = |e: &&str| PathBuf::from(&name).extension().is_some_and(|x| x == std::ffi::OsStr::new(e));
+    // The hash and the query of an address are no part of the name.
+    let bare = if is_address(&name) { name.split(['#', '?']).next().unwrap_or(&name) } else { &name };
+    let index = shards::is_index(Path::new(bare));
+    if index && is_address(&name) {
+        let message = format!("{name} is an index: its shards have addresses of their own");
+        return Err(errors::argument(&host, lua, "load", message, Some("load each shard by its address".into())));
+    }
+    let known = |e: &&str| PathBuf::from(bare).extension().is_some_and(|x| x == std::ffi::OsStr::new(e));
     if !index && !["safetensors", "npy", "npz"].iter().any(known) {
         let torch = [".pt", ".pth", ".bin", ".ckpt"].iter().any(|e| name.ends_with(e));
         let cure = "in Python: safetensors.torch.save_file(model.state_dict(), \"model.safetensors\")";
@@ -33,7 +40,7 @@ fn load(lua: &Lua, path: Value) -> mlua::Result<Value> {
         }
         Ok(Value::Table(t))
     };
-    match Path::new(&name).extension().and_then(|e| e.to_str()) {
+    match Path::new(bare).extension().and_then(|e| e.to_str()) {
         _ if index => {
             many(shards::load(&Recorded(&host.policy), file.path()).map_err(|e| fail(&host, lua, "load", e))?.tensors)
         }

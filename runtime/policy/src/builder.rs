@@ -2,6 +2,7 @@
 
 use crate::directory::Directory;
 use crate::error::Result;
+use crate::fetched::{Downloads, Fetcher};
 use crate::policy::{Policy, Root, Roots, Which};
 use crate::reads::Reads;
 use crate::resolve::Resolution;
@@ -25,6 +26,7 @@ pub struct PolicyBuilder {
     absent: Vec<PathBuf>,
     read_only: bool,
     how: Resolution,
+    fetcher: Option<Arc<dyn Fetcher>>,
 }
 
 impl Default for PolicyBuilder {
@@ -39,6 +41,7 @@ impl Default for PolicyBuilder {
             absent: Vec::new(),
             read_only: false,
             how: Resolution::Auto,
+            fetcher: None,
         }
     }
 }
@@ -134,6 +137,13 @@ impl PolicyBuilder {
         self
     }
 
+    /// Resolves addresses; without one they are errors.
+    #[must_use]
+    pub fn fetcher(mut self, fetcher: Arc<dyn Fetcher>) -> PolicyBuilder {
+        self.fetcher = Some(fetcher);
+        self
+    }
+
     /// How roots that are added from now on resolve paths.
     #[must_use]
     pub fn resolution(mut self, how: Resolution) -> PolicyBuilder {
@@ -150,6 +160,7 @@ impl PolicyBuilder {
             read_only: self.read_only,
             holds: AtomicUsize::new(0),
             reads: Reads::default(),
+            downloads: Downloads::new(self.fetcher),
         })
     }
 

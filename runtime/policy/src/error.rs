@@ -43,6 +43,8 @@ pub enum Error {
     NotDirectory { path: PathBuf, found: &'static str },
     /// A file that must not be written for its name.
     Name { path: PathBuf, rule: String },
+    /// An address without a file.
+    Fetch { address: PathBuf, message: String, hint: Option<String> },
 }
 
 impl Error {
@@ -58,6 +60,7 @@ impl Error {
             | Error::NotRegular { path, .. }
             | Error::NotDirectory { path, .. }
             | Error::Name { path, .. } => path,
+            Error::Fetch { address, .. } => address,
         }
     }
 
@@ -87,6 +90,7 @@ impl Error {
             Error::NotRegular { found, .. } => format!("is {found}; a regular file is needed"),
             Error::NotDirectory { found, .. } => format!("is {found}; a directory is needed"),
             Error::Name { rule, .. } => rule.clone(),
+            Error::Fetch { message, .. } => message.clone(),
         }
     }
 
@@ -100,6 +104,7 @@ impl Error {
                 "allow it on the command line: --allow-write={}, or a param that names the file, as in --set out=FILE",
                 directory.display()
             )),
+            Error::Fetch { hint, .. } => hint.clone(),
             _ => None,
         }
     }
@@ -109,6 +114,7 @@ impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Error::Io { path, .. } => write!(f, "{}: {}", path.display(), self.rule())?,
+            Error::Fetch { message, .. } => f.write_str(message)?,
             _ => write!(f, "{} {}", path_of(self.path()), self.rule())?,
         }
         match self.cure() {

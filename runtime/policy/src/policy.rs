@@ -7,6 +7,7 @@
 use crate::builder::PolicyBuilder;
 use crate::directory::{Directory, plain_kind};
 use crate::error::{Access, Error, Result};
+use crate::fetched::Downloads;
 use crate::opened::Opened;
 use crate::opener::{Entry, Kind, Opener};
 use crate::reads::{DataRead, FileList, ReadKind, Reads};
@@ -72,6 +73,7 @@ pub struct Policy {
     pub(crate) read_only: bool,
     pub(crate) holds: AtomicUsize,
     pub(crate) reads: Reads,
+    pub(crate) downloads: Downloads,
 }
 
 /// While it lives, nothing is written; see [`Policy::hold_writes`].
@@ -147,7 +149,7 @@ impl Policy {
         self.beneath(Access::Read, path, |dir, rest| dir.size(rest))
     }
 
-    fn absolute(&self, path: &Path) -> PathBuf {
+    pub(crate) fn absolute(&self, path: &Path) -> PathBuf {
         self.here.join(path).components().collect()
     }
 
@@ -189,6 +191,9 @@ impl Policy {
             Access::Write => &roots.writes,
         };
         let absolute = self.absolute(path);
+        if let (Access::Read, Some(file)) = (access, self.downloads.find(&absolute)) {
+            return open(&file.root.dir, &file.rest);
+        }
         let attempt = |path: &Path| {
             let mut found = Attempt::Nowhere;
             for (root, rest) in roots.iter().filter_map(|root| Some((root, root.rest(path)?))) {

@@ -260,6 +260,7 @@ impl Met {
             Err(Error::NotRegular { .. }) => "not regular",
             Err(Error::NotDirectory { .. }) => "not a directory",
             Err(Error::Name { .. }) => "name",
+            Err(Error::Fetch { .. }) => "fetch",
             Err(Error::Io { source, .. }) if source.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
                 "loop"
             }
