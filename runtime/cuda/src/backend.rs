@@ -220,7 +220,7 @@ impl Backend for Cuda {
         }
         let mut context = self.shared.lock()?;
         buffer.set_last_write(context.beside.number());
-        context.beside.upload(buffer.address(), bytes)?;
+        context.beside.uploads.upload(buffer.address(), bytes)?;
         Ok(Arc::new(buffer))
     }
 
@@ -255,8 +255,10 @@ impl Backend for Cuda {
 
     fn memory(&self) -> Memory {
         let (used, peak, mapped) = self.shared.heap.counts();
-        // The arena and the scratch stay as large as the largest program required.
-        let fixed = self.shared.lock().map_or(0, |context| context.arena.mapped() + context.scratch.mapped());
+        // The arena and the scratch stay as large as the largest program required, the landing as the largest batch.
+        let held =
+            |context: &DeviceContext| context.arena.mapped() + context.scratch.mapped() + context.beside.uploads.held();
+        let fixed = self.shared.lock().map_or(0, |context| held(&context));
         let fixed = fixed + self.shared.device.snapshots.held() + self.shared.device.landing_bytes();
         let limit = Some(self.shared.device.total_bytes);
         Memory { allocated: used + fixed, reserved: mapped + fixed, peak: peak + fixed, limit }

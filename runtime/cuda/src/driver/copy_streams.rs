@@ -1,23 +1,16 @@
-//! Copies asynchronously between host and device, through pinned buffers and a second stream.
-//!
-//! Inputs go through pinned pieces, since the driver may synchronize the stream to copy pageable memory. Small results
-//! are copied on a separate stream, after the work that produced them but not after work queued since: a training loop
-//! reads the loss of the previous step while a step runs.
+//! Copies small results to the host on a stream of their own, after the work that produced them but not after work queued since: a
+//! training loop reads the loss of the previous step while a step runs. Inputs have a stream too (`uploads`).
 //!
 //! Ordering: every queued operation has a number, a buffer stores the number of its last writer, and an event is recorded after each
 //! program. A result waits for the first event that is not older than its number.
 
+use super::uploads::Uploads;
 use super::{Address, Device, Event, Handle, Pinned, check, sys};
 use perilune_core::error::Result;
 use std::collections::VecDeque;
 use std::ptr::null_mut;
 use std::sync::Arc;
 
-/// Bytes of a pinned piece for inputs, and the maximum number of pieces.
-const PIECE: usize = 4 << 20;
-const PIECES: usize = 4;
-/// The driver copies smaller inputs into its own buffer at once, without waiting.
-const TAKEN_ALONG: usize = 16 << 10;
 /// Maximum bytes of a result that uses the second stream.
 const SMALL: usize = 64 << 10;
 /// Number of marks that are kept, those of the last programs.
@@ -29,8 +22,7 @@ pub struct CopyStreams {
     stream: Handle<sys::CUstream_st>,
     /// The pinned memory that results are copied to.
     landing: Pinned,
-    /// Each with the event after which it is free again; oldest first.
-    pieces: VecDeque<(Pinned, Event)>,
+    pub uploads: Uploads,
     /// The number of the last queued operation.
     queued: u64,
     /// Oldest first.
@@ -44,8 +36,8 @@ impl CopyStreams {
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: out-pointer to a local.
         check(unsafe { sys::cuStreamCreate(&mut stream, flags) }, "making a stream")?;
-        let (stream, pieces, marks) = (Handle(stream), VecDeque::new(), VecDeque::new());
-        Ok(CopyStreams { device: device.clone(), stream, landing, pieces, queued: 0, marks })
+        let (stream, uploads, marks) = (Handle(stream), Uploads::new(device)?, VecDeque::new());
+        Ok(CopyStreams { device: device.clone(), stream, landing, uploads, queued: 0, marks })
     }
 
     /// Returns the number of the next queued operation, to be stored in the buffers that it writes.
@@ -91,42 +83,6 @@ impl CopyStreams {
         }
         Ok(Some(*number))
     }
-
-    /// Queues a copy to the device; the bytes may change as soon as this returns.
-    pub fn upload(&mut self, to: Address, bytes: &[u8]) -> Result<()> {
-        if bytes.len() < TAKEN_ALONG {
-            return self.device.upload(to, bytes);
-        }
-        for (k, part) in bytes.chunks(PIECE).enumerate() {
-            let (piece, event) = self.piece()?;
-            // SAFETY: the piece is free (`piece` waited for it), is as long as the longest part and is returned below;
-            // `to` has room for the bytes (callers check sizes).
-            unsafe { std::ptr::copy_nonoverlapping(part.as_ptr(), piece.ptr, part.len()) };
-            let from = piece.ptr.cast_const().cast();
-            let at = to + (k * PIECE) as u64;
-            // SAFETY: as above; the next user of the piece waits for the event first.
-            let status = unsafe { sys::cuMemcpyHtoDAsync_v2(at, from, part.len(), self.device.stream.0) };
-            let queued = check(status, "copying to the GPU").and_then(|()| event.again());
-            self.pieces.push_back((piece, event));
-            queued?;
-        }
-        Ok(())
-    }
-
-    /// Returns a piece that is no longer read.
-    fn piece(&mut self) -> Result<(Pinned, Event)> {
-        let free = self.pieces.front().is_some_and(|p| p.1.is_over());
-        if !free && self.pieces.len() < PIECES {
-            return Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?));
-        }
-        match self.pieces.pop_front() {
-            Some((piece, event)) => {
-                event.wait()?;
-                Ok((piece, event))
-            }
-            None => Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?)),
-        }
-    }
 }
 
 impl Drop for CopyStreams {
@@ -134,9 +90,8 @@ impl Drop for CopyStreams {
         if self.device.bind().is_err() {
             return;
         }
-        // SAFETY: created by `new`; the pieces may still be read by the device's stream.
+        // SAFETY: created by `new`.
         unsafe {
-            sys::cuStreamSynchronize(self.device.stream.0);
             sys::cuStreamSynchronize(self.stream.0);
             sys::cuStreamDestroy_v2(self.stream.0);
         }

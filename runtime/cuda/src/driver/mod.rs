@@ -16,6 +16,7 @@ mod module;
 mod peers;
 mod snapshot;
 mod stream;
+mod uploads;
 
 pub use alloc::{Allocation, CudaBuffer, Heap, Pinned, Range};
 pub use context::{Context, Handle};

@@ -90,6 +90,12 @@ impl Event {
         check(unsafe { sys::cuEventRecord(self.event.0, self.device.stream.0) }, "recording an event")
     }
 
+    /// Records now in another stream of the device.
+    pub(super) fn again_in(&self, stream: &Handle<sys::CUstream_st>) -> Result<()> {
+        // SAFETY: the event and the stream are alive.
+        check(unsafe { sys::cuEventRecord(self.event.0, stream.0) }, "recording an event")
+    }
+
     /// Whether all work queued before it has finished; also true if it was never recorded.
     pub fn is_over(&self) -> bool {
         // SAFETY: the event is alive.
