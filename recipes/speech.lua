@@ -48,7 +48,7 @@ end
 function recipe.data(p)
   local set = sounds(p)
   local function spectrograms(batch)                                            -- (B, samples) -> (B, 1, frames, mels), mean about 0
-    local mel = audio.log_mel(batch.x, { rate = math.tointeger(p.rate), window = 256, hop = 80, mels = math.tointeger(p.mels) })
+    local mel = audio.log_mel(batch.x, { rate = math.tointeger(p.rate), window = 256, hop = 80, mels = math.tointeger(p.mels) }) ---@type perilune.Tensor
     batch.x = ((mel + 4) * 0.25):unsqueeze(1)
     return batch
   end

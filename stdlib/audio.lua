@@ -43,7 +43,8 @@ function audio.mel_bands(opts)
 end
 
 ---Makes the matrix (window, 2 * bins) of a Hann window times the cosines and the sines of a Fourier transform.
----@param dtype string
+---@param window integer
+---@param dtype "f32"|"f64"
 ---@return perilune.Tensor
 local function transform(window, dtype)
   local bins = window // 2 + 1

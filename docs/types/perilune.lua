@@ -62,6 +62,8 @@ function Tensor:free() end
 ---@field optim any
 ---@field data any
 ---@field metrics any
+---@field augment any
+---@field audio any
 ---@field train any
 ---@field init any
 ---@field tree any

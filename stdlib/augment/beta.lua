@@ -22,7 +22,7 @@ end
 local function distribution(a, x)
   if x <= 0 then return 0 end
   local front = math.exp(log_gamma(2 * a) - 2 * log_gamma(a) + a * math.log(x) + a * math.log(1 - x)) / a
-  local c, d = 1, 1 / (1 - 2 * a * x / (a + 1))
+  local c, d = 1.0, 1 / (1 - 2 * a * x / (a + 1))
   local h = d
   for m = 1, 300 do
     local even = m * (a - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
@@ -59,6 +59,7 @@ end
 local function beta(a)
   if a == 1 then return function(draws) return draws:uniform(1):squeeze(1) end end
   local list = quantiles(a)
+  ---@param draws perilune.Draws
   return function(draws)
     local u = draws:uniform(1):squeeze(1) * INTERVALS
     local cell = u:floor()

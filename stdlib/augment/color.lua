@@ -22,55 +22,78 @@ function color.split(x)
   return { x:narrow(1, 0, 1), x:narrow(1, 1, 1), x:narrow(1, 2, 1) }
 end
 
+---Returns the planes of red, green and blue.
+---@param planes table
+---@return perilune.Tensor, perilune.Tensor, perilune.Tensor
+local function rgb(planes)
+  return planes[1], planes[2], planes[3]
+end
+
 ---Joins planes to images. A choice by the number of the channel fuses with what makes the planes; a copy would not.
 ---@param planes perilune.Tensor[]
 ---@return perilune.Tensor (B, C, H, W)
 function color.join(planes)
   if #planes == 1 then return planes[1] end
   local channel = pl.arange(3):reshape(3, 1, 1)
-  return pl.where(channel:eq(0), planes[1], pl.where(channel:eq(1), planes[2], planes[3]))
+  local red, green, blue = rgb(planes)
+  return pl.where(channel:eq(0), red, pl.where(channel:eq(1), green, blue))
 end
 
----Applies a function to each plane.
-local function each(planes, fn)
+---Makes a plane from each value of a list.
+---@generic T
+---@param list T[]
+---@param fn fun(value: T): perilune.Tensor
+---@return perilune.Tensor[]
+local function each(list, fn)
   local out = {}
-  for i, plane in ipairs(planes) do out[i] = fn(plane) end
+  for i, value in ipairs(list) do out[i] = fn(value) end
   return out
 end
 
 ---Computes the grey image, (B, 1, H, W). Images of one channel are grey.
+---@param planes perilune.Tensor[]
+---@return perilune.Tensor
 local function grey(planes)
   if #planes == 1 then return planes[1] end
-  return RED * planes[1] + GREEN * planes[2] + BLUE * planes[3]
+  local red, green, blue = rgb(planes)
+  return RED * red + GREEN * green + BLUE * blue
 end
 
 ---Returns a factor as a number or (B, 1, 1, 1).
 local function factor_of(op, value, n)
-  local factor = geometry.entry(op, "the factor", value, n)
+  local factor = geometry.entry(op, "the factor", value, n) ---@type any
   return pl.is_tensor(factor) and factor:reshape(n, 1, 1, 1) or factor
 end
 
----Makes the public function of a change of colours: checks x, computes in floats, and returns x's dtype if it is u8.
----@param name string
+---Changes the colours of images: checks x and the factor, computes in floats, and returns x's dtype if it is u8.
+---@param name string of the public function
+---@param x perilune.Tensor (B, C, H, W)
 ---@param channels "any"|"rgb"|"grey or rgb"
 ---@param change fun(planes: perilune.Tensor[], factor: any): perilune.Tensor[] of floats in [0, 1]
----@param check_factor fun(op: string, factor: any)? raises for a number out of range
-local function of_images(name, channels, change, check_factor)
+---@param factor any a number, or (B)
+---@param check_factor fun(op: string, factor: number) raises for a number out of range
+---@return perilune.Tensor
+local function change_images(name, x, channels, change, factor, check_factor)
   local op = "augment." .. name
-  return function(x, factor)
-    local n, c = geometry.images(op, x)
-    if channels ~= "any" and c ~= 3 and (c ~= 1 or channels == "rgb") then
-      pl.error(op, ("x has %d channels"):format(c), "it needs the three of RGB" .. (channels == "rgb" and "" or ", or one of grey"))
-    end
-    factor = factor_of(op, factor, n)
-    if check_factor and type(factor) == "number" then check_factor(op, factor) end
-    local y = color.join(change(color.split(color.unit(x)), factor))
-    return x.dtype == "u8" and (y * 255):round():to("u8") or y
+  local n, c = geometry.images(op, x)
+  if channels ~= "any" and c ~= 3 and (c ~= 1 or channels == "rgb") then
+    pl.error(op, ("x has %d channels"):format(c), "it needs the three of RGB" .. (channels == "rgb" and "" or ", or one of grey"))
   end
+  factor = factor_of(op, factor, n)
+  if type(factor) == "number" then check_factor(op, factor) end
+  local y = color.join(change(color.split(color.unit(x)), factor))
+  return x.dtype == "u8" and (y * 255):round():to("u8") or y
 end
 
+---Raises unless a factor is 0 or more.
 local function not_negative(op, factor)
   if factor < 0 then pl.error(op, ("the factor is %g"):format(factor), "it must be 0 or more; 1 changes nothing") end
+end
+
+---Returns a function that raises unless a number is in [low, high].
+---@return fun(op: string, factor: number)
+local function within(name, low, high)
+  return function(op, factor) check.between(op, name, factor, low, high) end
 end
 
 ---Returns images as floats: u8 divided by 255.
@@ -82,6 +105,10 @@ function color.unit(x)
 end
 
 ---Mixes planes with `other`: factor 1 is the planes, 0 is the other, and beyond 1 they are exaggerated.
+---@param planes perilune.Tensor[]
+---@param other perilune.Tensor
+---@param factor any
+---@return perilune.Tensor[]
 local function blend(planes, other, factor)
   return each(planes, function(x) return (x * factor + other * (1 - factor)):clamp(0, 1) end)
 end
@@ -103,7 +130,7 @@ end
 
 ---Turns the hue of HSV by a fraction of the circle.
 function changes.hue(planes, factor)
-  local r, g, b = table.unpack(planes)
+  local r, g, b = rgb(planes)
   local value, least = r:maximum(g):maximum(b), r:minimum(g):minimum(b)
   local range = value - least
   local is_grey = range:eq(0)
@@ -125,7 +152,7 @@ end
 
 ---Keeps so many of the 8 bits of each value.
 function changes.posterize(planes, bits)
-  local step = type(bits) == "number" and 2.0 ^ (8 - bits) or ((8 - bits) * math.log(2)):exp():round()
+  local step = type(bits) == "number" and 2.0 ^ (8 - bits) or ((8 - bits) * math.log(2) --[[@as perilune.Tensor]]):exp():round()
   return each(planes, function(x) return ((x * 255):round() / step):floor() * step * (1 / 255) end)
 end
 
@@ -136,37 +163,49 @@ color.grey = grey
 ---@param x perilune.Tensor (B, C, H, W), u8 or floats in [0, 1]
 ---@param factor number|perilune.Tensor 0 or more; a number, or (B)
 ---@return perilune.Tensor
-color.brightness = of_images("brightness", "any", changes.brightness, not_negative)
+function color.brightness(x, factor)
+  return change_images("brightness", x, "any", changes.brightness, factor, not_negative)
+end
 
 ---Mixes images with the mean of their grey image. As torchvision's adjust_contrast.
 ---@param x perilune.Tensor (B, 1 or 3, H, W), u8 or floats in [0, 1]
 ---@param factor number|perilune.Tensor 0 is grey, 1 changes nothing
 ---@return perilune.Tensor
-color.contrast = of_images("contrast", "grey or rgb", changes.contrast, not_negative)
+function color.contrast(x, factor)
+  return change_images("contrast", x, "grey or rgb", changes.contrast, factor, not_negative)
+end
 
 ---Mixes images with their grey image. As torchvision's adjust_saturation.
 ---@param x perilune.Tensor (B, 1 or 3, H, W), u8 or floats in [0, 1]
 ---@param factor number|perilune.Tensor 0 is grey, 1 changes nothing
 ---@return perilune.Tensor
-color.saturation = of_images("saturation", "grey or rgb", changes.saturation, not_negative)
+function color.saturation(x, factor)
+  return change_images("saturation", x, "grey or rgb", changes.saturation, factor, not_negative)
+end
 
 ---Turns the hue of images. As torchvision's adjust_hue.
 ---@param x perilune.Tensor (B, 3, H, W), u8 or floats in [0, 1]
 ---@param factor number|perilune.Tensor fraction of the circle, from -0.5 to 0.5
 ---@return perilune.Tensor
-color.hue = of_images("hue", "rgb", changes.hue, function(op, factor) check.between(op, "the factor", factor, -0.5, 0.5) end)
+function color.hue(x, factor)
+  return change_images("hue", x, "rgb", changes.hue, factor, within("the factor", -0.5, 0.5))
+end
 
 ---Inverts the values at or above a threshold. As torchvision's solarize.
 ---@param x perilune.Tensor (B, C, H, W), u8 or floats in [0, 1]
 ---@param threshold number|perilune.Tensor from 0 to 1, also for u8, where 1 is 255
 ---@return perilune.Tensor
-color.solarize = of_images("solarize", "any", changes.solarize, function(op, factor) check.between(op, "the threshold", factor, 0, 1) end)
+function color.solarize(x, threshold)
+  return change_images("solarize", x, "any", changes.solarize, threshold, within("the threshold", 0, 1))
+end
 
 ---Keeps the upper bits of each 8-bit value. As torchvision's posterize.
 ---@param x perilune.Tensor (B, C, H, W), u8 or floats in [0, 1]
 ---@param bits integer|perilune.Tensor from 1 to 8
 ---@return perilune.Tensor
-color.posterize = of_images("posterize", "any", changes.posterize, function(op, factor) check.between(op, "bits", factor, 1, 8) end)
+function color.posterize(x, bits)
+  return change_images("posterize", x, "any", changes.posterize, bits, within("bits", 1, 8))
+end
 
 ---Checks the means and the deviations of channels.
 ---@return fun(x: perilune.Tensor): perilune.Tensor

@@ -41,9 +41,9 @@ local function key_of(seed)
       digits[i], digits[at] = digits[at], digits[i]
     end
     -- Of eight different digits from 1 to 15 one is odd.
-    if half == 2 and digits[8] % 2 == 0 then
+    if half == 2 and digits[8] --[[@as integer]] % 2 == 0 then
       for i = 1, 7 do
-        if digits[i] % 2 == 1 then
+        if digits[i] --[[@as integer]] % 2 == 1 then
           digits[i], digits[8] = digits[8], digits[i]
           break
         end

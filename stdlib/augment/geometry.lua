@@ -7,15 +7,15 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 
----@alias perilune.Entry number|perilune.Tensor a number, or (B) f32
+---@alias perilune.ImageParameter number|perilune.Tensor a number, or (B) f32
 
 ---@class perilune.GeometricMap
----@field [1] perilune.Entry matrix, row by row: x = [1] u + [2] v + [3], y = [4] u + [5] v + [6]
----@field [2] perilune.Entry
----@field [3] perilune.Entry
----@field [4] perilune.Entry
----@field [5] perilune.Entry
----@field [6] perilune.Entry
+---@field [1] perilune.ImageParameter matrix, row by row: x = [1] u + [2] v + [3], y = [4] u + [5] v + [6]
+---@field [2] perilune.ImageParameter
+---@field [3] perilune.ImageParameter
+---@field [4] perilune.ImageParameter
+---@field [5] perilune.ImageParameter
+---@field [6] perilune.ImageParameter
 ---@field height integer of the result
 ---@field width integer
 ---@field fills boolean? whether positions outside of the source have the fill value, not that of the nearest pixel
@@ -40,14 +40,20 @@ function geometry.images(op, x)
 end
 
 ---Returns a size as height and width: one number, or { height, width }.
+---@param op string
+---@param size any
 ---@return integer height, integer width
 function geometry.size(op, size)
   local list = check.sizes(op, "the size", size, 2)
-  return list[1], list[2]
+  return list[1] --[[@as integer]], list[2] --[[@as integer]]
 end
 
 ---Returns an argument of a map: a number, or a tensor (B), as f32.
----@return perilune.Entry
+---@param op string
+---@param name string
+---@param value any
+---@param n integer B
+---@return perilune.ImageParameter
 function geometry.entry(op, name, value, n)
   if pl.is_tensor(value) then
     if value:dim() ~= 1 or value:size(0) ~= n then
@@ -62,8 +68,10 @@ function geometry.entry(op, name, value, n)
 end
 
 ---Returns the sine and the cosine of an angle in degrees.
+---@param degrees perilune.ImageParameter
+---@return perilune.ImageParameter, perilune.ImageParameter
 local function sincos(degrees)
-  local a = degrees * (math.pi / 180)
+  local a = degrees * (math.pi / 180) ---@type any
   if type(a) == "number" then return math.sin(a), math.cos(a) end
   return a:sin(), a:cos()
 end
@@ -135,9 +143,10 @@ end
 ---@param n integer
 ---@return perilune.Tensor (n, 2, 3) f32
 function geometry.matrix(map, n)
-  local at, out = pl.arange(6), nil
+  local at = pl.arange(6)
+  local out ---@type any
   for i = 6, 1, -1 do
-    local entry = map[i]
+    local entry = map[i] ---@type any
     if pl.is_tensor(entry) then entry = entry:unsqueeze(1) end
     if not out then
       out = pl.is_tensor(entry) and entry or pl.full({ 1 }, entry, { dtype = "f32" })

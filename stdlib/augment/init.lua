@@ -6,6 +6,7 @@
 
 local color = require "perilune.augment.color"
 
+---@type table<string, function>
 local augment = {
   compose = require("perilune.augment.compose").compose,
   draws = require("perilune.augment.draws").draws,

@@ -11,6 +11,11 @@ local noise = require "perilune.augment.noise"
 local mix = {}
 
 ---Returns labels as probabilities (B, K).
+---@param op string
+---@param batch table<string, perilune.Tensor>
+---@param column string
+---@param classes integer K
+---@return perilune.Tensor
 local function probabilities(op, batch, column, classes)
   local y = batch[column]
   if not pl.is_tensor(y) then pl.error(op, ("the batch has no column '%s'"):format(column), "name the column of the labels: { label = \"y\" }") end
@@ -20,7 +25,13 @@ local function probabilities(op, batch, column, classes)
   return y
 end
 
----Makes a step that mixes. `blend(x, other, share, draws)` returns the images and the share (B) of each image in its result.
+---Makes a step that mixes.
+---@param name string
+---@param classes integer K
+---@param opts table?
+---@param alpha number the default
+---@param blend fun(x: perilune.Tensor, other: perilune.Tensor, share: perilune.Tensor, draws: perilune.Draws): perilune.Tensor, perilune.Tensor returns the images and the share (B) of each image in its result
+---@return perilune.AugmentStep
 local function step(name, classes, opts, alpha, blend)
   local op = "augment." .. name
   check.whole(op, "classes", classes, 2)

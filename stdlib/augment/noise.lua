@@ -9,6 +9,12 @@ local steps = require "perilune.augment.steps"
 local noise = {}
 
 ---Computes a bool (B, 1, H, W): whether a pixel is in the image's box, rows top to bottom and columns left to right (B, each half-open).
+---@param top perilune.Tensor
+---@param left perilune.Tensor
+---@param bottom perilune.Tensor
+---@param right perilune.Tensor
+---@param h integer
+---@param w integer
 ---@return perilune.Tensor
 function noise.box(top, left, bottom, right, h, w)
   local n = top:size(0)
@@ -45,10 +51,13 @@ end
 ---@return perilune.AugmentStep
 function noise.GaussianNoise(std)
   check.between("augment.GaussianNoise", "std", std, 0, 1)
-  return { name = "GaussianNoise", image = function(x, draws)
+  ---@param x perilune.Tensor
+  ---@param draws perilune.Draws
+  local function image(x, draws)
     local n, c, h, w = x:size()
     return (x + draws:normal(c * h * w):reshape(n, c, h, w) * std):clamp(0, 1)
-  end }
+  end
+  return { name = "GaussianNoise", image = image }
 end
 
 ---Checks the size of a blur's kernel.
@@ -57,7 +66,12 @@ local function check_kernel(op, size)
   return check.between(op, "the kernel", size, 1, 255)
 end
 
----Filters images with a Gaussian along rows and columns, mirrored at the border. `sigma` is a number or (B, 1, 1, 1).
+---Filters images with a Gaussian along rows and columns, mirrored at the border.
+---@param op string
+---@param x perilune.Tensor (B, C, H, W)
+---@param size integer
+---@param sigma any a number or a tensor (B, 1, 1, 1)
+---@return perilune.Tensor
 local function filtered(op, x, size, sigma)
   local radius = size // 2
   for dim = 2, 3 do
@@ -65,13 +79,14 @@ local function filtered(op, x, size, sigma)
     if radius >= n then pl.error(op, ("a kernel of %d pixels does not fit images of %d"):format(size, n), "use a smaller kernel") end
     local at = pl.arange(-radius, n + radius):abs()
     local wide = x:index_select(dim, pl.where(at:ge(n), 2 * (n - 1) - at, at))
-    local weights, total = {}, nil
+    local weights = {}
+    local total ---@type any
     for i = 0, size - 1 do
       local d = (i - radius) / sigma
-      weights[i] = type(d) == "number" and math.exp(-0.5 * d * d) or (d * d * -0.5):exp()
+      weights[i] = type(d) == "number" and math.exp(-0.5 * d * d) or (d * d * -0.5 --[[@as perilune.Tensor]]):exp()
       total = total and total + weights[i] or weights[i]
     end
-    local sum = nil
+    local sum ---@type any
     for i = 0, size - 1 do
       local term = wide:narrow(dim, i, n) * (weights[i] / total)
       sum = sum and sum + term or term
@@ -90,7 +105,7 @@ function noise.blur(x, size, sigma)
   local op = "augment.blur"
   local n = geometry.images(op, x)
   check_kernel(op, size)
-  local deviation = geometry.entry(op, "sigma", sigma, n)
+  local deviation = geometry.entry(op, "sigma", sigma, n) ---@type any
   if type(deviation) == "number" and deviation <= 0 then pl.error(op, ("sigma is %g"):format(deviation), "it must be above 0") end
   if pl.is_tensor(deviation) then deviation = deviation:reshape(n, 1, 1, 1) end
   local y = filtered(op, color.unit(x), size, deviation)

@@ -28,7 +28,7 @@ local function RandAugment(opts)
   function step.prepare(draws)
     local layers = {}
     for i = 1, o.ops do
-      local u = draws:uniform(2)
+      local u = draws:uniform(2) ---@type perilune.Tensor
       layers[i] = { number = (u:select(1, 0) * #OPS):floor(), sign = pl.where(u:select(1, 1):lt(0.5), -1.0, 1.0) }
     end
     return layers
@@ -60,7 +60,7 @@ local function RandAugment(opts)
       planes = color.changes.contrast(planes, of_pixels(chosen(layer, "Contrast", factor, 1.0)))
       planes = color.changes.solarize(planes, of_pixels(chosen(layer, "Solarize", 1 - m, 2.0)))
       local few, out = of_pixels(layer.number:eq(NUMBER.Posterize)), {}
-      for i, plane in ipairs(color.changes.posterize(planes, 8 - math.floor(4 * m + 0.5))) do out[i] = pl.where(few, plane, planes[i]) end
+      for i, plane in ipairs(color.changes.posterize(planes, 8 - math.floor(4 * m + 0.5))) do out[i] = pl.where(few, plane, planes[i] --[[@as perilune.Tensor]]) end
       planes = out
     end
     return planes

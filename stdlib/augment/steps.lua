@@ -57,7 +57,7 @@ function steps.RandomCrop(size, opts)
       pl.error(op, ("a crop of %d x %d is larger than the image, %d x %d with its padding"):format(height, width, h + 2 * padding, w + 2 * padding),
         "use a smaller crop, more padding, or resize first")
     end
-    local u = draws:uniform(2)
+    local u = draws:uniform(2) ---@type perilune.Tensor
     local top = (u:select(1, 0) * (rows + 1)):floor() - padding
     local left = (u:select(1, 1) * (columns + 1)):floor() - padding
     return geometry.crop(top, left, height, width, padding > 0)

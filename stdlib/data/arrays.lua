@@ -12,10 +12,13 @@ local function check_path(op, path)
   if type(path) ~= "string" then pl.error(op, "the path is " .. check.show(path)) end
 end
 
----Returns the options of a sound: the rate in samples a second.
+---Returns the rate of a sound in samples a second.
+---@param op string
+---@param rate any
+---@return integer
 local function rate_of(op, rate)
   check.whole(op, "rate", rate)
-  return check.between(op, "rate", rate, 1, 1000000)
+  return check.between(op, "rate", rate, 1, 1000000) --[[@as integer]]
 end
 
 ---Reads an IDX file, plain or gzip: u8 as it is, i8, i16 and i32 as i32, f32, f64.

@@ -243,7 +243,8 @@ end
 ---@return perilune.Tensor y (N) i64
 ---@return string[] classes
 function native.sounds(path, classes, rate, samples)
-  return bound.sounds(path, classes, rate, samples)
+  local x, y, names = bound.sounds(path, classes, rate, samples)
+  return x, y, names
 end
 
 ---Reads a PNG file as floats in [0, 1].

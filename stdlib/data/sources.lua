@@ -165,7 +165,7 @@ local function by_ending(paths, opts)
 end
 
 ---@class perilune.LiveMixture
----@field weights fun(step: integer, metrics: table<string, number>): number[] in the order of the datasets
+---@field weights fun(step: integer, metrics: table<string, number>): number[] one for each dataset, in their order
 ---@field every integer steps between two decisions
 
 ---Checks the weights of datasets, which are in the order of `names`.

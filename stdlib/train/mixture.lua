@@ -21,7 +21,7 @@ local function mixed(run)
   local train = run.data.train
   local records = train.records
   if type(records) ~= "userdata" or not records:mixture() then return nil end
-  return records, train.live
+  return records --[[@as perilune.NativeRecords]], train.live
 end
 
 ---Asks for the weights of the steps from the one after `LEAD` others on.
@@ -52,7 +52,7 @@ function mixture.after_step(run, result)
   if not records or not live or run.count % live.every ~= 0 then return end
   -- A metric is read from the device only if the function asks for it.
   decide(run, records, live, setmetatable({}, { __index = function(_, name)
-    local value = name == "loss" and result.loss or result.metrics[name]
+    local value = name == "loss" and result.loss or result.metrics[name] ---@type any
     if pl.is_tensor(value) then value = value:item() end
     return value or run.evaluated[name]
   end }))

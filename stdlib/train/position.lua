@@ -69,7 +69,7 @@ end
 function position.origins(run, count, i, samples)
   local train = run.data.train
   local s = segment_at(run, count)
-  local k, from, size = (count - s.step) * s.accumulate + i, s.sample, s.size
+  local k, from, size = (count - s.step) * s.accumulate + i, s.sample, s.size ---@type integer, integer?, integer?
   if not has_stream(train) then
     k, from, size = count * run.accumulate + i, nil, nil
   elseif train.records then

@@ -86,7 +86,7 @@ end
 function sample_log.settle(run)
   local unread = run.unread
   run.unread = nil
-  if unread then run.log:add(unread.step, unread.parts) end
+  if unread then (run.log --[[@as table]]):add(unread.step, unread.parts) end
 end
 
 ---@class (partial) perilune.Run
@@ -100,7 +100,7 @@ local Run = {}
 local function log_of(run, op)
   if not run.log then pl.error(op, "the run has no sample log", "set recipe.sample_log = true") end
   sample_log.settle(run)
-  return run.log
+  return run.log --[[@as table]]
 end
 
 ---Reads the values of the last step into the sample log.

@@ -215,3 +215,17 @@ path string, tensors {name = tensor} for .safetensors and .npz, a tensor or a ta
 path starts at the current directory. Writing is atomic and replaces an existing file.
 Errors: an entry that is not a tensor, another extension, a missing folder.
 ";
+
+#[cfg(test)]
+mod tests {
+    use super::STUBS_HEAD;
+
+    /// The type checker knows only what the stubs declare.
+    #[test]
+    fn stubs_declare_every_module() {
+        for name in crate::loader::FIELDS {
+            let (field, function) = (format!("\n---@field {name} "), format!("\nfunction pl.{name}("));
+            assert!(STUBS_HEAD.contains(&field) || STUBS_HEAD.contains(&function), "stubs_head.lua lacks pl.{name}");
+        }
+    }
+}
