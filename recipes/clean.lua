@@ -19,6 +19,7 @@ local recipe = pl.recipe {
     below = 0.2,            -- a label is suspected if its probability is below this
     low = 0.0,              -- weight of a suspected sample
     channels = 16, dropout = 0.2, batch = 64, lr = 1e-3, steps = 1500, seed = 1,
+    shown = 5,              -- suspected samples that the report at the end lists; 0: no report
   },
   sample_log = true,
 }
@@ -77,6 +78,7 @@ function recipe.after_step(run)
 end
 
 function recipe.finish(run)
+  if run.params.shown == 0 then return end
   local list, hits, flipped = suspects(run), 0, 0
   for _, s in ipairs(list) do
     if recipe.wrong[s.row + 1] then hits = hits + 1 end
@@ -86,7 +88,7 @@ function recipe.finish(run)
   end
   print(("%d of %d samples are suspected"):format(#list, run.data.train.n))
   if flipped > 0 then print(("%d of %d flipped labels are among them: recall %.3f, precision %.3f"):format(hits, flipped, hits / flipped, hits / math.max(#list, 1))) end
-  for i = 1, math.min(5, #list) do print(("  row %d: mean loss %.3f over %d epochs"):format(list[i].row, list[i].mean, list[i].count)) end
+  for i = 1, math.min(run.params.shown, #list) do print(("  row %d: mean loss %.3f over %d epochs"):format(list[i].row, list[i].mean, list[i].count)) end
 end
 
 return recipe

@@ -21,11 +21,12 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 11] = [
+const SMALL: [Case; 12] = [
     Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
     Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
-    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 20 },
+    Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 10 },
+    Case { file: "clean.lua", set: &["channels=2", "batch=32", "review=4", "shown=0"], steps: 20, kills: 10 },
     Case { file: "gan.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "vae.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 10 },

@@ -17,6 +17,7 @@ local _, native = ...
 local check = require "perilune.check"
 local position = require "perilune.train.position"
 local recipes = require "perilune.train.recipe"
+local tree = require "perilune.tree"
 
 local sample_log = {}
 
@@ -60,7 +61,9 @@ function sample_log.values(run, name, samples, loss, given)
   if pl.is_tensor(given) then given = { loss = given } end
   local values = check.options("the samples of recipe." .. name, given, {}, { loss = "tensor", weight = "tensor", gradient = "tensor" })
   check.required("the samples of recipe." .. name, values, { "loss" })
-  for key, value in pairs(values) do
+  -- In one order, so that all processes record the same plan.
+  for _, key in ipairs(tree.names(values)) do
+    local value = values[key]
     if value:numel() ~= samples then
       fault(("the %s of its samples is a tensor of shape {%s}"):format(key, table.concat(value.shape, ", ")),
         ("give a tensor with one element for each of the %d samples"):format(samples))
