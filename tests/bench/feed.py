@@ -35,7 +35,7 @@ def picture(seed, width, height):
 
     rng = np.random.default_rng(seed)
     total = np.zeros((height, width, 3), np.float32)
-    for cells, weight in ((4, 90), (16, 40), (64, 20), (max(width, height), 6)):
+    for cells, weight in ((4, 90), (16, 40), (64, 30), (max(width, height), 18)):
         noise = rng.integers(0, 256, (max(cells * height // width, 1), cells, 3), np.uint8)
         total += (np.asarray(Image.fromarray(noise).resize((width, height), Image.BICUBIC), np.float32) - 127.5) * (weight / 90)
     return Image.fromarray(np.clip(total + 127.5, 0, 255).astype(np.uint8))

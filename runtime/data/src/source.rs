@@ -13,6 +13,7 @@
 use crate::error::{Error, Result};
 use perilune_core::{DType, HostTensor, Interrupt, Shape, host_memory};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,6 +25,8 @@ use std::time::Duration;
 const ANNOUNCED: usize = 2;
 /// The maximum number of threads, which detects typing errors.
 const MAX_THREADS: usize = 1024;
+/// Bytes of a column that a thread keeps for the next task.
+const KEPT: usize = 4 << 20;
 /// The time between two checks of the interrupt during a wait.
 const CHECK_EVERY: Duration = Duration::from_millis(20);
 
@@ -129,10 +132,16 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 impl Job {
     /// Makes the samples at `places` and stores them in the batch.
     fn make<S: Source>(&self, source: &S, places: Range<usize>) {
+        // The bytes of the samples, in memory that the thread keeps: memory which every task allocates and frees goes back to the system,
+        // and what one thread gives back holds up all others.
+        thread_local!(static MADE: RefCell<Vec<Vec<u8>>> = RefCell::default());
+        let mut made = MADE.take();
+        made.resize_with(source.columns().len(), Vec::new);
+        made.iter_mut().for_each(Vec::clear);
         let mut failed = None;
-        let mut made: Vec<Vec<u8>> = vec![Vec::new(); source.columns().len()];
         for place in places.clone() {
             if self.cancelled.load(Ordering::Relaxed) {
+                MADE.set(made);
                 return;
             }
             let sample = self.samples.get(place);
@@ -154,6 +163,9 @@ impl Job {
                 }
             }
         }
+        // A sample of unusual size is not kept.
+        made.iter_mut().for_each(|column| column.shrink_to(KEPT));
+        MADE.set(made);
         if let Some((place, error)) = failed
             && state.failed.as_ref().is_none_or(|(first, _)| place < *first)
         {

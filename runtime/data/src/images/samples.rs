@@ -40,16 +40,16 @@ impl Source for Images {
     fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()> {
         thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
         let [x, y] = columns else { return Err(self.broke_down(sample)) };
-        let mut out = vec![0; 3 * self.pixels * self.pixels];
+        let (start, count) = (x.len(), 3 * self.pixels * self.pixels);
+        x.resize(start + count, 0);
         // The scratch is cleared before each use, so a decoder that panics leaves nothing in it.
         SCRATCH.with_borrow_mut(|scratch| -> Result<()> {
             let (width, height) = read::read(self.folder.open_image(sample.row)?, scratch)?;
             let (across, down) = self.crop.sides(width, height, self.pixels, sample.index);
             let picture = Picture { width, height, rgb: &scratch.rgb };
-            resize::resize(picture, &across, &down, &mut scratch.rows, &mut out);
+            resize::resize(picture, &across, &down, &mut scratch.rows, &mut x[start..]);
             Ok(())
         })?;
-        x.append(&mut out);
         y.extend_from_slice(&i64::from(self.folder.class(sample.row)).to_le_bytes());
         Ok(())
     }
