@@ -14,6 +14,7 @@ mod files;
 mod function;
 pub mod hash;
 mod json;
+mod json_fields;
 mod list;
 pub mod stages;
 mod value;

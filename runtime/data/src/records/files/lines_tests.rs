@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::records::files::line_index::PIECE;
 use perilune_core::philox::philox4x32;
 use perilune_policy::Policy;
 
@@ -51,7 +52,7 @@ fn lines_are_found_across_pieces_blanks_and_files() {
     }
     text.extend_from_slice(&long);
     text.extend_from_slice(b"{\"k\": 300000}");
-    assert!(text.len() as u64 > PIECE);
+    assert!(text.len() > PIECE);
     let (_dir, lines) = open(&[b"", &text, b"\n", b"{\"k\": 300001}\n"], LineFormat::Json);
     let lines = lines.unwrap();
     assert_eq!(lines.len(), 300_002);
