@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::records::json_text::is_special;
 use perilune_core::philox::philox4x32;
 
 /// Random numbers below a bound, by a seed.
@@ -66,9 +67,9 @@ const NAMES: [&str; 8] = ["a", "text", "b", "name", "text", "é", "k\\u0031", "k
 fn value(random: &mut Random, depth: u32, to: &mut String) {
     match random.below(if depth > 4 { 6 } else { 8 }) {
         0 => to.push_str(random.of(&["null", "true", "false"])),
-        1 | 2 => to.push_str(random.of(&NUMBERS[..if random.0 % 3 == 0 { 24 } else { 14 }])),
+        1 | 2 => to.push_str(random.of(&NUMBERS[..if random.0.is_multiple_of(3) { 24 } else { 14 }])),
         3..6 => {
-            let text = random.of(&TEXTS[..if random.0 % 3 == 0 { 16 } else { 13 }]);
+            let text = random.of(&TEXTS[..if random.0.is_multiple_of(3) { 16 } else { 13 }]);
             to.push_str(&format!("\"{text}\""));
         }
         6 => {
@@ -185,7 +186,7 @@ fn what_ends_plain_text_is_found_in_every_lane() {
                 let mut text = vec![b'x'; len];
                 text.insert(at, byte);
                 let mut scan = Scan { text: &text, at: 0 };
-                scan.to_special();
+                scan.seek_special();
                 let expected = text.iter().position(|b| is_special(*b)).unwrap_or(text.len());
                 assert_eq!(scan.at, expected, "{byte} at {at} of {len}");
             }

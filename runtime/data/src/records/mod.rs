@@ -15,6 +15,7 @@ mod function;
 pub mod hash;
 mod json;
 mod json_fields;
+mod json_text;
 mod list;
 pub mod stages;
 mod value;

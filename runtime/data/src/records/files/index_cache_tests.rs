@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::records::files::Opening;
-use crate::records::files::line_index::PIECE;
+use crate::records::files::line_index::{PIECE, block_size};
 use perilune_core::philox::philox4x32;
 use perilune_policy::Policy;
 use std::path::PathBuf;
@@ -66,8 +66,8 @@ fn an_index_is_that_of_a_simple_reader() {
         std::fs::write(&path, text).unwrap();
         compare(&lines(&none, &path), text);
     }
-    // Newlines at the borders of pieces, and lines over several pieces.
-    for seed in 0..6 {
+    // Newlines at the borders of pieces and blocks, and lines over several pieces.
+    for seed in 0..4 {
         let mut text = Vec::new();
         for k in 0u32.. {
             let [length, kind, ..] = philox4x32([seed, k, 0, 0], [3, 1]);
@@ -82,7 +82,7 @@ fn an_index_is_that_of_a_simple_reader() {
             };
             text.resize(text.len() + length, byte);
             text.push(b'\n');
-            if text.len() > 5 * PIECE {
+            if text.len() > block_size() + PIECE {
                 break;
             }
         }
