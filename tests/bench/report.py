@@ -24,7 +24,7 @@ COLUMNS = ["date", "commit", "machine", "case", "ours", "rival", "rival_name", "
 
 # unit -> its text on the page, and whether more is better
 UNITS = {"us": ("µs", False), "ms": ("ms", False), "s": ("s", False), "GiB": ("GiB", False), "MB": ("MB", False), "loss": ("loss", False),
-         "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "accuracy": ("accuracy", True)}
+         "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "MB/s": ("MB/s", True), "accuracy": ("accuracy", True)}
 
 HEAD = """# Benchmarks
 
@@ -41,6 +41,7 @@ rows, with their history, are in [docs/benchmarks/](benchmarks/README.md); older
     perilune bench --device cuda softmax gpt2_b32        some cases; --list names all, --no-rival measures Perilune only, --json is for programs
     python3 tests/bench/llmc.py TRAIN_GPT2CU             GPT-2 steps beside llm.c's program, on a GPU
     python3 tests/bench/data.py PERILUNE                 readers of data beside NumPy's
+    python3 tests/bench/records.py                       readers of records beside orjson, simdjson, pyarrow, pandas, datasets and PyTorch
     python3 kernels/lab/attention_lab.py time f32 tf32   the attention kernels beside cuDNN and PyTorch, on a GPU
     cargo run --release -p perilune-lua --example record the cost of recording an op and of a plan lookup
 

@@ -7,8 +7,8 @@
 use crate::error::{Error, Result};
 use perilune_policy::{Opened, Opener};
 use std::collections::VecDeque;
-use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::fs::{File, Metadata};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -33,6 +33,31 @@ struct Identity {
     path: PathBuf,
     len: u64,
     modified: Option<SystemTime>,
+}
+
+/// What tells one state of a file from others, without its content: device, inode, size, and the seconds and nanoseconds of the last
+/// change of the content and of the attributes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Stamp([i64; 7]);
+
+impl Stamp {
+    fn of(meta: &Metadata) -> Stamp {
+        let [dev, ino, len] = [meta.dev(), meta.ino(), meta.size()].map(u64::cast_signed);
+        Stamp([dev, ino, len, meta.mtime(), meta.mtime_nsec(), meta.ctime(), meta.ctime_nsec()])
+    }
+
+    pub(crate) fn bytes(&self) -> Vec<u8> {
+        self.0.iter().flat_map(|n| n.to_le_bytes()).collect()
+    }
+
+    /// Whether the last change was that long ago, by the clock of this machine.
+    pub(crate) fn is_older_than(&self, time: Duration) -> bool {
+        let [.., modified, _, changed, _] = self.0;
+        let seconds = u64::try_from(modified.max(changed)).unwrap_or(0);
+        // Rounded up.
+        let last = SystemTime::UNIX_EPOCH.checked_add(Duration::from_secs(seconds.saturating_add(1)));
+        last.and_then(|last| last.elapsed().ok()).is_some_and(|age| age >= time)
+    }
 }
 
 #[derive(Debug)]
@@ -78,6 +103,16 @@ impl OpenFiles {
     pub(crate) fn read_at(&self, number: usize, offset: u64, to: &mut [u8]) -> Result<()> {
         let file = self.file(number)?;
         file.read_exact_at(to, offset).map_err(|e| Error::io(self.path(number), "read", e))
+    }
+
+    /// What a file is now.
+    ///
+    /// # Errors
+    /// The file has changed or vanished since it was added.
+    pub(crate) fn stamp(&self, number: usize) -> Result<Stamp> {
+        let meta = self.file(number)?.metadata().map_err(|e| Error::io(self.path(number), "read", e))?;
+        self.compare(number, meta.len(), meta.modified().ok())?;
+        Ok(Stamp::of(&meta))
     }
 
     /// Returns the open file of a number; opens it if needed.

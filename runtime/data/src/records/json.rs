@@ -1,8 +1,9 @@
 //! Parses JSON to the values of records.
 //!
 //! Objects keep the order of their fields; of a repeated name the last value counts, as in Python's `json`. Integers beyond 64 bits become
-//! floats. `serde_json` limits nesting to 128 levels.
+//! floats. `serde_json` limits nesting to 128 levels. Most objects are read by `json_fields`, with equal results.
 
+use super::json_fields;
 use super::value::{Record, Value};
 use rustc_hash::FxHashMap;
 use serde::de::{DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor};
@@ -22,6 +23,18 @@ pub(crate) struct Fault {
 
 /// Parses one object, with these fields only if they are given.
 pub(crate) fn object(text: &[u8], fields: Option<&[Arc<str>]>) -> std::result::Result<Record, Fault> {
+    json_fields::read(text, fields).map_or_else(|| parse(text, fields), Ok)
+}
+
+/// Parses a value, if there is nothing else.
+pub(super) fn value(text: &[u8]) -> Option<Value> {
+    let mut parser = serde_json::Deserializer::from_slice(text);
+    let value = Any.deserialize(&mut parser).ok()?;
+    parser.end().ok().map(|()| value)
+}
+
+/// [`object`] by `serde_json` alone, which decides what is an object and what is wrong with others.
+pub(super) fn parse(text: &[u8], fields: Option<&[Arc<str>]>) -> std::result::Result<Record, Fault> {
     let mut parser = serde_json::Deserializer::from_slice(text);
     let parsed = Object(fields).deserialize(&mut parser).and_then(|record| parser.end().map(|()| record));
     parsed.map_err(|e| {

@@ -14,6 +14,8 @@ mod files;
 mod function;
 pub mod hash;
 mod json;
+mod json_fields;
+mod json_text;
 mod list;
 pub mod stages;
 mod value;

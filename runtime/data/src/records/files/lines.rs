@@ -1,10 +1,11 @@
 //! Reads files with a record on each line: JSON objects (JSONL), or text.
 //!
-//! Opening reads the files once, for the offsets of their lines and their hash; records are read by position, so memory grows with the
-//! number of lines, 8 bytes each, and not with the files. Blank lines are no records. Lines end with LF or CR LF; a byte-order mark is
-//! skipped.
+//! Opening reads the files once, for the offsets of their lines and their hash, which the cache folder keeps (`index_cache`). Records are
+//! read by position, so memory grows with the number of lines, 4.1 bytes each, and not with the files; records that follow one another are
+//! read together. Blank lines are no records. Lines end with LF or CR LF; a byte-order mark is skipped.
 
-use super::reserve;
+use super::index_cache::IndexCache;
+use super::line_index::{LineIndex, MAX_LINE};
 use super::text_files::{Opening, TextFiles};
 use crate::error::{Error, Result, quote};
 use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash, json};
@@ -14,10 +15,10 @@ use rayon::prelude::*;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Bytes that are indexed at a time.
-const PIECE: u64 = 4 << 20;
-/// The most bytes of a line.
-const MAX_LINE: u64 = 256 << 20;
+/// The most bytes of records that are read together.
+const TOGETHER: u64 = 1 << 20;
+/// Records that a scan of malformed ones reads together.
+const CHUNK: u64 = 256;
 /// Bytes before and behind the place of an error that messages show.
 const EXCERPT: usize = 24;
 
@@ -51,29 +52,7 @@ struct File {
     path: Arc<PathBuf>,
     /// The number of its first record among those of all files.
     first: u64,
-    /// Where each record's line begins, and where the file ends.
-    starts: Vec<u64>,
-    blank: Blank,
-}
-
-/// Blank lines of a file: the records before which there are some, and how many there are up to there.
-#[derive(Default)]
-struct Blank(Vec<(u64, u64)>);
-
-impl Blank {
-    fn push(&mut self, record: u64) {
-        let all = self.0.last().map_or(0, |(_, count)| *count) + 1;
-        match self.0.last_mut() {
-            Some(last) if last.0 == record => last.1 = all,
-            _ => self.0.push((record, all)),
-        }
-    }
-
-    /// Those before a record.
-    fn before(&self, record: u64) -> u64 {
-        let at = self.0.partition_point(|(r, _)| *r <= record);
-        at.checked_sub(1).and_then(|at| self.0.get(at)).map_or(0, |(_, count)| *count)
-    }
+    index: LineIndex,
 }
 
 impl Lines {
@@ -83,14 +62,16 @@ impl Lines {
     /// A file may not be read or is damaged, or has a line of more than 256 MiB.
     pub fn open(paths: &[PathBuf], format: LineFormat, mut opening: Opening<'_>) -> Result<Lines> {
         let text = TextFiles::new(paths, &mut opening)?;
+        let cache = IndexCache::new(opening.cache.as_deref());
         let (mut files, mut first, mut hasher) = (Vec::with_capacity(paths.len()), 0, blake3::Hasher::new());
-        hasher.update(if format == LineFormat::Json { b"jsonl/1" } else { b"lines/1" });
+        hasher.update(if format == LineFormat::Json { b"jsonl/2" } else { b"lines/2" });
         for number in 0..text.count() {
             let path = Arc::new(text.path(number).to_path_buf());
-            let (starts, blank) = index(&text, number, &mut hasher, opening.interrupt)?;
+            let index = cache.lines(&text, number, opening.interrupt)?;
+            hasher.update(&index.hash);
             hasher.update(&text.len(number).to_le_bytes());
-            let count = starts.len() as u64 - 1;
-            files.push(File { path, first, starts, blank });
+            let count = index.len();
+            files.push(File { path, first, index });
             first += count;
         }
         let fingerprint = *hasher.finalize().as_bytes();
@@ -109,17 +90,23 @@ impl Lines {
                 format!("\"skip\" needs less than 2^32 lines, and there are {len}"),
             ));
         }
-        let good = |row: u32| -> Result<Option<u32>> {
+        let good = |chunk: u64| -> Result<Vec<u32>> {
             if interrupt.is_requested() {
                 return Err(Error::Interrupted);
             }
-            match self.files.read(u64::from(row), None) {
-                Ok(_) => Ok(Some(row)),
-                Err(Error::Line { .. }) => Ok(None),
+            let rows = chunk * CHUNK..len.min((chunk + 1) * CHUNK);
+            let mut kept = Vec::with_capacity(CHUNK as usize);
+            self.files.read_each(&rows.collect::<Vec<_>>(), None, &mut |row, record| match record {
+                Ok(_) => {
+                    kept.push(row as u32);
+                    Ok(())
+                }
+                Err(Error::Line { .. }) => Ok(()),
                 Err(e) => Err(e),
-            }
+            })?;
+            Ok(kept)
         };
-        let all = || (0..len as u32).into_par_iter().map(good).collect::<Result<Vec<_>>>();
+        let all = || (0..len.div_ceil(CHUNK)).into_par_iter().map(good).collect::<Result<Vec<_>>>();
         let kept: Vec<u32> = source::pool(None)?.install(all)?.into_iter().flatten().collect();
         let skipped = len - kept.len() as u64;
         self.kept = Some(Arc::new(kept));
@@ -132,63 +119,9 @@ impl Lines {
     }
 }
 
-/// Finds the lines of a file. Returns where those that are not blank begin, with the end of the file behind, and the blank ones.
-fn index(
-    text: &TextFiles,
-    number: usize,
-    hasher: &mut blake3::Hasher,
-    interrupt: &Interrupt,
-) -> Result<(Vec<u64>, Blank)> {
-    let (path, len) = (text.path(number).to_path_buf(), text.len(number));
-    let (mut starts, mut blank, mut lines) = (Vec::<u64>::new(), Blank::default(), 0u64);
-    let mut buffer = vec![0; PIECE.min(len) as usize];
-    // Where the current line begins, and whether something but space has been seen in it.
-    let (mut line, mut is_blank) = (0u64, true);
-    let mut end_line = |starts: &mut Vec<u64>, line: u64, next: u64, is_blank: bool| -> Result<()> {
-        match is_blank {
-            true => blank.push(starts.len() as u64),
-            false => starts.push(line),
-        }
-        lines += 1;
-        if next - line > MAX_LINE {
-            let rule = format!("has {} bytes; the limit is {MAX_LINE}", next - line);
-            return Err(Error::line(&path, lines, "the line ", rule).hint("put each record on a line of its own"));
-        }
-        Ok(())
-    };
-    let mut at = 0;
-    while at < len {
-        if interrupt.is_requested() {
-            return Err(Error::Interrupted);
-        }
-        let piece = &mut buffer[..PIECE.min(len - at) as usize];
-        text.read_at(number, at, piece)?;
-        hasher.update(piece);
-        reserve(&path, &mut starts, memchr::memchr_iter(b'\n', piece).count())?;
-        if at == 0 && piece.starts_with(b"\xEF\xBB\xBF") {
-            line = 3;
-        }
-        let mut from = (line.max(at) - at) as usize;
-        for newline in memchr::memchr_iter(b'\n', piece) {
-            is_blank &= piece[from.min(newline)..newline].iter().all(u8::is_ascii_whitespace);
-            let next = at + newline as u64 + 1;
-            end_line(&mut starts, line, next, is_blank)?;
-            (line, is_blank, from) = (next, true, newline + 1);
-        }
-        is_blank &= piece[from.min(piece.len())..].iter().all(u8::is_ascii_whitespace);
-        at += piece.len() as u64;
-    }
-    if line < len && !is_blank {
-        end_line(&mut starts, line, len, false)?;
-    }
-    starts.push(len);
-    starts.shrink_to_fit();
-    Ok((starts, blank))
-}
-
 impl Indexed {
     fn len(&self) -> u64 {
-        self.files.last().map_or(0, |f| f.first + f.starts.len() as u64 - 1)
+        self.files.last().map_or(0, |f| f.first + f.index.len())
     }
 
     /// The file of a row, and its row there.
@@ -199,23 +132,73 @@ impl Indexed {
     }
 
     fn line(&self, number: usize, row: u64) -> u64 {
-        row + 1 + self.files[number].blank.before(row)
+        self.files[number].index.line(row)
+    }
+
+    /// Reads rows in this order and passes each to `f`. Those that follow one another in a file are read together.
+    fn read_each(
+        &self,
+        rows: &[u64],
+        fields: Option<&[Arc<str>]>,
+        f: &mut dyn FnMut(u64, Result<Record>) -> Result<()>,
+    ) -> Result<()> {
+        let (mut rest, mut buffer) = (rows, Vec::new());
+        while let Some(row) = rest.first().copied() {
+            let (number, own) = self.at(row);
+            let index = &self.files[number].index;
+            let start = index.start(own);
+            let mut ends = vec![self.end(number, own)];
+            for (next, k) in rest.iter().skip(1).zip(1..) {
+                if *next != row + k || own + k >= index.len() || self.end(number, own + k) - start > TOGETHER {
+                    break;
+                }
+                ends.push(self.end(number, own + k));
+            }
+            let last = ends.last().copied().unwrap_or(start);
+            buffer.resize(last.saturating_sub(start) as usize, 0);
+            self.text.read_at(number, start, &mut buffer)?;
+            for (end, k) in ends.iter().zip(0..) {
+                let (from, to) = (index.start(own + k) - start, end - start);
+                let text = buffer.get(from as usize..to as usize).unwrap_or_default();
+                f(row + k, self.parse(number, own + k, text, fields))?;
+            }
+            rest = rest.get(ends.len()..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
+    /// Where the text of a row ends, of which the first line counts. Blank lines behind it belong to no record.
+    fn end(&self, number: usize, row: u64) -> u64 {
+        let index = &self.files[number].index;
+        index.start(row + 1).min(index.start(row).saturating_add(MAX_LINE))
+    }
+
+    fn read_many(&self, rows: &[u64], fields: Option<&[Arc<str>]>) -> Result<Vec<Record>> {
+        let mut records = Vec::with_capacity(rows.len());
+        self.read_each(rows, fields, &mut |_, record| {
+            records.push(record?);
+            Ok(())
+        })?;
+        Ok(records)
     }
 
     fn read(&self, row: u64, fields: Option<&[Arc<str>]>) -> Result<Record> {
-        let (number, row) = self.at(row);
-        let file = &self.files[number];
-        let (start, end) = (file.starts[row as usize], file.starts[row as usize + 1]);
-        // Blank lines behind it belong to no record.
-        let mut text = vec![0; (end - start).min(MAX_LINE) as usize];
+        let (number, own) = self.at(row);
+        let start = self.files[number].index.start(own);
+        let mut text = vec![0; self.end(number, own).saturating_sub(start) as usize];
         self.text.read_at(number, start, &mut text)?;
-        let text = text.split(|b| *b == b'\n').next().unwrap_or_default();
-        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        self.parse(number, own, &text, fields)
+    }
+
+    /// Parses a row of a file, at the beginning of `text`.
+    fn parse(&self, number: usize, row: u64, text: &[u8], fields: Option<&[Arc<str>]>) -> Result<Record> {
+        let line = memchr::memchr(b'\n', text).and_then(|end| text.get(..end)).unwrap_or(text);
+        let text = line.strip_suffix(b"\r").unwrap_or(line);
         let fail = |column: usize, rule: String| {
             let around = &text[column.saturating_sub(EXCERPT).min(text.len())..text.len().min(column + EXCERPT)];
             let excerpt = quote(&String::from_utf8_lossy(around));
             let place = format!("column {}: ", column.max(1));
-            Error::line(&file.path, self.line(number, row), place, format!("{rule}, near {excerpt}"))
+            Error::line(&self.files[number].path, self.line(number, row), place, format!("{rule}, near {excerpt}"))
         };
         match self.format {
             LineFormat::Json => json::object(text, fields).map_err(|fault| {
@@ -238,6 +221,11 @@ impl Dataset for Lines {
         self.files.read(self.row(index), self.fields.as_deref())
     }
 
+    fn get_many(&self, indices: &[u64]) -> Result<Vec<Record>> {
+        let rows: Vec<u64> = indices.iter().map(|index| self.row(*index)).collect();
+        self.files.read_many(&rows, self.fields.as_deref())
+    }
+
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {
         let (number, row) = self.files.at(self.row(index));
         let line = Some(self.files.line(number, row));
@@ -246,7 +234,7 @@ impl Dataset for Lines {
 
     fn fingerprint(&self) -> Fingerprint {
         let skips = [u8::from(self.kept.is_some())];
-        hash::stage("lines/1", &[&self.files.fingerprint, &skips], &[])
+        hash::stage("lines/2", &[&self.files.fingerprint, &skips], &[])
     }
 
     fn project(&self, fields: &[Arc<str>]) -> Option<Arc<dyn Dataset>> {

@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 use super::*;
+use crate::records::files::line_index::PIECE;
 use perilune_core::philox::philox4x32;
 use perilune_policy::Policy;
 
@@ -51,7 +52,7 @@ fn lines_are_found_across_pieces_blanks_and_files() {
     }
     text.extend_from_slice(&long);
     text.extend_from_slice(b"{\"k\": 300000}");
-    assert!(text.len() as u64 > PIECE);
+    assert!(text.len() > PIECE);
     let (_dir, lines) = open(&[b"", &text, b"\n", b"{\"k\": 300001}\n"], LineFormat::Json);
     let lines = lines.unwrap();
     assert_eq!(lines.len(), 300_002);
@@ -135,4 +136,28 @@ fn damaged_files_are_read_or_refused() {
         }
     }
     assert!(read > count / 4 && refused > count / 4, "{read} read, {refused} refused");
+}
+
+#[test]
+fn records_read_together_are_those_read_alone() {
+    let long = format!("{{\"k\": \"{}\"}}\n", "x".repeat(700_000));
+    let text = |n: u32| {
+        (0..n).map(|k| format!("{{\"k\": {k}}}{}", ["\n", "\r\n", "\n\n"][k as usize % 3])).collect::<String>()
+    };
+    let files = [text(40), String::new(), format!("{}{long}{long}bad\n{long}", text(3)), text(50)];
+    let (_dir, lines) = open(&files.each_ref().map(|text| text.as_bytes()), LineFormat::Json);
+    let mut lines = lines.unwrap();
+    assert!(lines.get_many(&[45, 46]).unwrap_err().to_string().contains("2.jsonl:"), "the bad line");
+    assert_eq!(lines.skip_malformed(&Interrupt::default()).unwrap(), 1);
+    let len = lines.len();
+    let all: Vec<u64> = (0..2 * len).collect();
+    let mut orders = vec![all.clone(), all.iter().rev().copied().collect(), vec![], vec![5, 5, 6, 6, 7]];
+    for seed in 0..20 {
+        let draw = |k| u64::from(philox4x32([seed, k, 0, 0], [8, 8])[0]);
+        orders.push((0..30).flat_map(|k| (0..draw(k) % 4).map(move |j| draw(k + 100) % len + j)).collect());
+    }
+    for order in orders {
+        let alone: Vec<Record> = order.iter().map(|k| lines.get(*k).unwrap()).collect();
+        assert_eq!(lines.get_many(&order).unwrap(), alone);
+    }
 }

@@ -13,12 +13,15 @@ mod columnar;
 mod footer;
 mod frames;
 mod gzip_pages;
+mod index_cache;
 mod json_array;
 mod json_scan;
+mod line_index;
 mod lines;
 mod numbered;
 mod parquet;
 mod row_index;
+mod starts;
 mod table;
 mod table_cells;
 mod text_files;
@@ -38,7 +41,7 @@ use std::path::Path;
 pub(crate) const MAX_UNIT: u64 = 2 << 30;
 
 /// Makes room for more entries of a file's index, where the machine has the memory.
-fn reserve(path: &Path, list: &mut Vec<u64>, more: usize) -> Result<()> {
+fn reserve<T>(path: &Path, list: &mut Vec<T>, more: usize) -> Result<()> {
     let needed = list.len().saturating_add(more);
     if needed <= list.capacity() {
         return Ok(());
@@ -48,7 +51,7 @@ fn reserve(path: &Path, list: &mut Vec<u64>, more: usize) -> Result<()> {
         let rule = format!("has more than {} records, whose index needs too much memory ({e})", list.len());
         Error::unsupported(path, "file", rule).hint("divide it into several files, or convert it to Parquet")
     };
-    perilune_core::host_memory::check("records", room.saturating_mul(8)).map_err(refused)?;
-    list.reserve(room - list.len());
+    perilune_core::host_memory::check("records", room.saturating_mul(size_of::<T>())).map_err(refused)?;
+    list.reserve_exact(room - list.len());
     Ok(())
 }

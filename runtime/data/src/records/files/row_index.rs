@@ -1,6 +1,6 @@
 //! Indexes where the rows of a text file begin, by byte and by line.
 
-use super::reserve;
+use super::starts::Starts;
 use super::text_files::TextFiles;
 use crate::error::Result;
 use std::path::Path;
@@ -14,7 +14,7 @@ const PIECE: u64 = 1 << 20;
 #[derive(Default)]
 pub(super) struct RowIndex {
     /// Where each row begins, and where the last one ends.
-    starts: Vec<u64>,
+    starts: Starts,
     /// The line of every 64th row, from 1.
     lines: Vec<u64>,
     finished: bool,
@@ -22,7 +22,7 @@ pub(super) struct RowIndex {
 
 impl RowIndex {
     pub fn push(&mut self, path: &Path, start: u64, line: u64) -> Result<()> {
-        reserve(path, &mut self.starts, 1)?;
+        self.starts.reserve(path, 1)?;
         if self.starts.len().is_multiple_of(EVERY) {
             self.lines.push(line);
         }
@@ -32,9 +32,9 @@ impl RowIndex {
 
     /// Ends the last row.
     pub fn finish(&mut self, path: &Path, end: u64) -> Result<()> {
-        reserve(path, &mut self.starts, 1)?;
+        self.starts.reserve(path, 1)?;
         self.starts.push(end);
-        self.starts.shrink_to_fit();
+        self.starts.shrink();
         self.finished = true;
         Ok(())
     }
@@ -55,7 +55,7 @@ impl RowIndex {
 
     /// Where a row begins and the next one does.
     pub fn range(&self, row: u64) -> (u64, u64) {
-        let at = |k: u64| usize::try_from(k).ok().and_then(|k| self.starts.get(k)).copied().unwrap_or(0);
+        let at = |k: u64| self.starts.get(k).unwrap_or(0);
         (at(row), at(row + 1))
     }
 

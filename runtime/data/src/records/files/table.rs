@@ -14,6 +14,9 @@ use crate::records::{Dataset, Fingerprint, Origin, Record, Value, hash};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+/// The most bytes of rows that are read together.
+const TOGETHER: u64 = 1 << 20;
+
 /// What a table is read as.
 #[derive(Clone, Debug)]
 pub struct TableFormat {
@@ -199,22 +202,15 @@ impl Inner {
     }
 }
 
-impl Dataset for Table {
-    fn len(&self) -> u64 {
-        self.inner.len()
-    }
-
-    fn get(&self, index: u64) -> Result<Record> {
-        let (file, number, row) = self.inner.at(index % self.len());
-        let (start, end) = file.index.range(row);
-        let mut bytes = vec![0; (end - start) as usize];
-        self.inner.text.read_at(number, start, &mut bytes)?;
+impl Table {
+    /// The record of a file's row.
+    fn record(&self, file: &File, row: u64, text: &[u8]) -> Result<Record> {
         let changed = || {
             let error =
                 Error::malformed(&file.path, format!("row {row}"), "differs from what it was when it was opened");
             error.hint("write a new file beside it, and start the run again with that")
         };
-        self.inner.rows.one(&bytes, |cells| {
+        self.inner.rows.one(text, |cells| {
             let mut record = Record { fields: Vec::with_capacity(self.columns.len()) };
             for column in &*self.columns {
                 let cell = cells.get(file.places[*column]).ok_or_else(changed)?;
@@ -223,6 +219,47 @@ impl Dataset for Table {
             }
             Ok(record)
         })
+    }
+}
+
+impl Dataset for Table {
+    fn len(&self) -> u64 {
+        self.inner.len()
+    }
+
+    fn get(&self, index: u64) -> Result<Record> {
+        let (file, number, row) = self.inner.at(index % self.len());
+        let (start, end) = file.index.range(row);
+        let mut bytes = vec![0; end.saturating_sub(start) as usize];
+        self.inner.text.read_at(number, start, &mut bytes)?;
+        self.record(file, row, &bytes)
+    }
+
+    fn get_many(&self, indices: &[u64]) -> Result<Vec<Record>> {
+        let (mut records, mut bytes, mut rest) = (Vec::with_capacity(indices.len()), Vec::new(), indices);
+        while let Some(index) = rest.first() {
+            // Rows that follow one another in a file are read together.
+            let (file, number, row) = self.inner.at(index % self.len());
+            let (start, end) = file.index.range(row);
+            let mut ends = vec![end];
+            for (next, k) in rest.iter().skip(1).zip(1..) {
+                let (_, end) = file.index.range(row + k);
+                if *next != index + k || row + k >= file.index.len() || end - start > TOGETHER {
+                    break;
+                }
+                ends.push(end);
+            }
+            bytes.resize(ends.last().map_or(0, |end| end.saturating_sub(start)) as usize, 0);
+            self.inner.text.read_at(number, start, &mut bytes)?;
+            let mut from = start;
+            for (end, k) in ends.iter().zip(0..) {
+                let text = bytes.get((from - start) as usize..(end - start) as usize).unwrap_or_default();
+                records.push(self.record(file, row + k, text)?);
+                from = *end;
+            }
+            rest = rest.get(ends.len()..).unwrap_or_default();
+        }
+        Ok(records)
     }
 
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {

@@ -5,6 +5,7 @@ use super::text_files::TextFiles;
 use crate::error::{Error, Result};
 use csv_core::{ReadRecordResult, Reader, ReaderBuilder};
 use perilune_core::Interrupt;
+use std::cell::RefCell;
 
 /// Bytes that are read at a time.
 const PIECE: u64 = 4 << 20;
@@ -12,6 +13,9 @@ const PIECE: u64 = 4 << 20;
 const MAX_ROW: usize = 256 << 20;
 /// The most cells of a row.
 const MAX_CELLS: usize = 1 << 20;
+
+/// The most bytes of a parser that a thread keeps.
+const MAX_KEPT: usize = 1 << 20;
 
 /// Parses rows with a delimiter.
 pub(super) struct Rows {
@@ -189,15 +193,27 @@ impl Rows {
 
     /// Splits the text of one row.
     pub fn one<T>(&self, text: &[u8], then: impl FnOnce(&Record<'_>) -> Result<T>) -> Result<T> {
-        let mut row = Partial::new(self.delimiter);
+        let known = PARSER.take().filter(|(delimiter, _)| *delimiter == self.delimiter);
+        let mut row = known.map_or_else(|| Partial::new(self.delimiter), |(_, row)| row);
+        row.parser.reset();
+        row.clear();
         let wrong = |rule: String| Error::argument("table", rule);
         let (_, complete) = row.feed(text).map_err(wrong)?;
         if complete == Some(false) {
             row.feed(b"").map_err(wrong)?;
         }
         let read = row.row(0, 0).map_err(|cell| wrong(format!("cell {cell} is no UTF-8 text")))?;
-        then(&read)
+        let made = then(&read);
+        if row.text.len() <= MAX_KEPT {
+            PARSER.set(Some((self.delimiter, row)));
+        }
+        made
     }
+}
+
+thread_local! {
+    /// The last parser of this thread and its delimiter: building its table of states takes longer than most rows.
+    static PARSER: RefCell<Option<(u8, Partial)>> = const { RefCell::new(None) };
 }
 
 /// What the cells of a column have been so far.

@@ -179,3 +179,19 @@ fn damaged_tables_are_read_or_refused() {
     }
     assert!(read > 500 && refused > 500, "{read} read, {refused} refused");
 }
+
+#[test]
+fn rows_read_together_are_those_read_alone() {
+    let long = "x".repeat(700_000);
+    let first = std::format!("a,b\n1,\"p\nq\"\n\n2,\n3,{long}\n4,{long}\r\n5,{long}\n6,\"\"\"\"\n");
+    let (_dir, table) = open_as(&[first.as_bytes(), b"b,a\ny,7\nz,8", b"a,b\n"], format());
+    let table = table.unwrap();
+    let len = table.len();
+    assert_eq!(len, 8);
+    let all: Vec<u64> = (0..2 * len).collect();
+    for order in [all.clone(), all.iter().rev().copied().collect(), vec![], vec![3, 3, 4, 6, 7, 8]] {
+        let alone: Vec<Record> = order.iter().map(|k| table.get(*k).unwrap()).collect();
+        assert_eq!(table.get_many(&order).unwrap(), alone);
+    }
+    assert_eq!(values(&table, 7), [Value::Int(8), text("z")]);
+}

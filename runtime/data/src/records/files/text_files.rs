@@ -4,7 +4,7 @@ use super::cache::{Cache, Key, Weight};
 use super::frames::{self, FRAME};
 use super::unpack::{Frames, Packing, Place, Store};
 use crate::error::{Error, Result};
-use crate::open_files::OpenFiles;
+use crate::open_files::{OpenFiles, Stamp};
 use perilune_core::Interrupt;
 use perilune_policy::{Opened, Opener};
 use std::path::{Path, PathBuf};
@@ -77,6 +77,14 @@ impl TextFiles {
     /// Bytes of a file's text.
     pub fn len(&self, number: usize) -> u64 {
         self.frames[number].as_ref().map_or_else(|| self.open.len(number), |frames| frames.table.len)
+    }
+
+    /// What a file is now, compressed or not.
+    ///
+    /// # Errors
+    /// The file has changed or vanished since it was opened.
+    pub fn stamp(&self, number: usize) -> Result<Stamp> {
+        self.open.stamp(number)
     }
 
     /// Fills `to` with the text of a file from `offset` on.

@@ -163,7 +163,7 @@ impl Store {
 }
 
 /// Takes the lock of a name. A file system without locks lets two processes do the same work.
-fn lock(folder: &Directory, name: &str, interrupt: &Interrupt) -> Result<Option<std::fs::File>> {
+pub(super) fn lock(folder: &Directory, name: &str, interrupt: &Interrupt) -> Result<Option<std::fs::File>> {
     let Ok(file) = folder.append(&format!("{name}.lock")) else { return Ok(None) };
     loop {
         match file.try_lock() {
