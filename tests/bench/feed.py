@@ -7,6 +7,7 @@ PERILUNE may be several programs with commas between them; they are run in turns
 decode   images a second that loaders make of JPEG files of 500 x 375, quality 90: random crops of 224 x 224, batches of 256, all processors. The
          rival is PyTorch's DataLoader with torchvision's RandomResizedCrop. Beside it, what one processor decodes with libjpeg-turbo (Pillow).
 resnet50 milliseconds a step of ResNet-50 in bf16, 256 images: noise on the device, JPEG files of 256 x 192, JPEG files of 500 x 375.
+copy     milliseconds a step of 15 products of 8192 x 8192 in bf16: alone, and with a batch of 32 MiB from the host, which is read once.
 gpt2     milliseconds a step of GPT-2 124M in bf16, 32 x 1024 tokens: random tokens on the device, a file of 1 GiB.
 
 A time is the mean over the steps after the first third, in which kernels are compiled; a figure is the median of three rounds.
@@ -26,6 +27,32 @@ read(0, 4)
 local start = pl.clock()
 read(4, %d)
 print(256 * %d / (pl.clock() - start))
+"""
+
+PRODUCTS = """
+local pl = require "perilune"
+local loader = pl.data.token_files("%s"):windows { length = 65535, batch = 64, seed = 1 }
+local w = pl.state((pl.randn { 8192, 8192 } * 0.01):to "bf16")
+local last
+local function steps(first, count, batches)
+  for k = first, first + count - 1 do
+    local result = pl.step(function()
+      local y, sum = w, 0
+      for _ = 1, 15 do y = y:matmul(w) end
+      if batches then sum = loader:batch_at(k).x:sum() end
+      return y:to("f32"):sum() + sum
+    end)
+    if last then last:item() end
+    last = result
+  end
+  last:item()
+end
+for _, batches in ipairs { false, true } do
+  steps(0, 10, batches)
+  local start = pl.clock()
+  steps(10, 60, batches)
+  print(1e3 * (pl.clock() - start) / 60)
+end
 """
 
 
@@ -109,6 +136,16 @@ def step_ms(program, folder, recipe, steps, device, *settings):
     return 1e3 * (times[-1] - times[first]) / (len(times) - 1 - first)
 
 
+def copy_ms(program, folder, device):
+    """Milliseconds a step without and with a batch."""
+    path, script = os.path.join(folder, "windows.bin"), os.path.join(folder, "copy.lua")
+    if not os.path.exists(path):
+        np.random.default_rng(1).integers(0, 50257, 1 << 28).astype(np.uint16).tofile(path)
+    with open(script, "w") as out:
+        out.write(PRODUCTS % path)
+    return [float(word) for word in run(program, script, "--device", device).split()]
+
+
 def compare(name, programs, cases, measure):
     """Prints the medians of cases, which take turns, and what each adds to the first."""
     found = {(p, c): [] for p in programs for c in cases}
@@ -131,7 +168,7 @@ def main():
     parser.add_argument("--steps", type=int, default=150)
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
-    programs, cases = [os.path.abspath(p) for p in args.programs.split(",")], args.cases or ["decode", "resnet50", "gpt2"]
+    programs, cases = [os.path.abspath(p) for p in args.programs.split(",")], args.cases or ["decode", "resnet50", "copy", "gpt2"]
     recipes = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "recipes")
     with tempfile.TemporaryDirectory() as folder:
         large, small = os.path.join(folder, "large"), os.path.join(folder, "small")
@@ -149,6 +186,14 @@ def main():
             sources = {"noise": [], "256 x 192": [f"images={small}"], "500 x 375": [f"images={large}"]}
             recipe = os.path.join(recipes, "resnet50.lua")
             compare("resnet50", programs, sources, lambda p, s: step_ms(p, folder, recipe, args.steps, args.device, *s))
+        if "copy" in cases:
+            found = {program: [] for program in programs}
+            for _ in range(ROUNDS):
+                for program in programs:
+                    found[program].append(copy_ms(program, folder, args.device))
+            for program, rounds in found.items():
+                alone, fed = (statistics.median(column) for column in zip(*rounds))
+                print(f"copy  {os.path.basename(program)}  alone {alone:.2f}  with batches {fed:.2f} ms  {100 * (fed / alone - 1):+.1f} %", flush=True)
         if "gpt2" in cases:
             path = os.path.join(folder, "tokens.bin")
             np.random.default_rng(1).integers(0, 50257, 1 << 29).astype(np.uint16).tofile(path)

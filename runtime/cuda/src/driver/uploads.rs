@@ -100,11 +100,12 @@ impl Uploads {
 
     /// Returns a pinned piece that is no longer read.
     fn pinned(&mut self) -> Result<(Pinned, Event)> {
-        if self.pinned.front().is_some_and(|(_, free)| free.is_over()) || self.pinned.len() >= PINNED {
-            if let Some((piece, free)) = self.pinned.pop_front() {
-                free.wait()?;
-                return Ok((piece, free));
-            }
+        let is_free = self.pinned.front().is_some_and(|(_, free)| free.is_over());
+        if (is_free || self.pinned.len() >= PINNED)
+            && let Some((piece, free)) = self.pinned.pop_front()
+        {
+            free.wait()?;
+            return Ok((piece, free));
         }
         Ok((Pinned::new(&self.device, PIECE)?, Event::untimed(&self.device)?))
     }
