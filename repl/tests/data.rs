@@ -101,6 +101,55 @@ fn a_recipe_is_checked_by_command_and_before_a_run() {
     assert_eq!(r.status, Some(4), "{}", r.err);
 }
 
+const PACKED: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "packed", params = { separate = true, noise = 0.0, dropout = 0.1, steps = 2, seed = 1 } }
+local settings
+function recipe.data(p)
+  local tok = pl.data.bytes()
+  settings = p
+  return { train = pl.data.jsonl "train.jsonl":tokenize(tok):pack(1024):shuffle(1):batch(4) }
+end
+function recipe.model(p)
+  local m = { tokens = nn.Embedding(256, 16), block = nn.TransformerBlock(16, 2, { causal = true, dropout = p.dropout }), head = nn.Linear(16, 256) }
+  function m:forward(x, options) return self.head(self.block(self.tokens(x), options)) end
+  return nn.module(m)
+end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 0.1 }) end
+function recipe.loss(model, batch)
+  local logits = model(batch.x, { documents = settings.separate and batch.documents or nil, positions = batch.positions })
+  if settings.noise > 0 then logits = logits + pl.randn(logits.shape) * settings.noise end
+  return pl.cross_entropy(logits:flatten(0, 1), batch.y:flatten())
+end
+return recipe
+"#;
+
+#[test]
+fn packed_documents_that_read_each_other_are_found() {
+    let p = files(&lines(1, 60), &lines(1000, 5));
+    p.file("packed.lua", PACKED);
+    let weights = |r: &support::Ran| r.events().pop().unwrap()["weights"].clone();
+    let run = |dir: &str, more: &[&str]| p.run(&[&["run", "packed.lua", "--json", "--run-dir", dir], more].concat());
+    let checked = run("a", &["--strict"]);
+    assert_eq!((checked.status, checked.err.as_str()), (Some(0), ""), "{}", checked.out);
+    // The check leaves no trace in the run, in its random numbers neither.
+    let unchecked = run("b", &["--no-data-check"]);
+    assert_eq!(weights(&checked), weights(&unchecked));
+    assert!(weights(&checked).is_string());
+
+    let leaking = ["--set", "separate=false"];
+    let r = p.run(&[&["run", "packed.lua", "--run-dir", "c"], &leaking[..]].concat());
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    assert!(r.err.contains("warning: data check: train: packed documents read each other"), "{}", r.err);
+    assert!(r.err.contains("documents = batch.documents"), "{}", r.err);
+    let r = run("d", &[&leaking[..], &["--strict"]].concat());
+    assert!(r.status == Some(4) && !p.path("d/run.json").exists(), "{:?} {}", r.status, r.err);
+    // A loss with random numbers of its own cannot be compared.
+    let r = run("e", &["--strict", "--set", "noise=0.1"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+}
+
 #[test]
 fn wrong_usage_is_explained() {
     let p = files(&lines(1, 3), &lines(9, 3));

@@ -433,7 +433,7 @@ function Records:batch(size, opts)
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
                           ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context,
-                          checked = self.checked or { texts = set }, live = self.live })
+                          checked = self.checked or { texts = set }, live = self.live, packed = self.context ~= nil })
 end
 
 return { new = new, of = records }

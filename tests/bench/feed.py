@@ -1,10 +1,10 @@
 """Measures how well data feeds a GPU: what a step waits for the images of JPEG files and for the tokens of a file, beside data on the device.
 
-    python3 tests/bench/feed.py PERILUNE [--images 20000] [--steps 150] [--device cuda] [CASE...]      needs NumPy and Pillow; decode needs PyTorch
+    python3 tests/bench/feed.py PERILUNE [--images 20000] [--steps 150] [--workers N] [--device cuda] [CASE...]      needs NumPy and Pillow; decode needs PyTorch
 
 PERILUNE may be several programs with commas between them; they are run in turns. All files are made first, from a seed.
 
-decode   images a second that loaders make of JPEG files of 500 x 375, quality 90: random crops of 224 x 224, batches of 256, all processors. The
+decode   images a second that loaders make of JPEG files of 500 x 375, quality 90: random crops of 224 x 224, batches of 256, --workers threads (all processors). The
          rival is PyTorch's DataLoader with torchvision's RandomResizedCrop. Beside it, what one processor decodes with libjpeg-turbo (Pillow).
 resnet50 milliseconds a step of ResNet-50 in bf16, 256 images: noise on the device, JPEG files of 256 x 192, JPEG files of 500 x 375.
 copy     milliseconds a step of 15 products of 8192 x 8192 in bf16: alone, and with a batch of 32 MiB from the host, which is read once.
@@ -19,7 +19,7 @@ import numpy as np
 ROUNDS = 3
 LOADER = """
 local pl = require "perilune"
-local loader = pl.data.images("%s", { pixels = 224, crop = "random" }):shuffle(1):batch(256)
+local loader = pl.data.images("%s", { pixels = 224, crop = "random", threads = %d }):shuffle(1):batch(256)
 local function read(first, count)
   for k = first, first + count - 1 do pl.step(function() loader:batch_at(k) end) end
 end
@@ -90,20 +90,20 @@ def run(program, *arguments):
     return done.stdout
 
 
-def loader_rate(program, folder, batches):
+def loader_rate(program, folder, batches, workers):
     script = os.path.join(folder, "..", "loader.lua")
     with open(script, "w") as out:
-        out.write(LOADER % (os.path.abspath(folder), batches, batches))
+        out.write(LOADER % (os.path.abspath(folder), workers, batches, batches))
     return float(run(program, script, "--device", "cpu", f"--allow-read={folder}").split()[-1])
 
 
-def torch_rate(folder, batches):
+def torch_rate(folder, batches, workers):
     import torch, torchvision
 
     t = torchvision.transforms
     crop = t.Compose([t.RandomResizedCrop(224), t.PILToTensor()])
     images = torchvision.datasets.ImageFolder(folder, crop)
-    loader = torch.utils.data.DataLoader(images, 256, shuffle=True, num_workers=os.cpu_count(), drop_last=True)
+    loader = torch.utils.data.DataLoader(images, 256, shuffle=True, num_workers=workers, drop_last=True)
     batch = iter(loader)
     for _ in range(4):
         next(batch)
@@ -166,6 +166,7 @@ def main():
     parser.add_argument("cases", nargs="*")
     parser.add_argument("--images", type=int, default=20000)
     parser.add_argument("--steps", type=int, default=150)
+    parser.add_argument("--workers", type=int, default=os.cpu_count())
     parser.add_argument("--device", default="cuda")
     args = parser.parse_args()
     programs, cases = [os.path.abspath(p) for p in args.programs.split(",")], args.cases or ["decode", "resnet50", "copy", "gpt2"]
@@ -176,12 +177,12 @@ def main():
             make_images(large, args.images, 500, 375)
             make_images(small, args.images, 256, 192)
         if "decode" in cases:
-            batches = max(args.images // 256 - 8, 4)
-            rates = [(loader_rate(programs[-1], large, batches), torch_rate(large, batches)) for _ in range(ROUNDS)]
+            batches = min(max(args.images // 256 - 8, 4), 6 * args.workers)
+            rates = [(loader_rate(programs[-1], large, batches, args.workers), torch_rate(large, batches, args.workers)) for _ in range(ROUNDS)]
             a, b = (statistics.median(column) for column in zip(*rates))
             one = statistics.median(decode_rate(large) for _ in range(ROUNDS))
-            print(f"decode  ours {a:.0f}  PyTorch {b:.0f} images a second, {os.cpu_count()} processors  ratio {a / b:.2f}")
-            print(f"decode  ours {a / os.cpu_count():.0f} images a second and processor  libjpeg-turbo alone {one:.0f}", flush=True)
+            print(f"decode  ours {a:.0f}  PyTorch {b:.0f} images a second, {args.workers} workers  ratio {a / b:.2f}")
+            print(f"decode  ours {a / args.workers:.0f} images a second and worker  libjpeg-turbo alone {one:.0f}", flush=True)
         if "resnet50" in cases:
             sources = {"noise": [], "256 x 192": [f"images={small}"], "500 x 375": [f"images={large}"]}
             recipe = os.path.join(recipes, "resnet50.lua")

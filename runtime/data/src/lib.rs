@@ -5,7 +5,6 @@
 //! pure functions of (seed, index), so a checkpoint stores no position of it.
 //!
 //! Not included: the graph, devices, Lua, and downloads.
-#![forbid(unsafe_code)]
 
 pub mod csv;
 mod csv_lines;

@@ -310,6 +310,17 @@ impl Run {
         Ok(Some(NotFinite { op, shape, nan, input, state, place }))
     }
 
+    /// Tests whether documents that are packed into one sequence read each other; none if the training data is not packed or the
+    /// losses cannot be compared. Nothing is written.
+    pub fn documents_are_separate(&self) -> Result<Option<bool>, Failed> {
+        // With the number of draws, which the model's initial weights have advanced.
+        let now = self.host.engine.borrow().recorder.graph.rng;
+        let f: Function = self.table.get("documents_are_separate")?;
+        let separate = f.call(&self.table);
+        self.host.engine.borrow_mut().recorder.graph.rng = now;
+        Ok(separate?)
+    }
+
     /// Computes loss and metrics over a split.
     pub fn evaluate(&self, split: &str) -> Result<Vec<(String, f64)>, Failed> {
         self.evaluate_batches(split, None)

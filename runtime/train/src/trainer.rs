@@ -304,7 +304,7 @@ impl Session<'_> {
         let repeated = self.resume.is_some() || self.spec.replay.is_some();
         if self.job.is_first() && !repeated && !self.spec.no_data_check {
             let strict = self.spec.strict || self.recipe.strict();
-            data_check::before_first_step(&run, strict, self.runtime.host().interrupt.clone(), reporter)?;
+            data_check::before_first_step(&run, strict, self.job, self.runtime.host().interrupt.clone(), reporter)?;
         }
         reporter.tell(&Event::Training);
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));

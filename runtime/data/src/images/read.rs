@@ -6,6 +6,7 @@
 //! ignored. Files are untrusted: sizes are checked before pixels are allocated, and a truncated or undecodable file is an
 //! error, never a part of an image.
 
+use super::resize;
 use crate::error::{Error, Result};
 use crate::image;
 use perilune_policy::Opened;
@@ -29,7 +30,7 @@ const CURE: &str = "copy or convert the file again, or move it out of the folder
 pub struct Scratch {
     file: Vec<u8>,
     pub rgb: Vec<u8>,
-    pub rows: Vec<u8>,
+    pub rows: resize::Rows,
 }
 
 /// Reads a file into `scratch.rgb` and returns width and height.

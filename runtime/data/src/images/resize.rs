@@ -78,50 +78,137 @@ impl Weights {
 }
 
 const HALF: i32 = 1 << (BITS - 1);
+/// Values of a row that are summed together in the pass along columns.
+const BLOCK: usize = 16;
 
-fn round(sum: i32) -> u8 {
+/// Rounds a sum of weighted bytes.
+#[inline(always)]
+fn rounded(sum: i32) -> u8 {
     (sum >> BITS).clamp(0, 255) as u8
 }
 
-/// Scales and writes channel by channel: `out` is (3, H, W) of the requested part. `rows` is scratch.
-pub fn resize(picture: Picture, across: &Side, down: &Side, rows: &mut Vec<u8>, out: &mut [u8]) {
+/// Scales and writes channel by channel: `out` is (3, H, W) of the requested part. Integer sums have the same bits with every
+/// instruction set.
+pub fn resize(picture: Picture, across: &Side, down: &Side, scratch: &mut Rows, out: &mut [u8]) {
+    #[cfg(target_arch = "x86_64")]
+    if std::arch::is_x86_feature_detected!("avx2") {
+        // SAFETY: the processor has the instructions that the function is compiled for.
+        #[allow(unsafe_code)]
+        return unsafe { avx2(picture, across, down, scratch, out) };
+    }
+    passes(picture, across, down, scratch, out);
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+fn avx2(picture: Picture, across: &Side, down: &Side, scratch: &mut Rows, out: &mut [u8]) {
+    passes(picture, across, down, scratch, out);
+}
+
+/// Buffers of the passes.
+#[derive(Default)]
+pub struct Rows {
+    /// One row of the picture, and the sums of its pixels.
+    source: Vec<i32>,
+    sums: Vec<i32>,
+    /// The rows that the pass along columns reads, pixel by pixel.
+    scaled: Vec<u8>,
+    /// One row of the result.
+    row: Vec<u8>,
+}
+
+/// The weights of one side, `taps` for each requested pixel: those beyond its sources are 0.
+struct Taps {
+    taps: usize,
+    /// The first source of each pixel, counted from that of all.
+    starts: Vec<usize>,
+    weights: Vec<i32>,
+}
+
+impl Taps {
+    fn of(weights: &Weights, first: usize) -> Taps {
+        let pixels = (0..weights.starts.len()).map(|x| weights.at(x));
+        // A few numbers of taps have code of their own.
+        let taps = pixels.clone().map(|(_, own)| own.len()).max().unwrap_or(0).max(3);
+        let mut out = Taps { taps, starts: Vec::new(), weights: Vec::new() };
+        for (start, own) in pixels {
+            out.starts.push(start - first);
+            out.weights.extend_from_slice(own);
+            out.weights.resize(out.starts.len() * taps, 0);
+        }
+        out
+    }
+}
+
+/// Sums the sources of each pixel of a row. A pixel is four numbers, of which the last belongs to the next one, so that one
+/// multiplication has all channels.
+#[inline(always)]
+fn along_row(taps: usize, columns: &Taps, source: &[i32], sums: &mut [i32]) {
+    for (x, (start, weights)) in columns.starts.iter().zip(columns.weights.chunks_exact(taps)).enumerate() {
+        let pixels = &source[3 * start..][..3 * taps + 1];
+        let mut sum = [HALF; 4];
+        for (t, weight) in weights.iter().enumerate() {
+            for (lane, sum) in sum.iter_mut().enumerate() {
+                *sum = sum.wrapping_add(weight.wrapping_mul(pixels[3 * t + lane]));
+            }
+        }
+        sums[3 * x..][..4].copy_from_slice(&sum);
+    }
+}
+
+#[inline(always)]
+fn passes(picture: Picture, across: &Side, down: &Side, scratch: &mut Rows, out: &mut [u8]) {
     let (w, h) = (across.wanted.len, down.wanted.len);
     assert!(out.len() == 3 * w * h && w * h > 0, "this is a bug: {} bytes for {w} x {h} pixels", out.len());
     let (columns, lines) = (Weights::of(across), Weights::of(down));
-    let needed = lines.sources();
+    let (needed, within) = (lines.sources(), columns.sources());
+    let columns = Taps::of(&columns, within.start);
+    let Rows { source, sums, scaled, row } = scratch;
 
-    // Along rows. A row of the result stores its channels consecutively, so the next pass is a single loop.
-    rows.clear();
-    rows.resize(needed.len * 3 * w, 0);
-    for (y, row) in rows.chunks_exact_mut(3 * w).enumerate() {
-        let line = &picture.rgb[(needed.start + y) * 3 * picture.width..][..3 * picture.width];
-        let (red, rest) = row.split_at_mut(w);
-        let (green, blue) = rest.split_at_mut(w);
-        for x in 0..w {
-            let (start, weights) = columns.at(x);
-            let (mut r, mut g, mut b) = (HALF, HALF, HALF);
-            for (k, p) in weights.iter().zip(line[3 * start..].chunks_exact(3)) {
-                r += k * i32::from(p[0]);
-                g += k * i32::from(p[1]);
-                b += k * i32::from(p[2]);
-            }
-            (red[x], green[x], blue[x]) = (round(r), round(g), round(b));
+    source.clear();
+    source.resize(3 * (within.len + columns.taps) + 1, 0);
+    sums.resize(3 * w + 1, 0);
+    scaled.resize(needed.len * 3 * w, 0);
+    for (y, to) in scaled.chunks_exact_mut(3 * w).enumerate() {
+        let from = &picture.rgb[3 * ((needed.start + y) * picture.width + within.start)..][..3 * within.len];
+        source.iter_mut().zip(from).for_each(|(wide, byte)| *wide = i32::from(*byte));
+        match columns.taps {
+            3 => along_row(3, &columns, source, sums),
+            4 => along_row(4, &columns, source, sums),
+            5 => along_row(5, &columns, source, sums),
+            6 => along_row(6, &columns, source, sums),
+            taps => along_row(taps, &columns, source, sums),
         }
+        to.iter_mut().zip(&sums[..]).for_each(|(to, sum)| *to = rounded(*sum));
     }
 
-    let mut sums = vec![0i32; 3 * w];
+    // Along columns: the sums of a block stay in registers.
+    row.resize(3 * w, 0);
     for y in 0..h {
         let (start, weights) = lines.at(y);
-        sums.fill(HALF);
-        for (k, row) in weights.iter().zip(rows[(start - needed.start) * 3 * w..].chunks_exact(3 * w)) {
-            for (sum, p) in sums.iter_mut().zip(row) {
-                *sum += k * i32::from(*p);
+        let rows = scaled[(start - needed.start) * 3 * w..].chunks_exact(3 * w);
+        for (b, to) in row.chunks_mut(BLOCK).enumerate() {
+            let mut sums = [HALF; BLOCK];
+            for (weight, row) in weights.iter().zip(rows.clone()) {
+                let values = &row[b * BLOCK..][..to.len()];
+                match values.first_chunk::<BLOCK>() {
+                    Some(values) => weigh(*weight, values, &mut sums),
+                    None => weigh(*weight, values, &mut sums),
+                }
             }
+            to.iter_mut().zip(sums).for_each(|(to, sum)| *to = rounded(sum));
         }
-        for (c, sums) in sums.chunks_exact(w).enumerate() {
-            for (to, sum) in out[(c * h + y) * w..][..w].iter_mut().zip(sums) {
-                *to = round(*sum);
-            }
+        for (c, to) in out.chunks_exact_mut(h * w).enumerate() {
+            let pixels = row.as_chunks::<3>().0;
+            to[y * w..][..w].iter_mut().zip(pixels).for_each(|(to, pixel)| *to = pixel[c]);
         }
+    }
+}
+
+/// Adds the weighted values to the sums.
+#[inline(always)]
+fn weigh(weight: i32, values: &[u8], sums: &mut [i32; BLOCK]) {
+    for (sum, value) in sums.iter_mut().zip(values) {
+        *sum = sum.wrapping_add(weight.wrapping_mul(i32::from(*value)));
     }
 }
