@@ -2,7 +2,7 @@
 --
 -- The first `supervised` steps train on both answers of each pair alike. Then the log-probabilities of all answers under this model, the
 -- reference, are stored in a State, and the remaining steps optimize the preference (Rafailov et al., arXiv:2305.18290). The default pairs are
--- made by a function: sums whose preferred answer is the number alone. PREFERRED_LINE
+-- made by a function: sums whose preferred answer is a sentence, the other the number alone. PREFERRED_LINE
 --
 --   perilune run recipes/dpo.lua
 --   perilune run recipes/dpo.lua --set pairs=pairs.jsonl --set tokenizer=FOLDER --set context=512
@@ -25,8 +25,7 @@ local recipe = pl.recipe {
 
 local function sum(number)
   local a, b = math.random(0, 49), math.random(0, 49)
-  local wordy = { "I believe it is %d.\n", "That would be %d.\n", "%d, if I am right.\n" }
-  return { id = number, prompt = ("What is %d + %d? "):format(a, b), chosen = ("%d\n"):format(a + b), rejected = wordy[math.random(3)]:format(a + b) }
+  return { id = number, prompt = ("What is %d + %d? "):format(a, b), chosen = ("The sum is %d.\n"):format(a + b), rejected = ("%d\n"):format(a + b) }
 end
 
 function recipe.data(p)

@@ -650,6 +650,7 @@ function recipe.optimizer(_, model) return optim.AdamW(model, { lr = 3e-2 }) end
 function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x), batch.y) end
 function recipe.finish(run)
   local labels = run:pseudo_labels()
+  if #labels == 0 then return end
   print(#labels, labels[1].file:match "data.generate at labels.lua:%d+", labels[1].round <= labels[#labels].round + 9)
 end
 return recipe
