@@ -14,8 +14,8 @@ local recipe = pl.recipe {
   params = {
     labels = 100,           -- labelled images
     pseudo = true,          -- false: train on the labelled images alone
-    confidence = 0.95, share = 0.5, start = 300, every = 100,
-    channels = 16, shift = 1.0, dropout = 0.3, batch = 64, lr = 2e-3, steps = 1500, seed = 1,
+    confidence = 0.98, share = 0.5, start = 200, every = 50,
+    channels = 16, shift = 1.0, dropout = 0.3, batch = 64, lr = 3e-3, steps = 600, seed = 1,
   },
 }
 

