@@ -125,6 +125,45 @@ function metrics.perplexity(loss)
   return combine.new(loss, function(mean) return mean:exp() end)
 end
 
+---Computes the area under the ROC curve of joined scores and labels (N), by Mann-Whitney's statistic in whole numbers: the number of pairs of
+---a positive and a negative sample in the right order, where a pair of equal scores is half of one.
+local function area(parts)
+  local scores, labels = parts.scores, parts.labels
+  local sorted, order = scores:sort(0)
+  local label = labels:index_select(0, order)
+  local hit, miss = label:eq(1):to("i64"), label:eq(0):to("i64")
+  -- Equal scores are a group: its number counts those that differ from the one before.
+  local n = sorted:size(0)
+  local group = sorted:narrow(0, 1, n - 1):ne(sorted:narrow(0, 0, n - 1)):to("i64"):cumsum(0)
+  group = pl.cat({ pl.zeros({ 1 }, { dtype = "i64" }), group }, 0)
+  local none = pl.zeros({ n }, { dtype = "i64" })
+  local hits, misses = none:scatter_add(0, group, hit), none:scatter_add(0, group, miss)
+  local below = misses:cumsum(0) - misses
+  local pairs_twice = (hits * (below * 2 + misses)):sum()
+  local value = pairs_twice:to("f64") / (hit:sum() * miss:sum() * 2):to("f64")
+  return pl.where(scores:isnan():any(), 0 / 0, value):to("f32")
+end
+
+---Computes the area under the ROC curve: the probability that a positive sample has a higher score than a negative one, ties as half
+---(Mann-Whitney). Over batches it is that of all their samples, not a mean. NaN without a positive or a negative label, or with a score
+---that is NaN. Costs a sort; counts are whole numbers, exact up to 2^31 samples.
+---@param scores perilune.Tensor (...) any increasing function of the probability, such as a logit
+---@param target perilune.Tensor (...) 1 (or true) for positive, 0 for negative; samples with other labels do not count
+---@return perilune.Tensor # scalar f32
+function metrics.auc(scores, target)
+  local op = "metrics.auc"
+  for name, x in pairs { scores = scores, target = target } do
+    if not pl.is_tensor(x) then pl.error(op, ("the %s are %s"):format(name == "scores" and name or "labels", check.show(x)), "give tensors: metrics.auc(scores, labels)") end
+  end
+  local a, b = table.concat(scores.shape, ", "), table.concat(target.shape, ", ")
+  if a ~= b then
+    pl.error(op, ("scores of shape {%s} and labels of shape {%s} differ"):format(a, b), "give one score a sample: of logits (B, 1) logits:squeeze(-1), of (B, 2) their difference")
+  end
+  if scores:numel() == 0 then pl.error(op, "there are no samples", "give at least one") end
+  local labels = target.dtype == "bool" and target:to("i64") or target
+  return combine.join_samples({ scores = scores:detach():flatten(), labels = labels:detach():flatten() }, area)
+end
+
 ---@param op string
 ---@param prediction perilune.Tensor
 ---@param target perilune.Tensor
@@ -182,6 +221,7 @@ end
 
 ---@class perilune.Mean
 ---@field rules table<string, perilune.train.Rule> of metrics that are functions of means
+---@field joined table<string, table> parts that are joined over batches, lists of tensors
 ---@field parts {values: table<string, perilune.Tensor|number>, count: number|perilune.Tensor}[]
 local Mean = {}
 local mean_meta = { __index = Mean }
@@ -190,15 +230,24 @@ local mean_meta = { __index = Mean }
 ---  local mean = metrics.Mean(); mean:add({ loss = loss }, 64); mean:result().loss
 ---@return perilune.Mean
 function metrics.Mean()
-  return setmetatable({ parts = {}, rules = {} }, mean_meta)
+  return setmetatable({ parts = {}, joined = {}, rules = {} }, mean_meta)
 end
 
 ---Adds a batch: numbers or evaluated scalar tensors by name, and the number of samples that they are means over.
----Metrics such as perplexity, which are functions of means, are combined as such.
+---Metrics such as perplexity, which are functions of means, are combined as such, and those of all samples, such as auc, too.
 ---@param values table<string, perilune.Tensor|number>
 ---@param count number|perilune.Tensor
 function Mean:add(values, count)
-  self.parts[#self.parts + 1] = { values = combine.split(values, self.rules), count = count }
+  local averaged = combine.split(values, self.rules)
+  for name, value in pairs(averaged) do
+    if combine.is_joined(name) then
+      -- The result is a number, as that of means.
+      local list = self.joined[name] or { numbers = true }
+      list[#list + 1] = value
+      self.joined[name], averaged[name] = list, nil
+    end
+  end
+  self.parts[#self.parts + 1] = { values = averaged, count = count }
 end
 
 ---@param value perilune.Tensor|number
@@ -224,6 +273,7 @@ function Mean:result()
     end
   end
   for name, sum in pairs(sums) do sums[name] = sum / counts[name] end
+  for name, list in pairs(self.joined) do sums[name] = list end
   return combine.join(sums, self.rules), total
 end
 

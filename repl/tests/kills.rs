@@ -21,12 +21,25 @@ struct Case {
 
 const TRANSFORMER: &[&str] = &["size=tiny", "vocab=256", "context=16", "batch=2"];
 
-const SMALL: [Case; 12] = [
-    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 20 },
+const SMALL: [Case; 15] = [
+    Case { file: "digits.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "autoencoder.lua", set: &["hidden=16", "batch=16"], steps: 40, kills: 10 },
     Case { file: "gru.lua", set: &["hidden=16", "batch=16"], steps: 20, kills: 10 },
     Case { file: "regression.lua", set: &["hidden=8"], steps: 40, kills: 10 },
     Case { file: "clean.lua", set: &["channels=2", "batch=32", "review=4", "shown=0"], steps: 20, kills: 10 },
+    Case { file: "tabular.lua", set: &["rows=200", "hidden=8", "batch=16"], steps: 30, kills: 10 },
+    Case {
+        file: "pseudo.lua",
+        set: &["channels=2", "batch=16", "start=4", "every=3", "confidence=0.2"],
+        steps: 20,
+        kills: 10,
+    },
+    Case {
+        file: "dpo.lua",
+        set: &["layers=1", "heads=2", "width=16", "context=40", "count=40", "batch=4", "supervised=8"],
+        steps: 20,
+        kills: 10,
+    },
     Case { file: "gan.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "vae.lua", set: &["hidden=16", "batch=16"], steps: 30, kills: 10 },
     Case { file: "digits.lua", set: &["net=cnn", "batch=8"], steps: 20, kills: 10 },
@@ -36,7 +49,7 @@ const SMALL: [Case; 12] = [
         file: "chargpt.lua",
         set: &["layers=1", "heads=2", "width=16", "context=16", "dropout=0.1", "samples=0"],
         steps: 30,
-        kills: 20,
+        kills: 10,
     },
     Case {
         file: "sft.lua",
@@ -49,7 +62,7 @@ const SMALL: [Case; 12] = [
 const LARGER: [Case; 3] = [
     Case { file: "gpt2.lua", set: TRANSFORMER, steps: 24, kills: 20 },
     Case { file: "llama.lua", set: TRANSFORMER, steps: 24, kills: 20 },
-    Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 20 },
+    Case { file: "resnet50.lua", set: &["size=tiny", "classes=4", "pixels=32", "batch=2"], steps: 20, kills: 10 },
 ];
 
 /// SplitMix64, so that every run of the test uses the same moments as far as timing allows.

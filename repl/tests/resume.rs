@@ -628,3 +628,81 @@ fn live_mixtures_resume_and_replay() {
         assert_eq!(weights(&p, dir), weights(&p, &again));
     }
 }
+
+const PSEUDO: &str = r#"
+local pl = require "perilune"
+local data, nn, optim = pl.data, pl.nn, pl.optim
+local recipe = pl.recipe { name = "labels", params = { steps = 48, seed = 1, confidence = 0.7, share = 0.5 } }
+recipe.sample_log = true
+local function point(i) return { x = { math.random() * 2 - 1, math.random() * 2 - 1 }, number = i } end
+function recipe.data(p)
+  local all = data.generate(300, point, { seed = p.seed })
+  local labelled = all:map(function(r) return { x = r.x, y = r.x[1] + r.x[2] > 0 and 1 or 0 } end)
+  local valid, rest = labelled:holdout(0.2)
+  local stream = data.pseudo(rest:sample(12, 1):shuffle(1), rest:select("x"), {
+    held = valid, confidence = p.confidence, share = p.share, start = 6, every = 5, seed = 2,
+    predict = function(model, batch) return model(batch.x) end,
+  })
+  return { train = stream:batch(8), valid = valid:batch(30) }
+end
+function recipe.model() return nn.Sequential { nn.Linear(2, 8), nn.GELU(), nn.Linear(8, 2) } end
+function recipe.optimizer(_, model) return optim.AdamW(model, { lr = 3e-2 }) end
+function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x), batch.y) end
+function recipe.finish(run)
+  local labels = run:pseudo_labels()
+  if #labels == 0 then return end
+  print(#labels, labels[1].file:match "data.generate at labels.lua:%d+", labels[1].round <= labels[#labels].round + 9)
+end
+return recipe
+"#;
+
+/// The labels are States: a resume has the same ones and the same samples, a replay of an edited run too, and an edit of the filter keeps
+/// them bit for bit until the next round.
+#[test]
+fn pseudo_labels_resume_replay_and_reload() {
+    let p = place();
+    p.file("labels.lua", PSEUDO);
+    let ok = |args: &[&str]| {
+        let r = p.run(args);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{args:?}");
+        r.out
+    };
+    let state = |dir: &str, step: u32| {
+        let path = p.path(&format!("{dir}/checkpoints/step-{step}/optimizer.safetensors"));
+        let bytes = std::fs::read(path).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        ["label", "confidence", "round", "place"].map(|name| {
+            let at = &header[format!("data.pseudo.{name}")]["data_offsets"];
+            let at = [0, 1].map(|k| 8 + length + at[k].as_u64().unwrap() as usize);
+            bytes[at[0]..at[1]].to_vec()
+        })
+    };
+    let out = ok(&["run", "labels.lua", "--run-dir", "whole", "--checkpoint-every", "1", "--keep", "0"]);
+    assert!(out.contains("data.generate at labels.lua:6\ttrue"), "{out}");
+    for step in ["1", "5", "6", "7", "13", "26"] {
+        ok(&["run", "labels.lua", "--quiet", "--run-dir", step, "--steps", step]);
+        ok(&["run", "labels.lua", "--quiet", "--run-dir", step, "--resume", "--steps", "48"]);
+        assert_eq!(weights(&p, step), weights(&p, "whole"), "{step}");
+        let samples = |dir: &str| std::fs::read(p.path(&format!("{dir}/samples.bin"))).unwrap().len();
+        assert!(samples(step) > 0 && samples("whole") > 0);
+        assert_eq!(state(step, 48), state("whole", 48), "{step}");
+    }
+    assert_ne!(state("whole", 6), state("whole", 5));
+    assert_eq!(state("whole", 10), state("whole", 6));
+    assert_ne!(state("whole", 11), state("whole", 10));
+    // An edit after step 20 holds from the round of step 21 on.
+    ok(&["run", "labels.lua", "--quiet", "--run-dir", "edited", "--steps", "20"]);
+    p.file("labels.lua", PSEUDO.replace("confidence = p.confidence", "confidence = p.confidence + 0.2"));
+    let args = ["run", "labels.lua", "--quiet", "--run-dir", "edited", "--resume", "--edited", "--steps", "48"];
+    ok(&[&args[..], &["--checkpoint-every", "1", "--keep", "0"]].concat());
+    let kept = state("edited", 20);
+    assert_eq!(kept, state("whole", 20));
+    assert_ne!(state("edited", 21), state("whole", 21));
+    for dir in ["whole", "13", "edited"] {
+        let again = format!("{dir}-again");
+        ok(&["replay", dir, "--run-dir", &again]);
+        assert_eq!(weights(&p, dir), weights(&p, &again));
+        assert_eq!(state(dir, 48), state(&again, 48));
+    }
+}

@@ -16,7 +16,7 @@ use std::process::Command;
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
 /// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
-const RUNS: [(&str, &str); 16] = [
+const RUNS: [(&str, &str); 19] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),
     ("autoencoder", "autoencoder.lua --steps 100"),
@@ -25,6 +25,9 @@ const RUNS: [(&str, &str); 16] = [
     ("clean", "clean.lua --set channels=4 --set review=20 --steps 60"),
     ("sft", "sft.lua --set layers=2 --set width=64 --set samples=1 --steps 20"),
     ("regression", "regression.lua --steps 100"),
+    ("tabular", "tabular.lua --set rows=1000 --steps 60"),
+    ("pseudo", "pseudo.lua --set channels=4 --set start=20 --set every=20 --set confidence=0.3 --steps 60"),
+    ("dpo", "dpo.lua --set layers=1 --set width=32 --set count=100 --set supervised=12 --steps 20"),
     ("gan", "gan.lua --set hidden=32 --steps 40"),
     ("vae", "vae.lua --set hidden=32 --steps 40"),
     ("gpt2", "gpt2.lua --set size=tiny --set vocab=512 --set context=32 --set batch=2 --steps 3 --precision bf16"),

@@ -29,6 +29,7 @@ local tree = require "perilune.tree"
 ---@field records perilune.NativeRecords? what its samples are the records of
 ---@field live perilune.LiveMixture? of records that are a mixture whose weights are a function
 ---@field packed boolean? of records: whether `pack` has made them, so that a sequence has several documents
+---@field pseudo perilune.PseudoLabels? of records that the model in training labels
 ---@field tokens integer? tokens in a sample of text
 ---@field context integer? positions in the sequence of a sample: dim 1 of tensors of that size
 ---@field checked perilune.CheckedRecords? of records: what checks of data read
@@ -43,7 +44,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, packed: boolean?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, pseudo: perilune.PseudoLabels?, packed: boolean?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -83,13 +83,19 @@ end
 ---@field size fun(self): integer
 ---@field varies fun(self): boolean whether epochs differ
 ---@field get fun(self, index: integer): table<string, any>
----@field origins fun(self, index: integer): {file: string, row: integer, line: integer?}[]
+---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?}[]
 ---@field mixture fun(self): string[]?, string? names and schedule of the mixture whose records these are, one for one
 ---@field decide fun(self, first: integer, weights: number[]) gives the places from `first` on other weights
 ---@field resume_mixture fun(self, names: string[], schedule: string, sample: integer, live: boolean)
+---@field pseudo fun(self): integer?, integer? places of chosen records in 1,024 of a stream of pseudo-labels, and its seed
+---@field taken fun(self, index: integer): integer labelled records before a place of that stream
+---@field taken_by fun(self, seed: integer, share: integer, first: integer, taken: integer, chosen: boolean, index: integer): integer the same for a stream of other options
+---@field choose fun(self, first: integer, taken: integer, labels: {row: integer, class: integer, confidence: number, round: integer}[]) gives the places from `first` on these labels
+---@field digest fun(self, fields: string[]): integer hash of the content of all records
 ---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
+---@field preference fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field filter fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field flat_map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field shuffle fun(self, seed: integer): perilune.NativeRecords
@@ -105,11 +111,13 @@ end
 ---@field sort fun(self, key: string|function, descending: boolean): perilune.NativeRecords
 ---@field group fun(self, key: string|function): perilune.NativeRecords
 ---@field unique fun(self, fields: string[]): perilune.NativeRecords
+---@field without fun(self, other: perilune.NativeRecords, fields: string[]): perilune.NativeRecords
 ---@field sample fun(self, count: integer, seed: integer): perilune.NativeRecords
 ---@field part fun(self, op: string, seed: integer, low: number, high: number): perilune.NativeRecords
 ---@field cached fun(self): perilune.NativeRecords
 ---@field bucket fun(self, field: string, batch: integer, seed: integer): perilune.NativeRecords
 ---@field pack fun(self, options: table): perilune.NativeRecords
+---@field fit_columns fun(self, numbers: string[], categories: string[]): {count: integer, mean: number, deviation: number}[], (string|integer|boolean)[][]
 ---@field reader fun(self, pads: table[], threads: integer?): string[], perilune.NativeBatches
 
 ---@class perilune.NativeBatches
@@ -131,6 +139,34 @@ end
 ---@return perilune.NativeRecords
 function native.record_list(list)
   return bound.record_list(list)
+end
+
+---Makes a source of records that a function makes of their numbers.
+---@param count integer
+---@param fn fun(number: integer): table<string, any>
+---@param seed integer
+---@return perilune.NativeRecords
+function native.generate(count, fn, seed)
+  return bound.generate(count, fn, seed)
+end
+
+---Mixes labelled records with those that a model labels.
+---@param labelled perilune.NativeRecords
+---@param unlabelled perilune.NativeRecords
+---@param field string the label
+---@param share number
+---@param seed integer
+---@return perilune.NativeRecords
+function native.pseudo(labelled, unlabelled, field, share, seed)
+  return bound.pseudo(labelled, unlabelled, field, share, seed)
+end
+
+---Returns the records beneath a shuffle, or these.
+---@param op string
+---@param set perilune.NativeRecords
+---@return perilune.NativeRecords
+function native.unordered(op, set)
+  return bound.unordered(op, set)
 end
 
 ---@type userdata null in a list of a record

@@ -29,6 +29,7 @@ local loader = require "perilune.data.loader"
 ---@field parts table<integer, perilune.Parts> by seed
 ---@field checked perilune.CheckedRecords? what checks of data read, of records that have been encoded
 ---@field live perilune.LiveMixture? of a mixture whose weights are a function
+---@field pseudo perilune.PseudoLabels? of records that the model in training labels
 local Records = {}
 local meta = { __index = Records }
 function meta.__tostring(records) return ("records: %d"):format(records.native:size()) end
@@ -41,7 +42,7 @@ local UNITS <const> = 1 << 30
 ---@param like perilune.Records? whose options of batches stay
 ---@return perilune.Records
 local function new(made, like)
-  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {}, checked = like and like.checked, live = like and like.live }, meta) --[[@as perilune.Records]]
+  return setmetatable({ native = made, pads = like and like.pads or {}, context = like and like.context, parts = {}, checked = like and like.checked, live = like and like.live, pseudo = like and like.pseudo }, meta) --[[@as perilune.Records]]
 end
 
 ---Makes a dataset of encoded records, which remembers the texts for checks.
@@ -70,7 +71,7 @@ local function natives(op, others)
   local out = {}
   for i, other in ipairs(others) do
     local set = records(op, other)
-    if set.live then pl.error(op, "a dataset is a mixture whose weights are a function", "apply " .. op .. " to the datasets that it mixes") end
+    if set.live or set.pseudo then pl.error(op, "a dataset is a mixture that changes during the run", "apply " .. op .. " to the datasets that it mixes") end
     out[i] = set.native
   end
   return out
@@ -112,9 +113,10 @@ function Records:get(index)
   return self.native:get(index)
 end
 
----Lists the rows of files that a record is made of: one, or several of a pack or a group. Lines count from 1, rows from 0.
+---Lists the rows of files that a record is made of: one, or several of a pack or a group. Lines count from 1, rows from 0. Of a record that the
+---model has labelled (data.pseudo) they have the label, its confidence and the round that gave it.
 ---@param index integer
----@return {file: string, row: integer, line: integer?}[]
+---@return {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?}[]
 function Records:origins(index)
   check.whole("records:origins", "index", index, 0)
   if self:size() == 0 then pl.error("records:origins", "there are no records", "look at the filters before it") end
@@ -162,6 +164,31 @@ end
 ---@return perilune.Records
 function Records:chat(tokenizer, opts)
   return encoded(self.native:chat(tokenizer, opts), self, tokenizer)
+end
+
+---@class perilune.PreferenceOptions: perilune.RenderOptions
+---@field length integer positions of a row
+---@field prompt string? field, "prompt" by default
+---@field chosen string? field of the preferred answer, "chosen" by default
+---@field rejected string? field of the other one, "rejected" by default
+---@field too_long ("error"|"truncate")? "truncate" cuts answers at their end
+---@field end_with string? token behind an answer of text, such as "<|endoftext|>"
+---@field padding integer? id behind the answers, 0 by default
+---@field keep string[]? fields that stay, such as a number of the pair
+---@field specials ("text"|"parse")?
+---@field add_specials boolean? those of the tokenizer in front of a prompt of text
+
+---Encodes preference pairs { prompt, chosen, rejected }, for direct preference optimization (Rafailov et al. 2023): texts, or lists of messages,
+---which the chat template renders. A record has `x` (2, T) i32 and `y` (2, T) i64, the next token in the answer and -100 elsewhere; row 0 is that
+---of the chosen answer. Both rows have the same tokens in front of it. A batch is (B, 2, T): `x:flatten(0, 1)` has the rows of a pair side by side.
+---  local pairs = data.jsonl("pairs.jsonl"):preference(tokenizer, { length = 512 })
+---@param tokenizer perilune.Tokenizer
+---@param opts perilune.PreferenceOptions
+---@return perilune.Records
+function Records:preference(tokenizer, opts)
+  local out = new(self.native:preference(tokenizer, opts), self)
+  out.checked = { texts = self.checked and self.checked.texts or self.native }
+  return out
 end
 
 ---Keeps the records for which a function returns true.
@@ -291,6 +318,17 @@ function Records:unique(fields)
   return new(self.native:unique(fields and names("records:unique", fields) or {}), self)
 end
 
+---Leaves out the records whose content another dataset has, by hash: rows of an evaluation that are in the training data too.
+---All fields are compared, or those that are named. Numbers are compared by value, so 1 equals 1.0, and texts by their bytes.
+---  local train = all:without(valid, "text")
+---@param other perilune.Records
+---@param fields (string|string[])? by default all, which both datasets must have
+---@return perilune.Records
+function Records:without(other, fields)
+  local op = "records:without"
+  return new(self.native:without(records(op, other).native, fields and names(op, fields) or {}), self)
+end
+
 ---Draws `n` records without replacement, the same in every epoch.
 ---@param n integer
 ---@param seed integer?
@@ -409,6 +447,10 @@ function Records:batch(size, opts)
     pl.error(op, "a stage after a mixture whose weights are a function changes the order of its records",
       "apply it to the datasets that are mixed; only map, tokenize, chat, select, rename and pad may follow")
   end
+  if self.pseudo and not self.native:pseudo() then
+    pl.error(op, "a stage after data.pseudo changes the order of its records",
+      "apply it to the datasets that data.pseudo gets; only map, tokenize, chat, select, rename and pad may follow")
+  end
   local columns, reader = self.native:reader(self.pads, o.threads)
   local set = self.native
   ---@return integer[]
@@ -433,7 +475,8 @@ function Records:batch(size, opts)
   end
   return loader.new(op, { n = self:size(), size = size, shuffled = set:varies(), drop_last = o.drop_last, make = make, prefetch = prefetch,
                           ids = ids, what = "records", records = set, context = o.context or self.context, tokens = self.context,
-                          checked = self.checked or { texts = set }, live = self.live, packed = self.context ~= nil })
+                          checked = self.checked or { texts = set }, live = self.live, pseudo = self.pseudo,
+                          packed = self.context ~= nil })
 end
 
 return { new = new, of = records }

@@ -17,6 +17,26 @@ local function list(list)
   return new(native.record_list(list))
 end
 
+-- The most records of data.generate: numbers of all epochs of a run stay far from overflow.
+local MOST <const> = 1 << 48
+
+---Makes a source of `n` records by a function of their numbers, from 0. Nothing is stored: the function runs in parallel workers where a batch
+---needs the record, as that of records:map, and must depend on the number alone. Its `math.random` is a function of the seed and the number.
+---Each epoch has the same records. `records:origins` names the line of the function and the number.
+---  local pairs = data.generate(1000, function(i) return { x = { math.random(), math.random() }, y = i % 2 } end, { seed = 1 })
+---@param n integer
+---@param fn fun(number: integer): perilune.Record
+---@param opts {seed: integer?}? seed: 0 by default
+---@return perilune.Records
+local function generate(n, fn, opts)
+  local op = "data.generate"
+  local o = check.options(op, opts, { seed = 0 })
+  check.whole(op, "seed", o.seed, 0)
+  if type(fn) ~= "function" then pl.error(op, "the function is " .. check.show(fn), "give function(i) return { x = ... } end") end
+  check.between(op, "n", check.whole(op, "n", n), 1, MOST)
+  return new(native.generate(n, fn, o.seed))
+end
+
 ---@param op string
 ---@param paths any
 ---@param hash perilune.Hash?
@@ -208,6 +228,7 @@ local function mix(sets, weights, opts)
     if name:find "[\n;]" then pl.error(op, ("the name %q of a dataset contains a line break or a semicolon"):format(name), "use letters and digits") end
     local set = of(op, sets[name])
     if set.live then pl.error(op, ("'%s' is a mixture whose weights are a function"):format(name), "mix all datasets at once, with one function") end
+    if set.pseudo then pl.error(op, ("'%s' has pseudo-labels"):format(name), "mix the labelled records that data.pseudo gets") end
     parts[i] = { name = name, set = set.native, weight = first[i] }
     like = like or set
   end
@@ -216,4 +237,4 @@ local function mix(sets, weights, opts)
   return mixed
 end
 
-return { list = list, mix = mix, jsonl = jsonl, lines = lines, parquet = parquet, arrow = arrow, table = table_, json = json, records = by_ending }
+return { list = list, generate = generate, mix = mix, jsonl = jsonl, lines = lines, parquet = parquet, arrow = arrow, table = table_, json = json, records = by_ending }

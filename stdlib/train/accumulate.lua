@@ -64,7 +64,15 @@ function Accumulator:add(metrics)
   end
   self.loss = add(self.loss, self.sum, 1)
   metrics = combine.split(metrics, self.rules)
-  for _, name in ipairs(tree.names(metrics)) do self.metrics[name] = add(self.metrics[name], metrics[name], self.weight) end
+  for _, name in ipairs(tree.names(metrics)) do
+    if combine.is_joined(name) then
+      local list = self.metrics[name] or {}
+      list[#list + 1] = metrics[name]:detach()
+      self.metrics[name] = list
+    else
+      self.metrics[name] = add(self.metrics[name], metrics[name], self.weight)
+    end
+  end
   self.total = self.total and self.total + self.weight or self.weight
 end
 
@@ -81,7 +89,7 @@ end
 function Accumulator:means()
   if self.single then return self.loss, self.metrics end
   local loss, metrics = self.loss / self.total --[[@as perilune.Tensor]], {} ---@type perilune.Tensor, table<string, any>
-  for _, name in ipairs(tree.names(self.metrics)) do metrics[name] = self.metrics[name] / self.total end
+  for _, name in ipairs(tree.names(self.metrics)) do metrics[name] = combine.is_joined(name) and self.metrics[name] or self.metrics[name] / self.total end
   return loss, combine.join(metrics, self.rules)
 end
 

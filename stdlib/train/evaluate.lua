@@ -10,6 +10,8 @@ local mixture = require "perilune.train.mixture"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
 
+local evaluation = {}
+
 ---@class (partial) perilune.Run
 local Run = {}
 
@@ -32,7 +34,7 @@ end
 ---@param k integer
 ---@return table<string, any> values { loss =, [".metric"] = }; without loss if the recipe returned metrics alone
 ---@return any weight of the batch, a number or a scalar tensor
-local function record_batch(run, loader, k)
+function evaluation.record_batch(run, loader, k)
   local fn, name = run.recipe.evaluate, "evaluate"
   if not fn then fn, name = recipes.part(run.recipe, "loss", true), "loss" end
   return pl.no_grad(function()
@@ -48,6 +50,19 @@ local function record_batch(run, loader, k)
     if weight == nil then weight = select(2, native.loss_sum(loss)) or samples end
     for key, value in pairs(metrics) do values["." .. key] = value end
     return values, weight
+  end)
+end
+
+---Puts a run into evaluation mode, with the averaged weights if the recipe has `ema`, until the enclosing block ends, also by an error.
+---@param run perilune.Run
+---@return table closer
+function evaluation.mode(run)
+  run.model:eval()
+  if run.ema then native.undisturbed(function() run.ema:swap() end) end
+  -- A hot-reloaded run continues after an error, so its own weights must come back.
+  return scope.finally(function()
+    if run.ema then run.ema:swap() end
+    run.model:train()
   end)
 end
 
@@ -69,11 +84,7 @@ function Run:evaluate(split, limit)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
   local mean = require("perilune.metrics").Mean()
-  local _back <close> = scope.finally(function() self.model:train() end)
-  self.model:eval()
-  if self.ema then native.undisturbed(function() self.ema:swap() end) end
-  -- A hot-reloaded run continues after an error, so its own weights must come back.
-  local _unswap <close> = scope.finally(function() if self.ema then self.ema:swap() end end)
+  local _back <close> = evaluation.mode(self)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   local rules = {} ---@type table<string, perilune.train.Rule>
@@ -81,7 +92,7 @@ function Run:evaluate(split, limit)
     local weight
     local values = scope.evaluate(function()
       local _placed <close> = scope.at_place(self)
-      local all, w = record_batch(self, loader, k)
+      local all, w = evaluation.record_batch(self, loader, k)
       all, weight = combine.split(all, rules), w
       if pl.is_tensor(weight) then all.weight, weight = weight, nil end
       return all
@@ -99,4 +110,6 @@ function Run:evaluate(split, limit)
   return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, format.metrics(r.loss, r)) end })
 end
 
-return { methods = Run, record_batch = record_batch }
+evaluation.methods = Run
+
+return evaluation

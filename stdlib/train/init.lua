@@ -20,9 +20,10 @@ local experts = require "perilune.train.experts"
 local options = require "perilune.train.options"
 local mesh = require "perilune.train.mesh"
 local parts = require "perilune.train.recipe"
+local preference = require "perilune.train.preference"
 local runs = require "perilune.train.run"
 
-local train = {}
+local train = { answer_log_probs = preference.answer_log_probs, dpo_loss = preference.dpo_loss }
 
 local function build_data(recipe, params)
   local data = parts.part(recipe, "data", true)(params)

@@ -11,6 +11,7 @@ local format = require "perilune.train.format"
 local mixture = require "perilune.train.mixture"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
+local pseudo = require "perilune.train.pseudo"
 local record = require "perilune.train.record"
 local sample_log = require "perilune.train.sample_log"
 local scope = require "perilune.train.scope"
@@ -149,6 +150,7 @@ function Run:step(n)
   for _ = 1, n and check.whole("run:step", "n", n) or 1 do
     result = take_step(self, function() return record.next_batches(self) end)
     mixture.after_step(self, result)
+    pseudo.after_step(self)
     call_hook(self)
   end
   return result
@@ -189,7 +191,7 @@ function Run:rates()
 end
 
 for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run",
-                        require "perilune.train.packing", sample_log } do
+                        require "perilune.train.packing", sample_log, pseudo } do
   for name, method in pairs(part.methods) do Run[name] = method end
 end
 
@@ -200,6 +202,7 @@ local function new(fields)
   local run = setmetatable(fields, meta) --[[@as perilune.Run]]
   position.start(run)
   mixture.start(run)
+  pseudo.start(run)
   return run
 end
 

@@ -4,12 +4,13 @@ local check = require "perilune.check"
 local mixture = require "perilune.train.mixture"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
+local pseudo = require "perilune.train.pseudo"
 local tree = require "perilune.tree"
 
 ---@class (partial) perilune.Run
 local Run = {}
 
----Lists every State of the run under its checkpoint name: model.*, optim.*, ema.*, scaler.*, recipe.*.
+---Lists every State of the run under its checkpoint name: model.*, optim.*, ema.*, scaler.*, data.*, recipe.*.
 ---@return perilune.Entry[]
 function Run:states()
   local out = {}
@@ -20,6 +21,7 @@ function Run:states()
   append("optim", optimizers.states(self))
   if self.ema then append("ema", self.ema:states()) end
   if self.scaler then append("scaler", self.scaler:states()) end
+  append("data", pseudo.states(self))
   if self.recipe.states then append("recipe", tree.states(self.recipe.states)) end
   return out
 end
@@ -54,6 +56,7 @@ function Run:seek(cursor, slots)
   self.stopped = cursor.stopped or false
   position.load(self, cursor)
   mixture.load(self, cursor)
+  pseudo.load(self, cursor)
   optimizers.load(self, cursor, slots)
   if self.ema then self.ema.count = cursor.ema_updates or self.count end
   if self.early_stop then self.early_stop.best, self.early_stop.bad = cursor.best, cursor.bad or 0 end

@@ -182,6 +182,21 @@ print(pl.data.table("bomb.csv.gz"))
 local pl = require "perilune"
 print(pl.data.lines("bomb.csv.gz"))
 
+--# generate_scan: scan records without number
+--# expect: error
+local pl = require "perilune"
+print(pl.data.generate(1 << 46, function(i) return { i = i } end):filter(function() return true end):size())
+
+--# generate_values: make a record of more values than a worker may hold
+--# expect: error
+local pl = require "perilune"
+print(pl.data.generate(4, function(i) return { x = ("x"):rep(1 << 30) } end):get(0))
+
+--# preference_length: encode pairs in rows of gigabytes
+--# expect: error
+local pl = require "perilune"
+print(pl.data.list({ { prompt = "a", chosen = "b", rejected = "c" } }):preference(pl.data.bytes(), { length = 1 << 40 }):get(0))
+
 --# gzip_allowed: unpack a small archive within a limit of one's own
 --# expect: error
 local pl = require "perilune"

@@ -291,6 +291,16 @@ return require "base" { params = { steps = -5 } }
 --# expect: error
 return require "base" { params = { steps = 0.5 } }
 
+--# generate_numbers: shuffle more records than a permutation can hold
+--# expect: error
+local pl = require "perilune"
+print(pl.data.generate(math.maxinteger, function(i) return { i = i } end):shuffle(1):get(0))
+
+--# generate_far: read a record far behind the first epoch
+--# expect: fine
+local pl = require "perilune"
+print(pl.data.generate(1 << 47, function(i) return { i = i } end):shuffle(1):get(math.maxinteger).i)
+
 --# state_names: name States so that a checkpoint cannot hold them
 --# expect: any
 local pl = require "perilune"

@@ -40,6 +40,64 @@ describe("classes", function()
   end)
 end)
 
+describe("auc", function()
+  local cases = require("golden.tables").auc
+
+  it("is scikit-learn's, with ties and rare classes", function()
+    for _, case in ipairs(cases) do
+      local scores, labels = pl.tensor(case.scores, { dtype = "f32" }), pl.tensor(case.labels, { dtype = "i64" })
+      expect(metrics.auc(scores, labels):item()):to_be_near(case.area, 1e-6)
+      expect(metrics.auc(scores:exp(), labels:eq(1)):item()):to_be_near(case.area, 1e-6)
+      expect(metrics.auc(-scores, labels:to("f32")):item()):to_be_near(1 - case.area, 1e-6)
+    end
+    expect(metrics.auc(pl.zeros { 2, 5 }, pl.arange(10):view(2, 5) % 2):item()):to_be(0.5)
+  end)
+
+  it("over batches is that of all samples", function()
+    local case = cases[3]
+    local scores, labels = pl.tensor(case.scores, { dtype = "f32" }), pl.tensor(case.labels, { dtype = "i64" })
+    local mean, at = metrics.Mean(), 0
+    for _, n in ipairs { 7, 100, 93 } do
+      mean:add({ auc = metrics.auc(scores:narrow(0, at, n), labels:narrow(0, at, n)), loss = n }, n)
+      at = at + n
+    end
+    local result = mean:result()
+    expect(result.auc):to_be_near(case.area, 1e-6)
+    expect(result.loss):to_be_near((7 * 7 + 100 * 100 + 93 * 93) / 200)
+    expect(next(result, next(result, next(result)))):to_be(nil)
+  end)
+
+  it("counts labels of 0 and 1 only, and is NaN where it has no meaning", function()
+    local scores = pl.tensor { 0.1, 0.9, 0.5, 0.7 }
+    expect(metrics.auc(scores, pl.tensor { 0, 0, 1, -100 }):item()):to_be(0.5)
+    local function nan(value) return value ~= value end
+    expect(nan(metrics.auc(scores, pl.tensor { 1, 1, 1, 1 }):item())):to_be(true)
+    expect(nan(metrics.auc(scores, pl.tensor { 0, 0, 0, 0 }):item())):to_be(true)
+    expect(nan(metrics.auc(pl.tensor { 0.1, 0 / 0 }, pl.tensor { 0, 1 }):item())):to_be(true)
+    expect(nan(metrics.auc(pl.tensor { 0.1 }, pl.tensor { 1 }):item())):to_be(true)
+    expect(function() metrics.auc(scores:unsqueeze(1), pl.tensor { 0, 0, 1, 1 }) end):to_raise "scores of shape {4, 1} and labels of shape {4} differ"
+    expect(function() metrics.auc(scores, 1) end):to_raise "the labels are 1"
+    expect(function() metrics.auc(pl.zeros { 0 }, pl.zeros { 0 }) end):to_raise "there are no samples"
+  end)
+
+  it("is that of all samples in evaluations and over micro-batches", function()
+    local case = cases[3]
+    local set = pl.data.tensors { x = pl.tensor(case.scores, { dtype = "f32" }), y = pl.tensor(case.labels, { dtype = "i64" }) }
+    local recipe = pl.recipe { name = "auc", params = { steps = 2 } }
+    recipe.accumulate = 4
+    function recipe.data() return { train = set:batch(50), valid = set:batch(64) } end
+    function recipe.model() return pl.nn.module { w = pl.state(pl.ones { 1 }), forward = function(m, x) return m.w * x end } end
+    function recipe.optimizer(_, model) return pl.optim.SGD(model, { lr = 0 }) end
+    function recipe.loss(model, batch)
+      local scores = model(batch.x)
+      return scores:mean(), { auc = metrics.auc(scores, batch.y) }
+    end
+    local run = pl.train.new(recipe)
+    expect(run:step().metrics.auc:item()):to_be_near(case.area, 1e-6)
+    expect(run:evaluate("valid").auc):to_be_near(case.area, 1e-6)
+  end)
+end)
+
 describe("numbers", function()
   local y, target = pl.tensor { 1.0, 2.0, 4.0 }, pl.tensor { 1.0, 3.0, 2.0 }
 

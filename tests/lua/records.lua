@@ -89,6 +89,22 @@ describe("records", function()
     expect(held:size() + others:size()):to_be(100)
   end)
 
+  it("leaves out the records that another dataset has", function()
+    local held = data.list { { id = 3.0, text = "xxx", label = "odd" }, { id = 4, text = "xxxx", label = "even" }, { id = 5, text = "", label = "even" } }
+    -- The third differs in its label.
+    expect(ids(numbers(7):without(held))):to_equal { 0, 1, 2, 5, 6 }
+    expect(ids(numbers(7):without(held, "id"))):to_equal { 0, 1, 2, 6 }
+    expect(ids(numbers(7):without(held:select("text"):shuffle(1), { "text" }))):to_equal { 1, 2, 6 }
+    expect(ids(numbers(7):shuffle(2):without(held), 10)):to_equal(ids(numbers(7):without(held):shuffle(2), 10))
+    expect(numbers(7):without(numbers(9)):size()):to_be(0)
+    expect(numbers(7):without(numbers(9):filter(function() return false end)):size()):to_be(7)
+    expect(function() numbers(7):without(held, "txt") end):to_raise "no record has a field 'txt'"
+    expect(function() numbers(7):without(held, "txt") end):to_raise "did you mean 'text'?"
+    expect(function() numbers(7):without(held:select { "text" }) end):to_raise "the records have the fields id, label, text, and the others text"
+    expect(function() numbers(7):without(numbers(4):shuffle(1):take(2)) end):to_raise "needs the same records in every epoch"
+    expect(function() numbers(7):without "valid" end):to_raise "give a dataset of records"
+  end)
+
   it("mixes by weights", function()
     local mixed = data.mix({ a = numbers(30), b = numbers(7):map(function(r) return { id = r.id + 100 } end):cache() }, { a = 3, b = 1 })
     local far = 0

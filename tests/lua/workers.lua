@@ -105,6 +105,55 @@ describe("the results of functions", function()
   end)
 end)
 
+describe("data.generate", function()
+  local function make(n, seed)
+    local scale = 10
+    return data.generate(n, function(i) return { id = i, x = scale * i, draw = math.random(1000000) } end, { seed = seed })
+  end
+
+  it("makes each record of its number, the same in each epoch and for any number of workers", function()
+    local made = make(50, 3)
+    expect(made:size()):to_be(50)
+    expect(made:get(7).x):to_be(70)
+    expect(made:get(57)):to_equal(made:get(7))
+    expect(made:get(7).draw ~= made:get(8).draw):to_be(true)
+    expect(make(50, 3):get(9)):to_equal(made:get(9))
+    expect(make(50, 4):get(9).draw ~= made:get(9).draw):to_be(true)
+    -- More records change none of the first ones.
+    expect(make(500, 3):get(9)):to_equal(made:get(9))
+    local want = {}
+    for k = 0, 9 do want[k] = make(50, 3):shuffle(1):batch(16, { threads = 1 }):batch_at(k).draw:tolist() end
+    for _, threads in ipairs { 2, 7 } do
+      local loader = make(50, 3):shuffle(1):batch(16, { threads = threads })
+      for k = 9, 0, -1 do expect(loader:batch_at(k).draw:tolist()):to_equal(want[k]) end
+    end
+  end)
+
+  it("names the line of the function and the number of the record", function()
+    local origin = make(5):filter(function(r) return r.id > 1 end):origins(1)[1]
+    expect(origin.row):to_be(3)
+    expect(origin.file):to_contain "data.generate at "
+    expect(origin.file):to_contain "workers.lua:"
+    local broken = data.generate(9, function(i) return { x = i > 3 and nil + 1 or i } end)
+    expect(broken:get(3).x):to_be(3)
+    expect(function() broken:get(4) end):to_raise "record 4: "
+    expect(function() data.generate(9, function() return 3 end):get(2) end):to_raise "record 2: the function returns an integer"
+  end)
+
+  it("refuses what it cannot make, and functions of more than the number", function()
+    local state, count = pl.state(pl.ones { 2 }), 0
+    expect(function() data.generate(0, function() return {} end) end):to_raise "n is 0, but must be a whole number of at least 1"
+    expect(function() data.generate(3, "x") end):to_raise "give function(i)"
+    expect(function() data.generate(3, function() return {} end, { sed = 1 }) end):to_raise "Did you mean 'seed'?"
+    expect(function() data.generate(3, function() return { x = state } end) end):to_raise "upvalue 'state' is a State"
+    local counted = data.generate(30, function(i)
+      count = count + 1
+      return { x = i + count }
+    end)
+    expect(function() counted:batch(4) end):to_raise "the results in two workers differ"
+  end)
+end)
+
 describe("errors of functions", function()
   it("name the record, its origin and the line", function()
     local broken = numbers(40):map(function(r)

@@ -183,6 +183,17 @@ fn small_recipes() {
     every_mode("gru.lua", &[("batch", "8")], None, &F32);
 }
 
+/// Metrics over all samples of an evaluation; labels of the model after steps 1 and 3; a reference that the run computes after step 2.
+#[test]
+fn data_strategies() {
+    every_mode("tabular.lua", &[("rows", "600"), ("hidden", "16")], None, &F32);
+    let rounds = [("channels", "4"), ("start", "1"), ("every", "2"), ("confidence", "0"), ("batch", "32")];
+    every_mode("pseudo.lua", &rounds, None, &F32);
+    let small =
+        [("layers", "1"), ("heads", "2"), ("width", "32"), ("count", "40"), ("batch", "8"), ("supervised", "2")];
+    every_mode("dpo.lua", &small, None, &F32);
+}
+
 /// Two optimizers, gradients of gradients; latent noise.
 #[test]
 fn gan_and_vae() {

@@ -202,6 +202,25 @@ fn regression() {
     pinned("regression", "regression.lua", &[]);
 }
 
+#[test]
+fn tabular() {
+    pinned("tabular", "tabular.lua", &[("rows", "1000")]);
+}
+
+/// Rounds of labels after steps 4, 6 and 8.
+#[test]
+fn pseudo() {
+    pinned("pseudo", "pseudo.lua", &[("channels", "4"), ("start", "4"), ("every", "2"), ("confidence", "0.2")]);
+}
+
+/// The reference is stored after step 5.
+#[test]
+fn dpo() {
+    let small =
+        [("layers", "1"), ("heads", "2"), ("width", "32"), ("count", "60"), ("batch", "4"), ("supervised", "5")];
+    pinned("dpo", "dpo.lua", &[&small[..], &[("warmup", "2"), ("lr", "1e-2")]].concat());
+}
+
 /// Two optimizers, gradients of gradients.
 #[test]
 fn gan() {

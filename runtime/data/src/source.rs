@@ -92,6 +92,11 @@ pub trait Source: Send + Sync + 'static {
         1
     }
 
+    /// The version of the samples. A batch that was announced under another one is made again.
+    fn version(&self) -> u64 {
+        0
+    }
+
     /// Appends one sample to the bytes of each column.
     fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()>;
 
@@ -110,6 +115,8 @@ pub trait Source: Send + Sync + 'static {
 /// A batch in progress.
 struct Job {
     samples: Samples,
+    /// That of the source when the batch was announced.
+    version: u64,
     state: Mutex<State>,
     done: Condvar,
     /// Whether the batch is no longer needed.
@@ -207,7 +214,9 @@ impl<S: Source> Prefetcher<S> {
     /// Returns a batch. If it was not announced, the order has changed: the announced batches are cancelled.
     /// After an interrupt the batch stays announced.
     pub fn take(&mut self, samples: &Samples) -> Result<HostBatch> {
-        let skipped = self.announced.iter().position(|job| job.samples == *samples).unwrap_or(self.announced.len());
+        let version = self.source.version();
+        let wanted = |job: &Arc<Job>| job.samples == *samples && job.version == version;
+        let skipped = self.announced.iter().position(wanted).unwrap_or(self.announced.len());
         self.announced.drain(..skipped).for_each(|job| job.cancelled.store(true, Ordering::Relaxed));
         let job = match self.announced.pop_front() {
             Some(job) => job,
@@ -237,7 +246,8 @@ impl<S: Source> Prefetcher<S> {
 
     /// Starts to make a batch that will be taken soon. Its errors are returned by `take`.
     pub fn announce(&mut self, samples: &Samples) {
-        if self.announced.iter().any(|job| job.samples == *samples) {
+        let version = self.source.version();
+        if self.announced.iter().any(|job| job.samples == *samples && job.version == version) {
             return;
         }
         let Ok(job) = self.start(samples) else { return };
@@ -264,9 +274,10 @@ impl<S: Source> Prefetcher<S> {
             .map(|column| host_memory::filled("batch", count.checked_mul(column.nbytes()?)?).ok());
         let columns = columns.collect::<Option<Vec<_>>>().ok_or_else(|| self.source.too_large(count))?;
         let grain = self.source.grain().max(1);
+        let version = self.source.version();
         let state = Mutex::new(State { columns, left: count.div_ceil(grain), failed: None });
-        let job =
-            Arc::new(Job { samples: samples.clone(), state, done: Condvar::new(), cancelled: AtomicBool::new(false) });
+        let (samples, done, cancelled) = (samples.clone(), Condvar::new(), AtomicBool::new(false));
+        let job = Arc::new(Job { samples, version, state, done, cancelled });
         for start in (0..count).step_by(grain) {
             let (job, source) = (job.clone(), self.source.clone());
             self.pool.spawn_fifo(move || job.make(&*source, start..count.min(start + grain)));

@@ -284,6 +284,9 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("char_tokenizer", lua.create_function(crate::tokenizer::chars)?)?;
     native.set("token_files", lua.create_function(crate::tokens::files)?)?;
     native.set("record_list", lua.create_function(crate::records::list)?)?;
+    native.set("pseudo", lua.create_function(crate::records::pseudo)?)?;
+    native.set("unordered", lua.create_function(crate::records::unshuffled)?)?;
+    native.set("generate", lua.create_function(crate::records::generate)?)?;
     native.set("record_file", lua.create_function(crate::record_files::open)?)?;
     native.set("null", Value::NULL)?;
     native.set("mix", lua.create_function(crate::records::mix)?)?;
@@ -321,6 +324,14 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set(
         "written_at",
         lua.create_function(|lua, f: Function| Ok(crate::options::written_at(&*host(lua)?, &f).0))?,
+    )?;
+    // Says something about the run that is no error, once.
+    native.set(
+        "notice",
+        lua.create_function(|lua, text: String| {
+            host(lua)?.engine.borrow_mut().diagnostics.notices.say(text);
+            Ok(())
+        })?,
     )?;
     native.set(
         "waited",

@@ -32,6 +32,7 @@ mod no_tail_calls;
 mod offline_source;
 mod optim;
 mod options;
+mod preference;
 mod print;
 mod reader;
 mod recipe_files;

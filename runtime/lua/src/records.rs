@@ -6,13 +6,14 @@ use crate::reader::Reader;
 use crate::recipe_files::fail;
 use crate::record_value::{self, Refused};
 use crate::workers;
-use mlua::{AnyUserData, IntoLua, Lua, MultiValue, Table, UserData, UserDataMethods, Value};
+use mlua::{AnyUserData, Function, IntoLua, Lua, MultiValue, Table, UserData, UserDataMethods, Value};
 use perilune_data::records::batch::{Pad, RecordBatches};
+use perilune_data::records::columns;
 use perilune_data::records::stages::{
-    self, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions,
+    self, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions, Pseudo, PseudoLabel,
 };
 use perilune_data::records::stages::{Range, Repeat, Scan, Shuffle, TooLong, Windows, Zip, commute};
-use perilune_data::records::{Dataset, Field, Length, List, RecordFn};
+use perilune_data::records::{Dataset, Field, Generate, Length, List, RecordFn};
 use std::sync::Arc;
 
 type Shared = Arc<dyn Dataset>;
@@ -78,7 +79,7 @@ impl UserData for RecordSet {
             let record = or_fail(lua, "records:get", this.0.get(index))?;
             record_value::table(lua, &record)
         });
-        // The rows of files that a record is made of: a list of { file, row, line }.
+        // The rows of files that a record is made of: a list of { file, row, line }, of a pseudo-label with { label, confidence, round }.
         methods.add_method("origins", |lua, this, index: u64| {
             let out = lua.create_table()?;
             for origin in or_fail(lua, "records:origins", this.0.origins(index))? {
@@ -86,6 +87,13 @@ impl UserData for RecordSet {
                 entry.raw_set("file", origin.file.display().to_string())?;
                 entry.raw_set("row", origin.row)?;
                 entry.raw_set("line", origin.line)?;
+                if let Some(set) = this.0.pseudo()
+                    && let Some(label) = or_fail(lua, "records:origins", set.label(index))?
+                {
+                    entry.raw_set("label", label.class)?;
+                    entry.raw_set("confidence", f64::from(label.confidence))?;
+                    entry.raw_set("round", label.round)?;
+                }
                 out.raw_push(entry)?;
             }
             Ok(out)
@@ -106,6 +114,33 @@ impl UserData for RecordSet {
                 or_fail(lua, "data.mix", mix.resume(&names, &text, sample, live))
             },
         );
+        // The places that chosen records get in a block of the stream of pseudo-labels, and its seed; nothing if this is none.
+        methods.add_method("pseudo", |_, this, ()| {
+            Ok(this.0.pseudo().map_or((None, None), |set| (Some(set.share()), Some(set.seed() as i64))))
+        });
+        methods.add_method("taken", |_, this, index: u64| Ok(this.0.pseudo().map_or(0, |set| set.taken(index))));
+        methods.add_method("taken_by", |_, _, (seed, share, first, taken, chosen, index): TakenBy| {
+            Ok(Pseudo::taken_by(seed as u64, share, first, taken, chosen, index))
+        });
+        // Gives the places from `first` on the labels of a list of { row, class, confidence, round }.
+        methods.add_method("choose", |lua, this, (first, taken, labels): (u64, u64, Table)| {
+            let Some(set) = this.0.pseudo() else { return Ok(()) };
+            let mut all = Vec::with_capacity(labels.raw_len());
+            for label in labels.sequence_values::<Table>() {
+                let label = label?;
+                let (row, class) = (label.get("row")?, label.get("class")?);
+                let (confidence, round) = (label.get::<f64>("confidence")? as f32, label.get("round")?);
+                all.push(PseudoLabel { row, class, confidence, round });
+            }
+            or_fail(lua, "data.pseudo", set.choose(first, taken, all))
+        });
+        // A hash of the content of all records in some fields.
+        methods.add_method("digest", |lua, this, fields: Table| {
+            let (op, fields) = ("data.pseudo", texts(fields)?);
+            let scan = scan(lua, op, None)?;
+            let hash = or_fail(lua, op, stages::digest(&*this.0, &fields, &scan))?;
+            Ok(hash[..8].iter().fold(0i64, |word, byte| word << 8 | i64::from(*byte)))
+        });
         methods.add_method("shuffle", |_, this, seed: i64| {
             Ok(RecordSet(Arc::new(Shuffle::new(this.0.clone(), seed as u64))))
         });
@@ -146,6 +181,10 @@ impl UserData for RecordSet {
             let f = crate::tokenizer::render_chat(lua, &tokenizer, options)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
         });
+        methods.add_method("preference", |lua, this, (tokenizer, options): (Value, Value)| {
+            let f = crate::tokenizer::preference(lua, &tokenizer, options)?;
+            Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
+        });
         methods.add_method("filter", |lua, this, (f, seed): (Value, Option<i64>)| {
             let op = "records:filter";
             let (f, scan) = (function(lua, op, f, seed, Some(&this.0))?, scan(lua, op, None)?);
@@ -181,6 +220,13 @@ impl UserData for RecordSet {
             let (op, fields) = ("records:unique", texts(fields)?);
             let scan = scan(lua, op, None)?;
             let made = commute("unique", &this.0, |inner| stages::unique(inner, &fields, &scan));
+            or_fail(lua, op, made).map(RecordSet)
+        });
+        methods.add_method("without", |lua, this, (other, fields): (AnyUserData, Table)| {
+            let (op, fields) = ("records:without", texts(fields)?);
+            let (other, scan) = (other.borrow::<RecordSet>()?.0.clone(), scan(lua, op, None)?);
+            let made = unordered("without", &other)
+                .and_then(|other| commute("without", &this.0, |inner| stages::without(inner, &*other, &fields, &scan)));
             or_fail(lua, op, made).map(RecordSet)
         });
         methods.add_method("part", |lua, this, (op, seed, low, high): (String, i64, f64, f64)| {
@@ -222,6 +268,29 @@ impl UserData for RecordSet {
             let made = commute("pack", &this.0, |inner| stages::pack(inner, options, &scan));
             or_fail(lua, op, made).map(RecordSet)
         });
+        // The fit of columns: a list of { count, mean, deviation } for those of numbers, a list of values for those of categories.
+        methods.add_method("fit_columns", |lua, this, (numbers, categories): (Table, Table)| {
+            let (op, numbers, categories) = ("data.fit_columns", texts(numbers)?, texts(categories)?);
+            let scan = scan(lua, op, None)?;
+            let fit = unordered(op, &this.0).and_then(|inner| columns::fit(&*inner, &numbers, &categories, &scan));
+            let fit = or_fail(lua, op, fit)?;
+            let (numbers, categories) = (lua.create_table()?, lua.create_table()?);
+            for column in &fit.numbers {
+                let entry = lua.create_table()?;
+                entry.raw_set("count", column.count)?;
+                entry.raw_set("mean", column.mean)?;
+                entry.raw_set("deviation", column.deviation)?;
+                numbers.raw_push(entry)?;
+            }
+            for column in &fit.categories {
+                let values = lua.create_table_with_capacity(column.len(), 0)?;
+                for value in column {
+                    values.raw_push(record_value::to_lua(lua, value)?)?;
+                }
+                categories.raw_push(values)?;
+            }
+            Ok((numbers, categories))
+        });
         // The names of the columns of a batch, and the reader of batches of one loader.
         methods.add_method("reader", |lua, this, (pads, threads): (Table, Option<usize>)| {
             let mut all = Vec::new();
@@ -238,6 +307,9 @@ impl UserData for RecordSet {
         });
     }
 }
+
+/// The arguments of `taken_by`: seed, share, first, taken, whether there are chosen records, index.
+type TakenBy = (i64, u64, u64, u64, bool, u64);
 
 /// The dataset in an order that all epochs share, for a stage that orders the records itself.
 fn unordered(what: &str, dataset: &Shared) -> perilune_data::Result<Shared> {
@@ -260,6 +332,30 @@ pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
         all.push(record);
     }
     lua.create_userdata(RecordSet(Arc::new(List::new("list", all))))
+}
+
+/// `native.pseudo(labelled, unlabelled, field, share, seed)`: mixes labelled records with those that a model labels.
+pub(crate) fn pseudo(
+    lua: &Lua,
+    (labelled, unlabelled, field, share, seed): (AnyUserData, AnyUserData, String, f64, i64),
+) -> mlua::Result<AnyUserData> {
+    const OP: &str = "data.pseudo";
+    let (labelled, unlabelled) =
+        (labelled.borrow::<RecordSet>()?.0.clone(), unlabelled.borrow::<RecordSet>()?.0.clone());
+    let set = or_fail(lua, OP, Pseudo::new(labelled, unlabelled, &field, share, seed as u64))?;
+    lua.create_userdata(RecordSet(Arc::new(set)))
+}
+
+/// `native.unordered(op, records)`: the records beneath a shuffle, or these.
+pub(crate) fn unshuffled(lua: &Lua, (op, records): (String, AnyUserData)) -> mlua::Result<AnyUserData> {
+    let set = or_fail(lua, &op, unordered(&op, &records.borrow::<RecordSet>()?.0))?;
+    lua.create_userdata(RecordSet(set))
+}
+
+/// `native.generate(count, function, seed)`: makes a source of records that a function makes of their numbers.
+pub(crate) fn generate(lua: &Lua, (count, function, seed): (u64, Function, i64)) -> mlua::Result<AnyUserData> {
+    let f = workers::carry_maker(lua, "data.generate", &function, seed as u64)?;
+    lua.create_userdata(RecordSet(Arc::new(Generate::new(count, f))))
 }
 
 /// `native.mix(parts, seed, live)`: mixes datasets by weights; a part is { name, set, weight }.

@@ -30,7 +30,7 @@ fn ids(ids: &[u32]) -> Value {
 }
 
 /// The message of an error of the tokenizer, as that of a function.
-fn of_function(error: Error) -> Error {
+pub(crate) fn of_function(error: Error) -> Error {
     match error {
         Error::Argument { .. } => Error::function(error.to_string()),
         other => other,
@@ -112,7 +112,7 @@ impl RecordFn for RenderChat {
 }
 
 /// A value as JSON.
-fn json(value: &Value) -> Json {
+pub(crate) fn json(value: &Value) -> Json {
     match value {
         Value::Null | Value::Bytes(_) | Value::Array(_) => Json::Null,
         Value::Bool(b) => Json::Bool(*b),

@@ -7,6 +7,7 @@ use crate::boundary::memory_limit;
 use crate::errors;
 use crate::functions::host;
 use crate::json;
+use crate::preference::Preference;
 use crate::recipe_files::{fail, fail_in_any_state, file_or_folder, input, text_arg};
 use crate::table;
 use crate::tensor::Tensor;
@@ -256,6 +257,60 @@ pub(crate) fn render_chat(lua: &Lua, tokenizer: &Value, options: Value) -> mlua:
     let field = o.text("field")?.unwrap_or_else(|| "messages".into());
     Ok(RenderChat { tokenizer, template, field, chat: o.chat()? })
 }
+
+/// The function of `records:preference(tokenizer, options)`.
+pub(crate) fn preference(lua: &Lua, tokenizer: &Value, options: Value) -> mlua::Result<Preference> {
+    const OP: &str = "records:preference";
+    const OWN: [&str; 9] =
+        ["add_specials", "chosen", "end_with", "keep", "length", "padding", "prompt", "rejected", "too_long"];
+    let known: Vec<&str> = OWN.into_iter().chain(RENDER).chain(["specials"]).collect();
+    let o = Options::new(lua, OP, options, &known)?;
+    let tokenizer = given(lua, OP, tokenizer)?;
+    let failed = |e| fail_in_any_state(lua, OP, e);
+    let template = o.text("template")?.map(|source| ChatTemplate::parse(&source)).transpose().map_err(failed)?;
+    let length = match o.get("length")? {
+        Value::Nil => {
+            let hint = "name the positions of a row: { length = 128 }";
+            return Err(errors::in_any_state(lua, OP, "option 'length' is missing", Some(hint.into())));
+        }
+        other => match as_int(&other).and_then(|n| usize::try_from(n).ok()).filter(|n| (1..=MAX_LENGTH).contains(n)) {
+            Some(n) => n,
+            None => return o.wrong("length", &other, "a number of positions"),
+        },
+    };
+    let padding = match o.get("padding")? {
+        Value::Nil => 0,
+        other => match as_int(&other).filter(|n| (0..=i64::from(i32::MAX)).contains(n)) {
+            Some(n) => n,
+            None => return o.wrong("padding", &other, "an id"),
+        },
+    };
+    let end = match o.text("end_with")? {
+        None => None,
+        Some(token) => match tokenizer.tokenizer.id(&token) {
+            Some(id) => Some(id),
+            None => return o.wrong("end_with", &o.get("end_with")?, "a token of the vocabulary"),
+        },
+    };
+    let keep = match o.get("keep")? {
+        Value::Nil => Vec::new(),
+        Value::Table(list) => list.sequence_values::<String>().collect::<mlua::Result<_>>()?,
+        other => return o.wrong("keep", &other, "a list of fields"),
+    };
+    let mut fields = ["prompt", "chosen", "rejected"].map(String::from);
+    for field in &mut fields {
+        if let Some(given) = o.text(field)? {
+            *field = given;
+        }
+    }
+    let truncate = o.word("too_long", &["error", "truncate"])? == "truncate";
+    let encode = Encode { parse_specials: o.parses()?, add_specials: o.flag("add_specials")? };
+    let chat = Chat { train_on: TrainOn::Last, parse_specials: o.parses()?, max_tokens: None, render: o.render()? };
+    Ok(Preference { tokenizer, template, fields, length, truncate, padding, end, keep, encode, chat })
+}
+
+/// The most positions of a row of a preference.
+const MAX_LENGTH: usize = 1 << 20;
 
 const RENDER: [&str; 5] = ["add_generation_prompt", "date", "template", "tools", "variables"];
 const CHAT: [&str; 8] =

@@ -3,6 +3,7 @@
 //! The first record decides the columns: a number is a scalar, a list of numbers an array. Integers are i64, other numbers f32, booleans
 //! bool; an array keeps its dtype. All records of a batch need the same shape, so lists of several lengths are padded to a given one.
 
+use super::stages::Pseudo;
 use super::{Dataset, Record, Value};
 use crate::error::{Error, Result};
 use crate::source::{Column, Sample, Source};
@@ -190,6 +191,10 @@ impl Source for RecordBatches {
 
     fn grain(&self) -> usize {
         GRAIN
+    }
+
+    fn version(&self) -> u64 {
+        self.dataset.pseudo().map_or(0, Pseudo::version)
     }
 
     fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()> {

@@ -1,6 +1,6 @@
 //! Defines `Dataset`, the trait of files of records and of every stage of a pipeline.
 
-use super::stages::Mix;
+use super::stages::{Mix, Pseudo};
 use super::value::Record;
 use crate::error::Result;
 use std::fmt;
@@ -77,6 +77,11 @@ pub trait Dataset: Send + Sync + 'static {
 
     /// Returns the mixture that the records are those of, one for one, if they are.
     fn mixture(&self) -> Option<&Mix> {
+        None
+    }
+
+    /// Returns the stream of pseudo-labels that the records are those of, one for one, if they are.
+    fn pseudo(&self) -> Option<&Pseudo> {
         None
     }
 

@@ -11,6 +11,28 @@ pub fn content(record: &Record) -> Fingerprint {
     *hasher.finalize().as_bytes()
 }
 
+/// The hash of a record's content as a person compares it: numbers by their value, whatever their type, and `null` as a field that is absent.
+pub fn by_value(record: &Record) -> Fingerprint {
+    content(&plain_record(record))
+}
+
+fn plain_record(record: &Record) -> Record {
+    let fields = record.fields.iter().filter(|(_, value)| *value != Value::Null);
+    Record { fields: fields.map(|(name, value)| (name.clone(), plain(value))).collect() }
+}
+
+/// Replaces integers by the number that equals them, where there is one.
+fn plain(value: &Value) -> Value {
+    match value {
+        Value::Int(i) if (*i as f64) as i64 == *i && i.unsigned_abs() <= 1 << 53 => Value::Float(*i as f64),
+        // -0 is 0.
+        Value::Float(x) => Value::Float(x + 0.0),
+        Value::List(list) => Value::List(list.iter().map(plain).collect()),
+        Value::Map(record) => Value::Map(plain_record(record)),
+        other => other.clone(),
+    }
+}
+
 /// Hashes one value.
 pub fn value(value: &Value) -> Fingerprint {
     let mut hasher = Hasher::new();

@@ -9,9 +9,11 @@
 //! [`batch`] makes tensors of records. Not included: functions written in Lua (`runtime/lua`), tokenizers, and prefetching (`source`).
 
 pub mod batch;
+pub mod columns;
 mod dataset;
 mod files;
 mod function;
+mod generate;
 pub mod hash;
 mod json;
 mod json_fields;
@@ -23,5 +25,6 @@ mod value;
 pub use dataset::{Dataset, Fingerprint, Origin};
 pub use files::{Arrow, ColumnType, JsonArray, LineFormat, Lines, Opening, Parquet, Table, TableFormat};
 pub use function::{Field, Length, RecordFn};
+pub use generate::Generate;
 pub use list::List;
 pub use value::{Record, Value};

@@ -172,7 +172,19 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("data.bucket", "pl.data.bucket(100)"),
     ("data.bytes", "pl.data.bytes():encode(\"Alice\")"),
     ("data.chars", "pl.data.chars(\"abc\"):encode(\"cab\")"),
+    (
+        "data.columns",
+        "pl.data.columns({ categories = { { name = \"city\", values = { \"Bern\", \"Rome\" } } } }).encode({ city = \"Rome\" }).c[1]",
+    ),
     ("data.csv", "pl.data.csv(\"data/digits.csv.gz\")"),
+    (
+        "data.fit_columns",
+        "pl.data.fit_columns(pl.data.table(\"data/auto_mpg.csv\"), { numbers = { \"weight\" }, categories = { \"origin\" } }).numbers[1].mean",
+    ),
+    (
+        "data.generate",
+        "pl.data.generate(100, function(i) return { x = math.random(), y = i % 2 } end, { seed = 1 }):batch(10)",
+    ),
     ("data.idx", "pl.data.idx(\"data/images-idx3-ubyte.gz\").shape"),
     ("data.images", "pl.data.images(\"data/photos\", { pixels = 64, crop = \"random\" }):shuffle(1):batch(4)"),
     ("data.json", "pl.data.json(\"data/tasks.json\", { field = \"train\" }):get(0).q"),
@@ -184,6 +196,10 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("data.pad", "pl.data.pad({ { 5, 6, 7 }, { 8 } })"),
     ("data.parquet", "pl.data.parquet(\"data/rows.parquet\", { columns = { \"text\" } }):get(0).text"),
     ("data.png", "pl.data.png(\"out/grey.png\")"),
+    (
+        "data.pseudo",
+        "pl.data.pseudo(pl.data.list({ { x = { 1 }, y = 0 } }), pl.data.list({ { x = { 2 } } }), { held = {}, predict = function(model, batch) return model(batch.x) end })",
+    ),
     ("data.records", "pl.data.records(\"data/sums.jsonl\"):size()"),
     ("data.save_png", "pl.data.save_png(\"out/grey.png\", pl.rand({8, 8}))"),
     ("data.sequence", "pl.data.sequence(pl.randint(0, 100, {500}))"),
@@ -195,6 +211,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("data.tokenizer", "pl.data.tokenizer(\"data/tokenizer.json\"):encode(\"Alice\")"),
     ("data.tokens", "pl.data.tokens(\"out/tokens.npy\")"),
     ("data.wav", "pl.data.wav(\"data/sounds/high/a.wav\", { rate = 8000 })"),
+    ("metrics.auc", "pl.metrics.auc(pl.tensor({0.1, 0.4, 0.35, 0.8}), pl.tensor({0, 0, 1, 1}))"),
     ("metrics.Mean", "local mean = pl.metrics.Mean(); mean:add({ loss = 0.5 }, 64); mean:result().loss"),
     ("metrics.accuracy", "pl.metrics.accuracy(pl.randn({4, 10}), pl.randint(0, 10, {4}))"),
     ("metrics.confusion_matrix", "pl.metrics.confusion_matrix(pl.randn({40, 3}), pl.randint(0, 3, {40}))"),

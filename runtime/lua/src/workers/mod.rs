@@ -51,6 +51,14 @@ impl Limits {
     }
 }
 
+/// What a function takes for a record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Takes {
+    Record,
+    /// The number of the record: the function makes it.
+    Number,
+}
+
 /// A function of a recipe, which any thread may call.
 pub(crate) struct LuaFunction {
     /// The number of the function in this process, which names its states.
@@ -59,6 +67,7 @@ pub(crate) struct LuaFunction {
     op: String,
     place: String,
     carried: Carried,
+    takes: Takes,
     fingerprint: Fingerprint,
     /// The key of its random numbers.
     seed: u64,
@@ -74,11 +83,26 @@ pub(crate) struct LuaFunction {
 /// # Errors
 /// It captures a value that cannot be copied, such as a State; the message names the variable.
 pub(crate) fn carry(lua: &Lua, op: &str, function: &Function, seed: u64) -> mlua::Result<Arc<LuaFunction>> {
-    carry_with(lua, op, function, seed, Limits::of(lua))
+    carry_with(lua, op, function, seed, Takes::Record, Limits::of(lua))
+}
+
+/// Copies a function that makes records of their numbers, for the source `op`.
+///
+/// # Errors
+/// Those of [`carry`].
+pub(crate) fn carry_maker(lua: &Lua, op: &str, function: &Function, seed: u64) -> mlua::Result<Arc<LuaFunction>> {
+    carry_with(lua, op, function, seed, Takes::Number, Limits::of(lua))
 }
 
 /// Copies a function with limits of its own.
-fn carry_with(lua: &Lua, op: &str, function: &Function, seed: u64, limits: Limits) -> mlua::Result<Arc<LuaFunction>> {
+fn carry_with(
+    lua: &Lua,
+    op: &str,
+    function: &Function,
+    seed: u64,
+    takes: Takes,
+    limits: Limits,
+) -> mlua::Result<Arc<LuaFunction>> {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let (carried, place) = collect::carry(lua, op, function)?;
     Ok(Arc::new(LuaFunction {
@@ -88,6 +112,7 @@ fn carry_with(lua: &Lua, op: &str, function: &Function, seed: u64, limits: Limit
         fingerprint: carried.fingerprint(seed),
         seed: key(&carried, seed),
         carried,
+        takes,
         limits,
         interrupt: crate::functions::host(lua)?.interrupt.clone(),
         lives: Arc::new(()),

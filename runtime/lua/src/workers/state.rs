@@ -2,7 +2,7 @@
 
 use super::environment;
 use super::random::Draws;
-use super::{LuaFunction, rebuild};
+use super::{LuaFunction, Takes, rebuild};
 use crate::boundary::{OwnInterrupt, caught, memory_limit};
 use crate::console::interrupt::listen_to;
 use crate::errors::{Cause, RecipeError};
@@ -120,8 +120,13 @@ impl State {
         self.interrupt.begin(of.limits.time);
         let result = caught(&self.lua, || {
             let room = record.fields.iter().map(|(name, value)| ENTRY + name.len() + size(value)).sum();
-            let table = memory_limit::with_room(&self.lua, room, || record_value::table(&self.lua, record))?;
-            let out: mlua::Value = self.function.call(table)?;
+            let out: mlua::Value = match of.takes {
+                Takes::Record => {
+                    let table = memory_limit::with_room(&self.lua, room, || record_value::table(&self.lua, record))?;
+                    self.function.call(table)?
+                }
+                Takes::Number => self.function.call(index)?,
+            };
             Ok(record_value::from_lua(&out))
         });
         let late = self.interrupt.is_late();

@@ -267,7 +267,8 @@ fn random_numbers_are_those_of_the_index() {
     });
     assert!(forwards.windows(2).all(|pair| pair[0] != pair[1]));
     let seeded =
-        carry_with(runtime.lua(), "map", &function(&runtime, code), 1, Limits::of(runtime.lua())).expect("copied");
+        carry_with(runtime.lua(), "map", &function(&runtime, code), 1, Takes::Record, Limits::of(runtime.lua()))
+            .expect("copied");
     assert_ne!(call(&seeded, 0).expect("runs"), forwards[0]);
     assert_ne!(seeded.fingerprint(), f.fingerprint());
     for (code, expected) in [
@@ -334,7 +335,9 @@ fn errors_name_the_record_and_the_line() {
 fn a_record_has_limits_of_time_and_memory() {
     let runtime = runtime();
     let limits = Limits { memory: 32 << 20, time: Duration::from_millis(100) };
-    let of = |code: &str| carry_with(runtime.lua(), "map", &function(&runtime, code), 0, limits).expect("copied");
+    let of = |code: &str| {
+        carry_with(runtime.lua(), "map", &function(&runtime, code), 0, Takes::Record, limits).expect("copied")
+    };
     for code in [
         "return function(r)\n  if r.n > 0 then return { n = r.n } end\n  while true do end\nend",
         "return function(r)\n  if r.n > 0 then return { n = r.n } end\n  while true do pcall(function() while true do end end) end\nend",
@@ -354,6 +357,7 @@ fn a_record_has_limits_of_time_and_memory() {
             "return function(r) local t = {} for k = 1, r.n do t[k] = ('x'):rep(1000) .. k end return { n = #t } end",
         ),
         0,
+        Takes::Record,
         Limits { time: Duration::from_secs(20), ..limits },
     );
     let f = f.expect("copied");
@@ -511,4 +515,18 @@ fn states_of_functions_that_are_gone_are_closed() {
             assert_eq!(States::count(), 1);
         });
     });
+}
+
+#[test]
+fn records_are_made_of_their_numbers() {
+    let runtime = runtime();
+    let code = "local first = 10 return function(i) return { n = first + i, draw = math.random() } end";
+    let f = carry_maker(runtime.lua(), "data.generate", &function(&runtime, code), 0).expect("copied");
+    let made = perilune_data::records::Generate::new(20, f.clone());
+    let all: Vec<Record> = (0..40).map(|i| made.get(i).expect("runs")).collect();
+    assert_eq!(all[7].get("n"), Some(&Value::Int(17)));
+    assert!(all[0].get("draw") != all[1].get("draw") && all[..20] == all[20..]);
+    assert_eq!(made.origins(27).expect("one")[0].to_string(), "data.generate at sft.lua:1: record 7");
+    let other = perilune_data::records::Generate::new(21, f);
+    assert_ne!(made.fingerprint(), other.fingerprint());
 }

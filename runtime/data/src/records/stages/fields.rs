@@ -1,6 +1,6 @@
 //! Selects and renames the fields of records.
 
-use super::{Mix, located};
+use super::{Mix, Pseudo, located};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use perilune_core::error::did_you_mean;
@@ -88,6 +88,10 @@ impl Dataset for Fields {
 
     fn mixture(&self) -> Option<&Mix> {
         self.inner.mixture()
+    }
+
+    fn pseudo(&self) -> Option<&Pseudo> {
+        self.inner.pseudo()
     }
 
     fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {

@@ -1,7 +1,7 @@
 //! Defines stages that apply a function to each record.
 
 use super::scan::Scan;
-use super::{Mix, first, located as at, place};
+use super::{Mix, Pseudo, first, located as at, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use std::collections::VecDeque;
@@ -65,6 +65,10 @@ impl Dataset for Map {
 
     fn mixture(&self) -> Option<&Mix> {
         self.inner.mixture()
+    }
+
+    fn pseudo(&self) -> Option<&Pseudo> {
+        self.inner.pseudo()
     }
 
     fn unshuffled(&self) -> Option<(Arc<dyn Dataset>, u64)> {

@@ -14,6 +14,7 @@ mod mix;
 mod mix_schedule;
 mod order;
 mod pack;
+mod pseudo;
 mod rows;
 mod scan;
 
@@ -26,7 +27,8 @@ pub use group::{group, join};
 pub use mix::Mix;
 pub use order::{Bucket, Range, Repeat, Shuffle, Windows};
 pub use pack::{IGNORED, PackOptions, pack};
-pub use rows::{Rows, filter, part, sample, sort, unique};
+pub use pseudo::{Pseudo, PseudoLabel};
+pub use rows::{Rows, digest, filter, part, sample, sort, unique, without};
 pub use scan::Scan;
 
 use super::{Dataset, Origin};

@@ -6,9 +6,11 @@ use super::{first, place};
 use crate::error::{Error, Result};
 use crate::records::{Dataset, Fingerprint, Origin, Record, RecordFn, Value, hash};
 use crate::sample_order::{Permutation, Stream};
+use perilune_core::error::did_you_mean;
 use rustc_hash::FxHashSet;
 use std::cmp::Ordering;
-use std::sync::Arc;
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError, RwLock};
 
 /// Some rows of each epoch of a dataset, in any order.
 pub struct Rows {
@@ -123,6 +125,67 @@ pub fn unique(inner: Arc<dyn Dataset>, fields: &[String], scan: &Scan) -> Result
     let keep = hashes.into_iter().map(|h| seen.insert(h)).collect();
     let arguments: Vec<&[u8]> = fields.iter().map(|f| f.as_bytes()).collect();
     Ok(Rows::of(inner, kept(keep), "unique/1", &arguments))
+}
+
+/// The records whose content, in these fields, no record of `other` has; in all fields if the list is empty. Numbers are compared by value.
+///
+/// # Errors
+/// A record cannot be read, no record of a dataset has one of the fields, or without a list the two have other fields.
+pub fn without(
+    inner: Arc<dyn Dataset>,
+    other: &dyn Dataset,
+    fields: &[String],
+    scan: &Scan,
+) -> Result<Arc<dyn Dataset>> {
+    let (own_hashes, own_names) = contents(&*inner, fields, scan)?;
+    let (hashes, names) = contents(other, fields, scan)?;
+    if fields.is_empty() && own_names != names && !(own_names.is_empty() || names.is_empty()) {
+        let list = |names: &BTreeSet<Arc<str>>| names.iter().map(|n| &**n).collect::<Vec<_>>().join(", ");
+        let rule = format!("the records have the fields {}, and the others {}", list(&own_names), list(&names));
+        return Err(Error::argument("without", rule).hint("name the fields to compare: :without(other, { \"x\" })"));
+    }
+    let held: FxHashSet<Fingerprint> = hashes.into_iter().collect();
+    let keep = own_hashes.into_iter().map(|h| !held.contains(&h)).collect();
+    let other = other.fingerprint();
+    let arguments: Vec<&[u8]> = std::iter::once(&other[..]).chain(fields.iter().map(|f| f.as_bytes())).collect();
+    Ok(Rows::of(inner, kept(keep), "without/1", &arguments))
+}
+
+/// A hash of the content of all records in these fields, in their order: it stays when the code that makes them changes and they do not.
+///
+/// # Errors
+/// Those of [`without`].
+pub fn digest(dataset: &dyn Dataset, fields: &[String], scan: &Scan) -> Result<Fingerprint> {
+    let (hashes, _) = contents(dataset, fields, scan)?;
+    let hashes: Vec<&[u8]> = hashes.iter().map(|h| h.as_slice()).collect();
+    Ok(hash::stage("digest/1", &hashes, &[]))
+}
+
+/// The hashes of all records in these fields, and the names of fields that occur.
+fn contents(dataset: &dyn Dataset, fields: &[String], scan: &Scan) -> Result<(Vec<Fingerprint>, BTreeSet<Arc<str>>)> {
+    let names = RwLock::new(BTreeSet::<Arc<str>>::new());
+    let hashes = scan.each(dataset, |_, mut record| {
+        record.fields.retain(|(_, value)| *value != Value::Null);
+        for (name, _) in &record.fields {
+            if !names.read().unwrap_or_else(PoisonError::into_inner).contains(name) {
+                names.write().unwrap_or_else(PoisonError::into_inner).insert(name.clone());
+            }
+        }
+        if !fields.is_empty() {
+            record.fields.retain(|(name, _)| fields.iter().any(|f| **f == **name));
+        }
+        Ok(hash::by_value(&record))
+    })?;
+    let names = names.into_inner().unwrap_or_else(PoisonError::into_inner);
+    if let Some(lost) = fields.iter().find(|f| !hashes.is_empty() && !names.contains(f.as_str())) {
+        let near = did_you_mean(lost, names.iter().map(|n| &**n));
+        let hint = near.map_or_else(
+            || format!("the fields are {}", names.iter().map(|n| &**n).collect::<Vec<_>>().join(", ")),
+            |near| format!("did you mean '{near}'?"),
+        );
+        return Err(Error::argument("without", format!("no record has a field '{lost}'")).hint(hint));
+    }
+    Ok((hashes, names))
 }
 
 /// The records in the order of a function's results: numbers or strings. Equal ones keep their order.

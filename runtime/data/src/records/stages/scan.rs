@@ -11,6 +11,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Records that a task reads together.
 const CHUNK: u64 = 256;
+/// The most records of an epoch that is scanned, whose results stay in memory.
+const MAX_SCANNED: u64 = 1 << 32;
 
 /// Where scans run, and what ends them.
 #[derive(Clone)]
@@ -32,12 +34,16 @@ impl Scan {
     ///
     /// # Errors
     /// That of the first record that cannot be read or computed, or an interrupt.
-    pub(super) fn each<T: Send>(
+    pub(in crate::records) fn each<T: Send>(
         &self,
         dataset: &dyn Dataset,
         f: impl Fn(u64, Record) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
         let len = dataset.len();
+        if len > MAX_SCANNED {
+            let rule = format!("reads all records of an epoch, and there are {len}; at most {MAX_SCANNED}");
+            return Err(Error::argument("a stage", rule).hint("take fewer: :take(1000000)"));
+        }
         // The first chunk that has failed: those behind it need not be read.
         let failed = AtomicU64::new(u64::MAX);
         let read = |chunk: u64| -> Result<Vec<T>> {
