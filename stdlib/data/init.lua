@@ -21,6 +21,7 @@ return {
   mix = require("perilune.data.sources").mix,
   null = require("perilune.data.native").null,
   tokenizer = require("perilune.data.tokenizer").open,
+  train_tokenizer = require("perilune.data.tokenizer").train,
   bytes = require("perilune.data.tokenizer").bytes,
   chars = require("perilune.data.tokenizer").chars,
   images = require("perilune.data.images").images,

@@ -7,6 +7,7 @@
 //! Not included: the graph, devices, Lua, and downloads.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 pub mod csv;
 mod csv_lines;
 mod csv_records;

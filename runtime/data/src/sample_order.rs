@@ -21,6 +21,7 @@ pub enum Stream {
     Crop = 4,
     Mix = 5,
     Sample = 6,
+    Augment = 7,
 }
 
 /// A permutation of 0..n that is a function of (seed, epoch, stream).

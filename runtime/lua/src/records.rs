@@ -9,10 +9,10 @@ use crate::workers;
 use mlua::{AnyUserData, IntoLua, Lua, MultiValue, Table, UserData, UserDataMethods, Value};
 use perilune_data::records::batch::{Pad, RecordBatches};
 use perilune_data::records::stages::{
-    self, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions,
+    self, Augment, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions,
 };
-use perilune_data::records::stages::{Range, Repeat, Scan, Shuffle, TooLong, Windows, Zip, commute};
-use perilune_data::records::{Dataset, Field, Length, List, RecordFn};
+use perilune_data::records::stages::{Range, Repeat, Rewrites, Scan, Shuffle, TooLong, Windows, Zip, commute};
+use perilune_data::records::{Dataset, Field, Length, List, MEMORY, RecordFn};
 use std::sync::Arc;
 
 type Shared = Arc<dyn Dataset>;
@@ -21,12 +21,12 @@ type Shared = Arc<dyn Dataset>;
 pub(crate) struct RecordSet(pub(crate) Shared);
 
 /// Converts the errors of a function of the recipe.
-fn or_fail<T>(lua: &Lua, op: &str, result: perilune_data::Result<T>) -> mlua::Result<T> {
+pub(crate) fn or_fail<T>(lua: &Lua, op: &str, result: perilune_data::Result<T>) -> mlua::Result<T> {
     let host = host(lua)?;
     result.map_err(|e| fail(&host, lua, op, e))
 }
 
-fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
+pub(crate) fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
     let interrupt = host(lua)?.interrupt.clone();
     or_fail(lua, op, Scan::new(threads, interrupt))
 }
@@ -78,7 +78,7 @@ impl UserData for RecordSet {
             let record = or_fail(lua, "records:get", this.0.get(index))?;
             record_value::table(lua, &record)
         });
-        // The rows of files that a record is made of: a list of { file, row, line }.
+        // The rows of files that a record is made of: a list of { file, row, line, rewritten }.
         methods.add_method("origins", |lua, this, index: u64| {
             let out = lua.create_table()?;
             for origin in or_fail(lua, "records:origins", this.0.origins(index))? {
@@ -86,6 +86,7 @@ impl UserData for RecordSet {
                 entry.raw_set("file", origin.file.display().to_string())?;
                 entry.raw_set("row", origin.row)?;
                 entry.raw_set("line", origin.line)?;
+                entry.raw_set("rewritten", origin.rewritten.then_some(true))?;
                 out.raw_push(entry)?;
             }
             Ok(out)
@@ -137,6 +138,13 @@ impl UserData for RecordSet {
         methods.add_method("map", |lua, this, (f, seed): (Value, Option<i64>)| {
             let f = function(lua, "records:map", f, seed, None)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
+        });
+        // `keep` is a probability; `copies` is nil or the number of rewrites beside the original.
+        methods.add_method("augment", |lua, this, (f, seed, keep, copies): (Value, i64, f64, Option<u64>)| {
+            let op = workers::AUGMENT;
+            let f = function(lua, op, f, Some(seed), None)?;
+            let rewrites = copies.map_or(Rewrites::Instead { keep }, |copies| Rewrites::Beside { copies });
+            or_fail(lua, op, Augment::of(&this.0, f, rewrites, seed as u64)).map(RecordSet)
         });
         methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
             let f = crate::tokenizer::tokenize(lua, &tokenizer, options)?;
@@ -259,7 +267,7 @@ pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
         })?;
         all.push(record);
     }
-    lua.create_userdata(RecordSet(Arc::new(List::new("list", all))))
+    lua.create_userdata(RecordSet(Arc::new(List::new(MEMORY, all))))
 }
 
 /// `native.mix(parts, seed, live)`: mixes datasets by weights; a part is { name, set, weight }.
