@@ -88,8 +88,7 @@ pub(crate) fn train_tokenizer(lua: &Lua, (source, o): (Value, Table)) -> mlua::R
     let made = cached(&host.policy, source, options, &host.interrupt, &say)?.map_err(|e| fail(&host, lua, OP, e))?;
     let failed = |e| fail(&host, lua, OP, e);
     if let Some(staged) = staged {
-        let write = |out: &mut _| file_text(out, &made.tokenizer);
-        file::write_whole(staged, write).map_err(failed)?;
+        file::write_whole(staged, |out| file_text(out, &made.tokenizer)).map_err(failed)?;
     }
     let name = Path::new("tokenizer.json");
     let config = Config::read(Path::new("tokenizer_config.json"), made.config.as_bytes()).map_err(failed)?;
