@@ -241,7 +241,9 @@ fn texts(policy: &Arc<Policy>, source: Source, read: Arc<AtomicU64>, interrupt: 
         if interrupt.is_requested() {
             return Err(Error::Interrupted);
         }
-        text.inspect(|text| drop(read.fetch_add(text.len() as u64, Ordering::Relaxed)))
+        text.inspect(|text| {
+            read.fetch_add(text.len() as u64, Ordering::Relaxed);
+        })
     };
     Ok(match source {
         Source::Records { dataset, field } => {

@@ -60,6 +60,7 @@ impl ImageFiles {
                 needed.push(field.clone());
             }
         }
+        known(&*records, &needed)?;
         let records: Arc<dyn Dataset> = Arc::new(Fields::select(records, &needed));
         let items = scan.each(&*records, |index, record| {
             let text = match record.get(&options.path) {
@@ -139,6 +140,16 @@ impl ImageFiles {
         }
         Ok(())
     }
+}
+
+/// Looks for fields in the first record, which still has all of them.
+fn known(records: &dyn Dataset, needed: &[String]) -> Result<()> {
+    let first = records.get(0)?;
+    let Some(lost) = needed.iter().find(|name| first.get(name).is_none()) else { return Ok(()) };
+    let near = did_you_mean(lost, first.names()).map(|near| format!("did you mean '{near}'?"));
+    let names = || format!("the fields are {}", first.names().collect::<Vec<_>>().join(", "));
+    let error = Error::function(format!("the record has no field '{lost}'")).hint(near.unwrap_or_else(names));
+    Err(located(records, 0, error))
 }
 
 fn no_path(field: &str, found: Option<&Value>) -> Error {
