@@ -161,7 +161,9 @@ fn hash_file(hasher: &mut blake3::Hasher, opened: Opened, interrupt: &Interrupt)
         }
         match file.read(&mut buffer).map_err(|e| Error::io(&path, "read", e))? {
             0 => return Ok(()),
-            count => drop(hasher.update(&buffer[..count])),
+            count => {
+                hasher.update(&buffer[..count]);
+            }
         }
     }
 }

@@ -27,12 +27,10 @@ fn the_same_texts_give_the_same_bytes() {
 fn scores_of_pruned_characters_have_one_order() {
     let rare: String = ('\u{4e00}'..'\u{4e40}').collect();
     let texts: Vec<String> = BOOK.split("\n\n").map(String::from).chain([rare, "ab\u{3b1}ab\u{3b2}".into()]).collect();
-    for vocabulary in [200, 300, 700] {
-        let options = Train::new(Model::Unigram, vocabulary);
-        let run = || train(texts.iter().map(|t| Ok(t.clone())), &options).expect("a vocabulary").tokenizer;
-        let first = run();
-        assert!((0..8).all(|_| run() == first), "{vocabulary} ids");
-    }
+    let options = Train::new(Model::Unigram, 300);
+    let run = || train(texts.iter().map(|t| Ok(t.clone())), &options).expect("a vocabulary").tokenizer;
+    let first = run();
+    assert!((0..4).all(|_| run() == first));
 }
 
 #[test]
