@@ -208,8 +208,8 @@ fn every_function_of_the_library_is_explained() {
     p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));
     p.line(&files("pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"));
     p.line(&files("pl.save(\"out/w.safetensors\", { weight = pl.ones({2}) }); pl.data.save_png(\"out/grey.png\", pl.rand({8, 8}))"));
-    let list = "local out = {} for _, m in ipairs {'', 'nn.', 'optim.', 'data.', 'metrics.', 'augment.', 'audio.', 'train.'} do \
-                local t = m == '' and pl or pl[m:sub(1, -2)] \
+    let list = "local out = {} for _, m in ipairs {'', 'nn.', 'optim.', 'data.', 'metrics.', 'augment.', 'augment.text.', 'audio.', 'train.'} do \
+                local t = pl for part in m:gmatch '%a+' do t = t[part] end \
                 for k, v in pairs(t) do if type(v) == 'function' then out[#out + 1] = m .. k end end end \
                 table.sort(out) return table.concat(out, ' ')";
     let names = p.line(list);

@@ -186,6 +186,22 @@ fn a_folder_of_images_is_decoded() {
     p.file("pictures.lua", recipe);
     let r = p.run(&["data", "check", "pictures.lua"]);
     assert!(r.status == Some(1) && r.out.contains("error [image] train: cannot be decoded"), "{} {}", r.out, r.err);
+    // A list is checked like a folder.
+    p.file("list.jsonl", "{\"file\": \"set/cat/bad.png\", \"class\": \"cat\"}\n");
+    let recipe = RECIPE
+        .replace(
+            r#"loader "train.jsonl""#,
+            r#"pl.data.images("list.jsonl", { path = "file", label = "class", pixels = 8 }):batch(1)"#,
+        )
+        .replace(r#", valid = loader "valid.jsonl""#, "");
+    p.file("listed.lua", recipe);
+    let r = p.run(&["data", "check", "listed.lua"]);
+    assert!(
+        r.status == Some(1) && r.out.contains("error [image] train: cannot be decoded: 1 of 1 images"),
+        "{} {}",
+        r.out,
+        r.err
+    );
     p.file("points.lua", support::TINY);
     let r = p.run(&["data", "check", "points.lua"]);
     assert!(r.status == Some(2) && r.err.contains("no loader of this recipe has records"), "{} {}", r.out, r.err);

@@ -1,4 +1,4 @@
--- augment/init.lua: collects the augmentations of image batches (B, C, H, W): functions of given parameters, and random steps.
+-- augment/init.lua: collects the augmentations of image batches (B, C, H, W), functions of given parameters and random steps, and of texts.
 --
 --   local augment = pl.augment
 --   local vary = augment.compose({ augment.RandomCrop(32, { padding = 4 }), augment.RandomFlip(), augment.Normalize(mean, std) }, { seed = 1 })
@@ -6,7 +6,9 @@
 
 local color = require "perilune.augment.color"
 
----@type table<string, function>
+---@class perilune.Augment
+---@field text perilune.TextAugment
+---@field [string] function
 local augment = {
   compose = require("perilune.augment.compose").compose,
   draws = require("perilune.augment.draws").draws,
@@ -17,6 +19,7 @@ local augment = {
   solarize = color.solarize,
   posterize = color.posterize,
   normalize = color.normalize,
+  text = require "perilune.augment.text",
 }
 
 local steps = require "perilune.augment.steps"

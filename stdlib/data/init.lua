@@ -25,6 +25,7 @@ return {
   pseudo = require("perilune.data.pseudo").pseudo,
   null = require("perilune.data.native").null,
   tokenizer = require("perilune.data.tokenizer").open,
+  train_tokenizer = require("perilune.data.tokenizer").train,
   bytes = require("perilune.data.tokenizer").bytes,
   chars = require("perilune.data.tokenizer").chars,
   images = require("perilune.data.images").images,

@@ -35,7 +35,7 @@ local tree = require "perilune.tree"
 ---@field checked perilune.CheckedRecords? of records: what checks of data read
 ---@field images perilune.NativeImages? of images: what checks of data decode
 ---@field place integer source location of the recipe line that made it
----@field classes string[]? of images: class id i is classes[i + 1]
+---@field classes (string[]|table<string, string[]>)? of images: class id i is classes[i + 1]; by column where there are several labels
 local Loader = {}
 
 -- The number of batches prefetched while one is used. With one, a step would wait for every batch that takes longer than a step.
@@ -44,7 +44,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: string[]?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, pseudo: perilune.PseudoLabels?, packed: boolean?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: (string[]|table<string, string[]>)?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, pseudo: perilune.PseudoLabels?, packed: boolean?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -83,7 +83,7 @@ end
 ---@field size fun(self): integer
 ---@field varies fun(self): boolean whether epochs differ
 ---@field get fun(self, index: integer): table<string, any>
----@field origins fun(self, index: integer): {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?}[]
+---@field origins fun(self, index: integer): {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?, rewritten: boolean?}[]
 ---@field mixture fun(self): string[]?, string? names and schedule of the mixture whose records these are, one for one
 ---@field decide fun(self, first: integer, weights: number[]) gives the places from `first` on other weights
 ---@field resume_mixture fun(self, names: string[], schedule: string, sample: integer, live: boolean)
@@ -93,6 +93,7 @@ end
 ---@field choose fun(self, first: integer, taken: integer, labels: {row: integer, class: integer, confidence: number, round: integer}[]) gives the places from `first` on these labels
 ---@field digest fun(self, fields: string[]): integer hash of the content of all records
 ---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
+---@field augment fun(self, fn: function, seed: integer, keep: number, copies: integer?): perilune.NativeRecords
 ---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field preference fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
@@ -195,6 +196,14 @@ function native.tokenizer(path)
   return bound.tokenizer(path)
 end
 
+---Trains a tokenizer, or finds it in the cache.
+---@param source perilune.NativeRecords|string[] records, or the paths of text files
+---@param options {model: string, vocab: integer, field: string?, pattern: string, special: string[]?, min_frequency: integer, out: string?}
+---@return perilune.Tokenizer
+function native.train_tokenizer(source, options)
+  return bound.train_tokenizer(source, options)
+end
+
 ---@return perilune.Tokenizer of bytes
 function native.byte_tokenizer()
   return bound.byte_tokenizer()
@@ -236,14 +245,15 @@ function native.window_starts(seed, first, count, n, length)
   return bound.window_starts(seed, first, count, n, length)
 end
 
----@class perilune.NativeImages the list of files of a folder of images
+---@class perilune.NativeImages the files of a folder or a list of images
 ---@field size fun(self): integer
----@field classes fun(self): string[]
+---@field labels fun(self): string[] the columns of labels
+---@field classes fun(self, column: string): string[]? of a column of labels; nil where they are numbers
 ---@field path fun(self, i: integer): string the file of image `i`, from 0
 ---@field reader fun(self, options: table): perilune.NativeReader pixels, threads?, and for random crops seed, scale_low, scale_high, ratio_low, ratio_high, else resize
 
 ---@class perilune.NativeReader
----@field batch fun(self, rows: integer[], first: integer): perilune.Tensor, perilune.Tensor x (N, 3, P, P) u8, y (N) i64; `first` is the number of the first in the stream
+---@field batch fun(self, rows: integer[], first: integer): perilune.Tensor... x (N, 3, P, P) u8, and the columns of labels; `first` is the number of the first in the stream
 ---@field prefetch fun(self, rows: integer[], first: integer) starts to make a batch
 
 ---Lists the images of a folder that contains one folder for each class.
@@ -252,6 +262,14 @@ end
 ---@return perilune.NativeImages
 function native.images(path, classes)
   return bound.images(path, classes)
+end
+
+---Opens the images that records name.
+---@param records perilune.NativeRecords
+---@param options {path: string, labels: {column: string, field: string, classes: string[]?}[], folder: string?, threads: integer?}
+---@return perilune.NativeImages
+function native.image_list(records, options)
+  return bound.image_list(records, options)
 end
 
 ---Reads an IDX file.

@@ -56,11 +56,18 @@ local function encoded(made, from, tokenizer)
   return out
 end
 
+---Whether a value is a dataset of records.
+---@param value any
+---@return boolean
+local function is(value)
+  return getmetatable(value) == meta
+end
+
 ---@param op string
 ---@param value any
 ---@return perilune.Records
 local function records(op, value)
-  if getmetatable(value) ~= meta then pl.error(op, "it got " .. check.show(value), "give a dataset of records, such as data.jsonl(path)") end
+  if not is(value) then pl.error(op, "it got " .. check.show(value), "give a dataset of records, such as data.jsonl(path)") end
   return value
 end
 
@@ -115,8 +122,9 @@ end
 
 ---Lists the rows of files that a record is made of: one, or several of a pack or a group. Lines count from 1, rows from 0. Of a record that the
 ---model has labelled (data.pseudo) they have the label, its confidence and the round that gave it.
+---`rewritten` is true where `augment` has rewritten the record.
 ---@param index integer
----@return {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?}[]
+---@return {file: string, row: integer, line: integer?, label: integer?, confidence: number?, round: integer?, rewritten: boolean?}[]
 function Records:origins(index)
   check.whole("records:origins", "index", index, 0)
   if self:size() == 0 then pl.error("records:origins", "there are no records", "look at the filters before it") end
@@ -148,6 +156,25 @@ end
 function Records:map(fn, opts)
   local op = "records:map"
   return new(self.native:map(callable(op, fn), seed_of(op, opts)), self)
+end
+
+---Rewrites records by a function, each in another way in each epoch. `draw` is math.random: what it gives is a function of the seed, the
+---record and the epoch, so it depends on neither order nor workers, also behind a shuffle. By default each record is rewritten.
+---  keep = 0.5: a record stays the original in an epoch with this probability.
+---  copies = 2: an epoch has each record and so many rewrites of it.
+---`pl.augment.text` has functions of texts. Split before: a record and its rewrites belong to one part.
+---  records:augment(function(r, draw) r.text = pl.augment.text.delete(r.text, draw, 0.1); return r end, { seed = 1, keep = 0.5 })
+---@param fn fun(record: perilune.Record, draw: fun(low: integer?, high: integer?): number): perilune.Record
+---@param opts {seed: integer?, keep: number?, copies: integer?}? seed: 0 by default
+---@return perilune.Records
+function Records:augment(fn, opts)
+  local op = "records:augment"
+  local o = check.options(op, opts, { seed = 0 }, { keep = "number", copies = "number" })
+  check.whole(op, "seed", o.seed, 0)
+  if o.keep and o.copies then pl.error(op, "'keep' and 'copies' are both given", "'copies' has the original of each record already: leave out 'keep'") end
+  if o.copies then check.between(op, "copies", check.whole(op, "copies", o.copies), 1, 1000) end
+  local keep = check.between(op, "keep", o.keep or 0, 0, 1)
+  return new(self.native:augment(callable(op, fn), o.seed, keep, o.copies), self)
 end
 
 ---Encodes a text field as token ids (N) i32, in another field. `end_with` appends a token, such as "<|endoftext|>".
@@ -479,4 +506,4 @@ function Records:batch(size, opts)
                           packed = self.context ~= nil })
 end
 
-return { new = new, of = records }
+return { new = new, of = records, is = is }

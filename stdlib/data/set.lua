@@ -14,7 +14,7 @@ local loader = require "perilune.data.loader"
 ---@class perilune.Source
 ---@field what string unit of its row numbers, such as "rows"
 ---@field reader fun(seed: integer?): perilune.BatchReader opens it for one loader, with the seed of the order
----@field folder perilune.NativeImages? of images, for checks of data
+---@field files perilune.NativeImages? of images, for checks of data
 ---@field path fun(row: integer): string returns the file of a row; raises if rows are not files
 
 ---@class perilune.BatchReader `rows` are numbers in the source, `first` is the number of the first in the loader's stream
@@ -24,7 +24,7 @@ local loader = require "perilune.data.loader"
 ---@class perilune.Set
 ---@field source perilune.Source
 ---@field columns table<string, perilune.Tensor>? of a set in memory
----@field classes string[]? of a set of images: class id i is classes[i + 1]
+---@field classes (string[]|table<string, string[]>)? of a set of images: class id i is classes[i + 1]; by column where there are several labels
 ---@field n integer
 ---@field index integer[]? the samples of this view, as rows of the source; all when absent
 ---@field seed integer? of the order; samples stay in order when absent
@@ -43,7 +43,7 @@ end
 ---Makes a set of the `n` samples of a source.
 ---@param source perilune.Source
 ---@param n integer
----@param fields {columns: table?, classes: string[]?}
+---@param fields {columns: table?, classes: (string[]|table<string, string[]>)?}
 ---@return perilune.Set
 local function new(source, n, fields)
   return setmetatable({ source = source, columns = fields.columns, classes = fields.classes, n = n, maps = {}, parts = {} }, meta)
@@ -187,7 +187,7 @@ function Set:batch(size, opts)
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
                                     make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes,
-                                    context = o.context, images = self.source.folder })
+                                    context = o.context, images = self.source.files })
 end
 
 ---Names the classes of a set: class id i is classes[i + 1].

@@ -49,6 +49,18 @@ local function files(op, paths, hash)
   return address.with_hashes(op, paths, hash)
 end
 
+---Opens files some of whose records may be left out, and prints how many are.
+---@param op string
+---@param paths string[]
+---@param options table
+---@param what string the kind of a record that is left out
+---@return perilune.Records
+local function opened(op, paths, options, what)
+  local made, skipped = native.record_file(op, paths, options)
+  if skipped and skipped > 0 then print(("%s: %d of %d %s and are left out"):format(op, skipped, skipped + made:size(), what)) end
+  return new(made)
+end
+
 ---Opens files with a JSON object on each line. They are read where a batch needs them: memory grows with 8 bytes a line.
 ---A line that is no object is an error with its place, or is left out and counted.
 ---Files may be compressed (gzip, zstd): their text is written to the program's cache folder once.
@@ -60,9 +72,7 @@ local function jsonl(paths, opts)
   local op = "data.jsonl"
   local o = check.options(op, opts, { on_error = "raise" }, { hash = "string|table" })
   check.word(op, "on_error", o.on_error, { "raise", "skip" })
-  local made, skipped = native.record_file(op, files(op, paths, o.hash), { skip = o.on_error == "skip" })
-  if skipped and skipped > 0 then print(("data.jsonl: %d of %d lines are no JSON objects and are left out"):format(skipped, skipped + made:size())) end
-  return new(made)
+  return opened(op, files(op, paths, o.hash), { skip = o.on_error == "skip" }, "lines are no JSON objects")
 end
 
 ---Opens text files as records { text } of their lines; blank lines are none.
@@ -129,12 +139,13 @@ end
 ---An empty cell is nil among numbers and "" among strings.
 ---  local reviews = data.table("data/reviews.csv", { columns = { "text", "stars" } })
 ---@param paths string|string[] as of data.jsonl
----@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?, hash: perilune.Hash?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells
+---@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells; "skip" leaves out rows with another number of cells, no UTF-8 text or a cell of another type than given, and prints how many
 ---@return perilune.Records
 local function table_(paths, opts)
   local op = "data.table"
-  local o = check.options(op, opts, { types = {} }, { delimiter = "string", columns = "table", hash = "string|table" })
+  local o = check.options(op, opts, { types = {}, on_error = "raise" }, { delimiter = "string", columns = "table", hash = "string|table" })
   names(op, "columns", o.columns)
+  check.word(op, "on_error", o.on_error, { "raise", "skip" })
   local list = files(op, paths, o.hash)
   local first = name_of(list[1])
   local tabs = first:match "%.tsv$" or first:match "%.tsv%.%a+$"
@@ -146,22 +157,40 @@ local function table_(paths, opts)
     if type(name) ~= "string" then pl.error(op, "option 'types' is a list", "name the columns: { types = { zip = \"string\" } }") end
     check.word(op, "types." .. name, kind, { "integer", "number", "string" })
   end
-  return new((native.record_file(op, list, o)))
+  o.skip = o.on_error == "skip"
+  return opened(op, list, o, "rows are malformed")
 end
 
 ---Opens JSON files that are one array of objects, or an object with such an array in a field.
 ---  local tasks = data.json("data/tasks.json", { field = "train" })
 ---@param paths string|string[] as of data.jsonl
----@param opts {field: string?, hash: perilune.Hash?}? field: that which has the array
+---@param opts {field: string?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? field: that which has the array; "skip" leaves out elements that are no objects, or malformed inside, and prints how many
 ---@return perilune.Records
 local function json(paths, opts)
   local op = "data.json"
-  local o = check.options(op, opts, {}, { field = "string", hash = "string|table" })
-  return new((native.record_file(op, files(op, paths, o.hash), o)))
+  local o = check.options(op, opts, { on_error = "raise" }, { field = "string", hash = "string|table" })
+  check.word(op, "on_error", o.on_error, { "raise", "skip" })
+  o.skip = o.on_error == "skip"
+  return opened(op, files(op, paths, o.hash), o, "records are malformed")
 end
 
--- The reader of each ending.
+-- The reader of each ending of files of records.
 local endings = { jsonl = jsonl, ndjson = jsonl, json = json, parquet = parquet, arrow = arrow, csv = table_, tsv = table_, txt = lines }
+
+---The ending of a file's name, without that of its compression.
+---@param path any
+---@return string
+local function ending_of(path)
+  return name_of(path):gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$" or ""
+end
+
+---Whether a file has records by the ending of its name, and is no text.
+---@param path any
+---@return boolean
+local function has_records(path)
+  local ending = ending_of(path)
+  return endings[ending] ~= nil and ending ~= "txt"
+end
 
 ---Opens files of records by the ending of their names: .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv or .txt. All but Parquet and Arrow
 ---files may be compressed: .jsonl.gz, .csv.zst.
@@ -173,8 +202,7 @@ local function by_ending(paths, opts)
   local known = "known are .jsonl, .ndjson, .json, .parquet, .arrow, .csv, .tsv and .txt, also with .gz or .zst behind; other files: data.jsonl(path), data.table(path)"
   ---@param path any
   local function reader_of(path)
-    local ending = name_of(path):gsub("%.gz$", ""):gsub("%.zst$", ""):match "%.(%w+)$"
-    return endings[ending or ""] or pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known)
+    return endings[ending_of(path)] or pl.error(op, ("the ending of %s names no format"):format(check.show(path)), known)
   end
   local list = files(op, paths)
   local reader = reader_of(list[1])
@@ -237,4 +265,4 @@ local function mix(sets, weights, opts)
   return mixed
 end
 
-return { list = list, generate = generate, mix = mix, jsonl = jsonl, lines = lines, parquet = parquet, arrow = arrow, table = table_, json = json, records = by_ending }
+return { list = list, generate = generate, mix = mix, jsonl = jsonl, lines = lines, parquet = parquet, arrow = arrow, table = table_, json = json, records = by_ending, files = files, has_records = has_records }

@@ -7,6 +7,8 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local native = require "perilune.data.native"
 local address = require "perilune.data.address"
+local sources = require "perilune.data.sources"
+local records = require "perilune.data.records"
 
 ---@class perilune.Message a turn of a conversation; templates may use further fields
 ---@field role string "system", "user", "assistant", "tool"
@@ -50,6 +52,46 @@ function tokenizer.open(path, opts)
   if type(path) ~= "string" then pl.error("data.tokenizer", "the path is " .. check.show(path)) end
   local o = check.options("data.tokenizer", opts, {}, { hash = "string|table" })
   return native.tokenizer(address.with_hash("data.tokenizer", path, o.hash))
+end
+
+---Trains a tokenizer on the texts of records, of files of records, or of text files (a document each, also .gz). The program's cache keeps
+---it by the texts and the options, so that a second start does not train.
+---  local tok = data.train_tokenizer("corpus.jsonl", { vocab = 8000, field = "text", out = "tok.json" })
+---`model` is "bpe" (byte-level, Sennrich et al. 2016), "wordpiece" (Schuster and Nakajima 2012) or "unigram" (Kudo 2018). The same texts and
+---options give the same tokenizer. `special` lists special tokens, which get the first ids; the first of a bpe vocabulary ends documents.
+---@param source string|string[]|perilune.Records paths relative to the recipe's folder, or absolute; or records
+---@param opts {vocab: integer, model?: "bpe"|"wordpiece"|"unigram", field?: string, pattern?: "gpt2"|"llama3"|"qwen2", special?: string[], min_frequency?: integer, out?: string, hash?: perilune.Hash} vocab: ids in all; field: of a text or of messages, "text" by default; pattern: how bpe splits text; min_frequency: of pairs that merge, 2 by default; out: the path of a tokenizer.json to write
+---@return perilune.Tokenizer
+function tokenizer.train(source, opts)
+  local op = "data.train_tokenizer"
+  local o = check.options(op, opts, { model = "bpe", pattern = "gpt2", min_frequency = 2 },
+    { vocab = "number", field = "string", special = "table", out = "string", hash = "string|table" })
+  check.required(op, o, { "vocab" })
+  check.whole(op, "vocab", o.vocab)
+  check.whole(op, "min_frequency", o.min_frequency, 0)
+  check.word(op, "model", o.model, { "bpe", "wordpiece", "unigram" })
+  check.word(op, "pattern", o.pattern, { "gpt2", "llama3", "qwen2" })
+  if o.model ~= "bpe" and opts.pattern then pl.error(op, ("'pattern' has no effect with model = \"%s\""):format(o.model), "it belongs to model = \"bpe\"") end
+  for _, token in ipairs(o.special or {}) do
+    if type(token) ~= "string" then pl.error(op, "option 'special' has " .. check.show(token), "list texts: special = { \"<|endoftext|>\", \"<|user|>\" }") end
+  end
+  local given = source ---@type any
+  if not records.is(source) then
+    if type(source) ~= "string" and type(source) ~= "table" then
+      pl.error(op, "the texts are " .. check.show(source), "give records, a path, or a list of paths: data.train_tokenizer(\"corpus.jsonl\", { vocab = 8000 })")
+    end
+    local paths = sources.files(op, source, o.hash)
+    if sources.has_records(paths[1]) then
+      given = sources.records(paths)
+    else
+      if o.field then pl.error(op, ("option 'field' is given, and %s is a text, which has no fields"):format(check.show(paths[1])), "leave it out, or name a file of records, such as .jsonl") end
+      given = paths
+    end
+  elseif o.hash then
+    pl.error(op, "option 'hash' is given, and no path", "leave it out: hashes name the content of addresses")
+  end
+  o.field, o.hash = o.field or "text", nil
+  return native.train_tokenizer(records.is(given) and given.native or given, o)
 end
 
 ---Makes the tokenizer of bytes: ids 0 to 255.

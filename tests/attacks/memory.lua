@@ -222,6 +222,16 @@ print(pl.load("huge.safetensors"))
 local pl = require "perilune"
 print(pl.data.images("bombs", { pixels = 8 }):batch(1))
 
+--# augment_copies: multiply records to a great size
+--# expect: error
+local pl = require "perilune"
+print(pl.data.list({ { x = 1 } }):augment(function(r) return r end, { copies = 1 << 60 }):size())
+
+--# vocabulary_size: train a vocabulary of great size
+--# expect: error
+local pl = require "perilune"
+print(pl.data.train_tokenizer(pl.data.list { { text = "some words" } }, { vocab = 1 << 40 }))
+
 --# sounds_long: ask for sounds of great length
 --# expect: error
 local pl = require "perilune"

@@ -125,6 +125,31 @@ print(pl.data.images("../victim", { pixels = 8 }))
 local pl = require "perilune"
 print(pl.data.images("outside", { pixels = 8 }))
 
+--# image_list_outside: name pictures outside in a list
+--# expect: error
+local pl = require "perilune"
+print(pl.data.images(pl.data.list { { file = "../victim/secret.png" } }, { path = "file", pixels = 8 }))
+
+--# image_list_absolute: name a file of the system in a list of pictures
+--# expect: error
+local pl = require "perilune"
+print(pl.data.images(pl.data.list { { file = "/etc/passwd" } }, { path = "file", pixels = 8 }))
+
+--# image_list_link: name a picture through a link in a list
+--# expect: error
+local pl = require "perilune"
+print(pl.data.images(pl.data.list { { file = "outside/secret.txt" } }, { path = "file", pixels = 8 }))
+
+--# image_list_folder: start the paths of a list outside
+--# expect: error
+local pl = require "perilune"
+print(pl.data.images(pl.data.list { { file = "secret.txt" } }, { path = "file", folder = "../victim", pixels = 8 }))
+
+--# train_tokenizer_outside: train a tokenizer on a secret
+--# expect: error
+local pl = require "perilune"
+print(pl.data.train_tokenizer("../victim/secret.txt", { vocab = 300 }))
+
 --# nul_in_path: end a path early with a zero byte
 --# expect: error
 local pl = require "perilune"

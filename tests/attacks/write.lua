@@ -134,3 +134,13 @@ return require "base" { name = "../../victim/run" }
 --# run_name_control: put control characters into the run's name
 --# expect: any
 return require "base" { name = "a\27[2J\nb/../c" }
+
+--# tokenizer_outside: write a trained tokenizer outside
+--# expect: error
+local pl = require "perilune"
+pl.data.train_tokenizer(pl.data.list { { text = "some words" } }, { vocab = 300, out = "../victim/tok.json" })
+
+--# tokenizer_link: write a trained tokenizer through a link
+--# expect: error
+local pl = require "perilune"
+pl.data.train_tokenizer(pl.data.list { { text = "some words" } }, { vocab = 300, out = "outside/tok.json" })

@@ -13,6 +13,13 @@ local function opened(changes)
   return data.images(FOLDER, opts)
 end
 
+local function tree_names(batch)
+  local names = {}
+  for name in pairs(batch) do names[#names + 1] = name end
+  table.sort(names)
+  return names
+end
+
 ---Loads all batches of two epochs and describes each.
 local function batches(loader, from, to)
   local out = {}
@@ -122,5 +129,82 @@ describe("a folder of images", function()
     expect(function() data.images("files/cars.csv", { pixels = 8 }) end):to_raise "is a file"
     expect(function() data.images("files", { pixels = 8 }) end):to_raise "no class folders"
     expect(function() data.images(8, { pixels = 8 }) end):to_raise "images.lua:"
+  end)
+end)
+
+describe("a list of images", function()
+  local LIST = "files/pictures.jsonl"
+  local function listed(changes)
+    local opts = { pixels = 12, crop = "random", path = "file", label = "class" }
+    for key, value in pairs(changes or {}) do opts[key] = value end
+    return data.images(LIST, opts)
+  end
+
+  it("gives the batches of the folder in its order", function()
+    local folder, list = opened(), listed()
+    expect(list:size()):to_be(folder:size())
+    expect(list.classes):to_equal(folder.classes)
+    expect(list:path(6)):to_contain "car/grey.jpg"
+    for _, views in ipairs { { folder, list }, { folder:shuffle(3), list:shuffle(3) }, { folder:split("train", 0.5, 1), list:split("train", 0.5, 1) } } do
+      expect(batches(views[2]:batch(4))):to_equal(batches(views[1]:batch(4)))
+    end
+    local a, b = folder:shuffle(2):batch(5, { ids = true }):batch_at(4), list:shuffle(2):batch(5, { ids = true }):batch_at(4)
+    expect({ b.id:tolist(), b.visit:tolist() }):to_equal { a.id:tolist(), a.visit:tolist() }
+    -- A loader that starts later, or has other threads, gives the same.
+    expect(batches(listed({ threads = 1 }):shuffle(3):batch(4), 7, 8)):to_equal(batches(list:shuffle(3):batch(4), 7, 8))
+  end)
+
+  it("takes records, and several labels of every kind", function()
+    local records = data.jsonl(LIST):filter(function(r) return r.class ~= "car" end)
+    local set = data.images(records, { pixels = 8, path = "file", label = { "class", "width", "ratio", "tags", "box", "whole" } })
+    expect(set.classes):to_equal { class = { "boat", "dog" }, tags = { "png", "small", "tall" } }
+    local batch = set:batch(13):batch_at(0)
+    expect({ batch.class.dtype, batch.width.dtype, batch.ratio.dtype, batch.tags.dtype, batch.box.dtype, batch.whole.dtype }):to_equal { "i64", "i64", "f32", "f32", "i64", "bool" }
+    expect(batch.class):to_equal { 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1 }
+    expect(batch.tags.shape):to_equal { 13, 3 }
+    expect(batch.box.shape):to_equal { 13, 2, 2 }
+    for i = 0, 12 do
+      local r = records:get(i)
+      expect(batch.width[i]:item()):to_be(r.width)
+      expect(batch.ratio[i]:item()):to_be_near(r.ratio)
+      expect(batch.box[i]):to_equal(r.box)
+      expect(batch.whole[i]:item()):to_be(r.whole)
+      local has = {}
+      for _, tag in ipairs(r.tags) do has[tag] = 1 end
+      expect(batch.tags[i]):to_equal { has.png or 0, has.small or 0, has.tall or 0 }
+    end
+    local some = data.list { { at = "dog/grey.png" }, { at = "boat/plain.jpg" } }
+    local alone = data.images(some, { pixels = 8, path = "at", folder = FOLDER })
+    expect(alone.classes):to_be(nil)
+    expect(tree_names(alone:batch(2):batch_at(0))):to_equal { "x" }
+    expect(data.images(data.table "files/pictures.csv", { pixels = 8, path = "file", label = "class" }).classes):to_equal { "boat", "dog" }
+  end)
+
+  it("fixes the ids of classes", function()
+    local set = listed { classes = { "dog", "fish", "car", "boat" } }
+    expect(set:batch(19):batch_at(0).y):to_equal { 3, 3, 3, 3, 3, 2, 2, 2, 2, 2, 2, 0, 0, 0, 0, 0, 0, 0, 0 }
+    expect(function() listed { classes = { "boat", "dogs", "car" } } end):to_raise "pictures.jsonl:12: the class 'dog' is none of the 3 classes"
+    local both = listed { label = { "class", "tags" }, classes = { tags = { "tall", "png", "small", "new" } } }
+    expect(both.classes):to_equal { class = { "boat", "car", "dog" }, tags = { "tall", "png", "small", "new" } }
+  end)
+
+  it("refuses what makes no sense, at the recipe's line", function()
+    expect(function() data.images(LIST, { pixels = 8, label = "class" }) end):to_raise "option 'label' belongs to a list"
+    expect(function() data.images(data.jsonl(LIST), { pixels = 8 }) end):to_raise "option 'path' is missing"
+    expect(function() data.images(data.tensors { x = pl.ones { 2 } }, { pixels = 8 }) end):to_raise "the source is a table"
+    expect(function() listed { path = "flie" } end):to_raise "did you mean 'file'?"
+    expect(function() listed { path = "width" } end):to_raise "pictures.jsonl:1: the path of the image, 'width', is an integer"
+    expect(function() listed { label = "clas" } end):to_raise "did you mean 'class'?"
+    expect(function() listed { label = 7 } end):to_raise "label"
+    expect(function() listed { label = {} } end):to_raise "option 'label' is a table"
+    expect(function() listed { label = { "class", "class" } } end):to_raise "'class' twice"
+    expect(function() listed { label = { "x" } } end):to_raise "x are the pixels"
+    expect(function() listed { label = { "class" }, classes = { "boat" } } end):to_raise "there are several labels"
+    expect(function() listed { label = { "class" }, classes = { clas = { "boat" } } } end):to_raise "clas"
+    expect(function() listed { label = { "class", "width" }, classes = { width = { "a" } } } end):to_raise "there are 1 classes"
+    expect(function() listed { folder = "nowhere" } end):to_raise "there is no folder \"nowhere\""
+    expect(function() listed { folder = "." } end):to_raise "pictures.jsonl:1: there is no image"
+    expect(function() data.images(data.jsonl(LIST):shuffle(1), { pixels = 8, path = "file" }) end):to_raise "shuffle the images"
+    expect(function() listed { paht = 1 } end):to_raise "path"
   end)
 end)

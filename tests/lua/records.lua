@@ -246,6 +246,8 @@ describe("formats of records", function()
     expect(function() data.table("files/reviews.csv", { types = { zap = "integer" } }) end):to_raise "did you mean 'zip'"
     expect(function() data.table("files/reviews.csv", { types = { text = "integer" } }) end):to_raise "files/reviews.csv:2: column 'text'"
     expect(function() data.table("files/reviews.csv", { delimiter = "ab" }) end):to_raise "one ASCII character"
+    expect(function() data.table("files/reviews.csv", { on_error = "skipp" }) end):to_raise "skip"
+    expect(data.table("files/reviews.csv", { types = { zip = "integer", stars = "integer" }, on_error = "skip" }):size()):to_be(1)
   end)
 
   it("are arrays of JSON", function()
@@ -254,6 +256,8 @@ describe("formats of records", function()
     expect(train:get(1)):to_equal { q = { a = { 1, "]" } } }
     expect(data.json "files/list.json.gz":get(1)):to_equal { q = 2 }
     expect(function() data.json "files/tasks.json" end):to_raise "its arrays are 'train', 'test'"
+    expect(data.json("files/tasks.json", { field = "train", on_error = "skip" }):size()):to_be(train:size())
+    expect(function() data.json("files/tasks.json", { on_error = true }) end):to_raise "on_error"
     expect(function() data.json("files/tasks.json", { field = "trian" }) end):to_raise "did you mean 'train'"
     expect(function() data.json "files/sums.jsonl" end):to_raise "data.jsonl"
   end)

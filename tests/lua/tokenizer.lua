@@ -96,3 +96,58 @@ describe("chat", function()
     expect(function() tok:render({ { role = "user", content = print } }, { template = chatml }) end):to_raise "it holds texts"
   end)
 end)
+
+describe("training a tokenizer", function()
+  local BOOK = "../../recipes/data/alice.txt"
+  local texts = { { text = ("low lower lowest "):rep(40) }, { text = ("new newer widest "):rep(30) } }
+
+  it("makes each model, the same from the same texts", function()
+    for _, model in ipairs { "bpe", "wordpiece", "unigram" } do
+      local tokenizer = data.train_tokenizer(BOOK, { model = model, vocab = 400 })
+      expect(tokenizer:size() > 300 and tokenizer:size() <= 400):to_be(true)
+      local ids = tokenizer:encode "Alice was beginning to get very tired"
+      expect(#ids < 30):to_be(true)
+      expect(data.train_tokenizer(BOOK, { model = model, vocab = 400 }):encode "Alice was beginning to get very tired"):to_equal(ids)
+    end
+  end)
+
+  it("takes records and conversations", function()
+    local own = data.train_tokenizer(data.list(texts), { vocab = 270, special = { "<eot>", "<|user|>" } })
+    expect({ own:id "<eot>", own:id "<|user|>", own:size() }):to_equal { 0, 1, 270 }
+    expect(own:decode(own:encode "lowest newest")):to_be "lowest newest"
+    expect(#own:encode " lowest" < 4):to_be(true)
+    local chats = { { messages = { { role = "user", content = texts[1].text }, { role = "assistant", content = texts[2].text } } } }
+    local two = data.train_tokenizer(data.list(chats), { vocab = 270, field = "messages", special = { "<eot>", "<|user|>" } })
+    expect(two:encode "lower newer"):to_equal(own:encode "lower newer")
+    local file = data.train_tokenizer("../../recipes/data/sums.jsonl", { vocab = 280, field = "question" })
+    expect(#file:encode "What is 1 + 17?" < 15):to_be(true)
+    local names = data.train_tokenizer("files/reviews.csv", { vocab = 260, field = "text" })
+    -- Its texts have no pair twice: the bytes and the special token.
+    expect(names:size()):to_be(257)
+  end)
+
+  it("refuses what makes no sense, at the recipe's line", function()
+    local function refused(source, opts, message)
+      expect(function() data.train_tokenizer(source, opts) end):to_raise(message)
+    end
+    local records = data.list(texts)
+    refused(records, nil, "option 'vocab' is missing")
+    refused(records, { vocab = 0 }, "vocab is 0")
+    refused(records, { vocab = 200 }, "the size of the vocabulary: is 200; it is at least 257")
+    refused(records, { vocab = 300, model = "bep" }, "bep")
+    refused(records, { vocab = 300, model = "unigram", pattern = "gpt2" }, "'pattern' has no effect with model = \"unigram\"")
+    refused(records, { vocab = 300, special = { 7 } }, "option 'special' has 7")
+    refused(records, { vocab = 300, special = { "a", "a" } }, "doubled")
+    refused(records, { vocab = 300, field = "txet" }, "list: record 0: the record has no field 'txet' (fields: text)")
+    refused(records, { vocab = 300, vocabulary = 300 }, "vocab")
+    refused(records, { vocab = 6, model = "unigram" }, "training: ")
+    refused(data.list { { text = 7 } }, { vocab = 300 }, "list: record 0: 'text' is an integer")
+    refused(data.list { { text = "" } }, { vocab = 300 }, "have no words")
+    refused(BOOK, { vocab = 300, field = "text" }, "is a text, which has no fields")
+    refused("none.txt", { vocab = 300 }, "there is no file \"none.txt\"")
+    refused(7, { vocab = 300 }, "the texts are 7")
+    refused(records, { vocab = 300, out = "/proc/tok.json" }, "may be written")
+    refused(records, { vocab = 300, out = "tok.txt" }, ".json")
+    refused(records, { vocab = 300, hash = "sha256:0" }, "option 'hash' is given")
+  end)
+end)

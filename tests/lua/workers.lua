@@ -175,3 +175,163 @@ describe("errors of functions", function()
     expect(function() numbers(3):map(math.floor) end):to_raise "not written in Lua"
   end)
 end)
+
+describe("augmentation of records", function()
+  local noise = pl.augment.text
+  local function texts(n)
+    local list = {}
+    for i = 0, n - 1 do list[i + 1] = { id = i, text = "one two three four five six seven eight" } end
+    return data.list(list)
+  end
+  local function varied(r, draw) return { id = r.id, text = noise.delete(r.text, draw, 0.3) } end
+  ---The texts of the records of an epoch by their ids, and those of each that are rewritten.
+  local function epoch(records, visit)
+    local out, rewritten = {}, 0
+    for i = 0, records:size() - 1 do
+      local index = visit * records:size() + i
+      local r = records:get(index)
+      out[r.id] = (out[r.id] or "") .. "|" .. r.text
+      if records:origins(index)[1].rewritten then rewritten = rewritten + 1 end
+    end
+    return out, rewritten
+  end
+
+  it("draws from seed, record and epoch, whatever the order and the workers", function()
+    local plain, mixed = texts(50):augment(varied, { seed = 1 }), texts(50):augment(varied, { seed = 1 }):shuffle(9)
+    local behind = texts(50):shuffle(9):augment(varied, { seed = 1 })
+    local first, count = epoch(plain, 0)
+    expect(count):to_be(50)
+    for visit = 0, 2 do
+      expect(epoch(mixed, visit)):to_equal(epoch(plain, visit))
+      expect(epoch(behind, visit)):to_equal(epoch(plain, visit))
+    end
+    local again, other = 0, 0
+    local second, seeded = epoch(plain, 1), epoch(texts(50):augment(varied, { seed = 2 }), 0)
+    for id, text in pairs(first) do
+      if second[id] == text then again = again + 1 end
+      if seeded[id] == text then other = other + 1 end
+    end
+    expect(again < 10 and other < 10):to_be(true)
+    local function loaded(threads)
+      local lengths = texts(50):augment(varied, { seed = 1 }):shuffle(9):map(function(r) return { id = r.id, n = #r.text } end)
+      return lengths:batch(8, { threads = threads })
+    end
+    local one, many = loaded(1), loaded(7)
+    for k = 12, 0, -1 do
+      local a, b = one:batch_at(k), many:batch_at(k)
+      expect({ a.id:tolist(), a.n:tolist() }):to_equal { b.id:tolist(), b.n:tolist() }
+    end
+  end)
+
+  it("keeps originals by a probability, other ones in each epoch", function()
+    local kept = texts(400):augment(varied, { seed = 3, keep = 0.25 })
+    local _, rewritten = epoch(kept, 0)
+    -- Binomial of 400 and 0.75: 4.5 standard deviations.
+    expect(math.abs(rewritten - 300) < 39):to_be(true)
+    local differ = 0
+    for i = 0, 399 do
+      local original = kept:origins(i)[1].rewritten == nil
+      if original then expect(kept:get(i).text):to_be(texts(1):get(0).text) end
+      if original ~= (kept:origins(400 + i)[1].rewritten == nil) then differ = differ + 1 end
+    end
+    expect(differ > 80):to_be(true)
+    expect(select(2, epoch(texts(20):augment(varied, { keep = 1 }), 0))):to_be(0)
+  end)
+
+  it("adds copies behind their original", function()
+    local copied = texts(10):augment(varied, { seed = 1, copies = 2 })
+    expect(copied:size()):to_be(30)
+    local _, rewritten = epoch(copied, 0)
+    expect(rewritten):to_be(20)
+    for i = 0, 29 do
+      local origin = copied:origins(i)[1]
+      expect({ origin.file, origin.row, origin.rewritten == nil }):to_equal { "list", i // 3, i % 3 == 0 }
+      if i % 3 == 0 then expect(copied:get(i).text):to_be(texts(1):get(0).text) end
+    end
+    expect(copied:get(1).text ~= copied:get(2).text or copied:get(4).text ~= copied:get(5).text):to_be(true)
+    expect(epoch(texts(10):augment(varied, { seed = 1, copies = 2 }):shuffle(4), 1) ~= nil):to_be(true)
+    local from = data.jsonl("../../recipes/data/sums.jsonl"):augment(function(r, draw) r.question = noise.noise(r.question, draw, 0.2); return r end, { copies = 1 })
+    local origin = from:origins(7)[1]
+    expect({ origin.row, origin.line, origin.rewritten }):to_equal { 3, 4, true }
+  end)
+
+  it("refuses what it cannot repeat", function()
+    local mixed = data.mix({ a = texts(5), b = texts(5) }, { a = 1, b = 1 })
+    expect(function() mixed:augment(varied) end):to_raise "augment the datasets before they are mixed"
+    expect(function() texts(5):augment(varied):split("train", 0.5) end):to_raise "call split before the stages that mix, augment"
+    expect(function() texts(5):augment(varied, { keep = 0.5, copies = 1 }) end):to_raise "'keep' and 'copies' are both given"
+    expect(function() texts(5):augment(varied, { keep = 1.5 }) end):to_raise "keep is 1.5"
+    expect(function() texts(5):augment(varied, { copies = 0 }) end):to_raise "copies is 0"
+    expect(function() texts(5):augment(varied, { kep = 0.5 }) end):to_raise "keep"
+    expect(function() texts(5):augment("text") end):to_raise "the function is 'text'"
+    local broken = texts(5):augment(function(r) return r.text end)
+    expect(function() broken:get(2) end):to_raise "list: record 2 (rewritten): the function of augment at lua/workers.lua"
+    local count = 0
+    local counted = texts(30):augment(function(r) count = count + 1; return { id = r.id + count } end)
+    expect(function() counted:batch(4) end):to_raise "the results in two workers differ"
+  end)
+end)
+
+describe("augmentation of texts", function()
+  local text, draw = pl.augment.text, math.random
+  local line = "the quick brown fox jumps over the lazy dog"
+  local function sorted(value)
+    local words = {}
+    for word in value:gmatch "%S+" do words[#words + 1] = word end
+    table.sort(words)
+    return table.concat(words, " ")
+  end
+
+  it("deletes words and keeps one", function()
+    expect(text.delete(line, draw, 0)):to_be(line)
+    local one = text.delete(line, draw, 1)
+    expect(one:match "^%S+$"):to_be(one)
+    local left = 0
+    for _ = 1, 2000 do
+      for _ in text.delete(line, draw, 0.2):gmatch "%S+" do left = left + 1 end
+    end
+    -- 18,000 words, of which four fifths stay: 5 standard deviations.
+    expect(math.abs(left - 14400) < 270):to_be(true)
+    expect(text.delete("  ", draw, 0.5)):to_be ""
+  end)
+
+  it("swaps words", function()
+    expect(text.swap(line, draw, 0)):to_be(line)
+    for _ = 1, 50 do
+      local swapped = text.swap(line, draw, 1)
+      expect(sorted(swapped)):to_be(sorted(line))
+      local at, moved = 0, 0
+      local words = {}
+      for word in line:gmatch "%S+" do words[#words + 1] = word end
+      for word in swapped:gmatch "%S+" do
+        at = at + 1
+        if words[at] ~= word then moved = moved + 1 end
+      end
+      -- "the" is there twice.
+      expect(moved == 2 or moved == 0):to_be(true)
+    end
+    expect(text.swap("alone", draw)):to_be "alone"
+  end)
+
+  it("changes characters, and no part of one", function()
+    expect(text.noise("naïve 漢字", draw, 0)):to_be "naïve 漢字"
+    local changed = 0
+    for _ = 1, 400 do
+      local made = text.noise("naïve 漢字 🙂 x", draw, 0.5)
+      expect(utf8.len(made) ~= nil):to_be(true)
+      if made ~= "naïve 漢字 🙂 x" then changed = changed + 1 end
+      expect(select(2, made:gsub(" ", ""))):to_be(3)
+    end
+    expect(changed > 380):to_be(true)
+  end)
+
+  it("names wrong arguments", function()
+    expect(function() text.delete(7, draw, 0.1) end):to_raise "augment.text.delete: the text is a number"
+    expect(function() text.swap("a b", 7) end):to_raise "draw is a number"
+    expect(function() text.noise("a b", draw, 2) end):to_raise "the probability is 2"
+    expect(function() text.swap("a b", draw, 0.5) end):to_raise "n is 0.5"
+    expect(function() text.noise("\xff", draw, 0.5) end):to_raise "no UTF-8"
+    expect(function() numbers(3):map(function(r) return { t = text.delete(r.id, math.random, 0.5) } end):get(0) end):to_raise "the text is a number"
+    expect(function() numbers(3):map(function() return { t = pl.augment.crop() } end):get(0) end):to_raise "pl.augment.crop: a function of a pipeline"
+  end)
+end)

@@ -6,7 +6,7 @@ use crate::failure::{Failure, disk};
 use crate::policy_args::PolicyArgs;
 use perilune_check::{Options, Report, Split, check, images, open};
 use perilune_core::Interrupt;
-use perilune_data::images::Folder;
+use perilune_data::images::ImageFiles;
 use perilune_lua::{Loaded, RuntimeOptions};
 use perilune_policy::{Directory, Entry, Opened, Opener, open_named};
 use perilune_train::{Source, data_splits};
@@ -128,7 +128,7 @@ fn options(args: &CheckArgs, interrupt: Interrupt) -> Options {
 }
 
 fn of_folder(args: &CheckArgs, folder: &Path) -> Result<Report, Failure> {
-    let images = Folder::open(Arc::new(Named), folder, None).map_err(failed)?;
+    let images = ImageFiles::of_folder(Arc::new(Named), folder, None).map_err(failed)?;
     images::check(&folder.display().to_string(), &images, args.all, &Interrupt::default()).map_err(failed)
 }
 

@@ -3,6 +3,7 @@
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
 mod bench;
+mod cache;
 mod check;
 mod check_against;
 mod check_mesh;
@@ -75,6 +76,8 @@ enum Command {
     Tokens(tokens::TokensArgs),
     /// Download data into the cache and print its hash; list and remove what is there
     Fetch(fetch::FetchArgs),
+    /// Show, bound and clear what the program keeps to be faster at the next start
+    Cache(cache::CacheArgs),
     /// Download one file: the process that a command starts for it
     #[command(hide = true)]
     FetchProcess,
@@ -139,6 +142,7 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Submit(args) => submit::submit(args),
         Command::Data(args) => data::data(args),
         Command::Tokens(args) => tokens::tokens(args),
+        Command::Cache(args) => cache::cache(&args),
         Command::Fetch(args) => fetch::fetch(&args),
         Command::FetchProcess => fetch::serve(),
         Command::Init(args) => init::init(&args),

@@ -115,7 +115,7 @@ fn train_on(text: &str) -> Result<TrainOn, String> {
 }
 
 fn pattern(text: &str) -> Result<Pattern, String> {
-    word(&[("gpt2", Pattern::Gpt2), ("llama3", Pattern::Llama3), ("qwen2", Pattern::Qwen2)], text)
+    word(&Pattern::ALL, text)
 }
 
 /// Runs one of the commands.

@@ -1,10 +1,10 @@
-//! Decodes the images of a folder, to find those that cannot be read.
+//! Decodes the images of a folder or list, to find those that cannot be read.
 
 use crate::report::{Example, Finding, Plot, Report, Severity, SplitReport};
 use crate::scan::spread;
 use perilune_core::Interrupt;
-use perilune_data::images::Folder;
 use perilune_data::images::read::{Scratch, read};
+use perilune_data::images::{ImageFiles, Labels};
 use perilune_data::{Error, Result};
 use rayon::prelude::*;
 
@@ -12,15 +12,15 @@ use rayon::prelude::*;
 pub const SAMPLE: u64 = 1000;
 
 /// Decodes an even sample of the images of a split, or all of them.
-pub fn check(name: &str, folder: &Folder, all: bool, interrupt: &Interrupt) -> Result<Report> {
-    let len = folder.len() as u64;
+pub fn check(name: &str, files: &ImageFiles, all: bool, interrupt: &Interrupt) -> Result<Report> {
+    let len = files.len() as u64;
     let wanted = if all { len } else { len.min(SAMPLE) };
     let decode = |scratch: &mut Scratch, place: u64| -> Result<Option<(u64, String)>> {
         if interrupt.is_requested() {
             return Err(Error::Interrupted);
         }
         let i = spread(place, wanted, len) as usize;
-        match folder.open_image(i).and_then(|file| read(file, scratch)) {
+        match files.open_image(i).and_then(|file| read(file, scratch)) {
             Ok(_) => Ok(None),
             Err(e) => Ok(Some((i as u64, e.to_string()))),
         }
@@ -28,19 +28,13 @@ pub fn check(name: &str, folder: &Folder, all: bool, interrupt: &Interrupt) -> R
     let bad: Vec<Result<Option<(u64, String)>>> =
         (0..wanted).into_par_iter().map_init(Scratch::default, decode).collect();
     let bad: Vec<(u64, String)> = bad.into_iter().collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-    let mut classes: Vec<(String, u64)> = folder.classes().iter().map(|c| (c.clone(), 0)).collect();
-    for i in 0..folder.len() {
-        if let Some(class) = classes.get_mut(folder.class(i) as usize) {
-            class.1 += 1;
-        }
-    }
     let mut report = Report::default();
     if wanted < len {
         report.remarks.push(format!("{name}: {wanted} of {len} images were decoded; --all decodes all"));
     }
     if !bad.is_empty() {
         let examples = bad.iter().take(5).map(|(i, text)| Example {
-            place: folder.path(*i as usize).display().to_string(),
+            place: files.path(*i as usize).display().to_string(),
             other: None,
             excerpt: text.lines().next().unwrap_or_default().to_string(),
         });
@@ -57,7 +51,22 @@ pub fn check(name: &str, folder: &Folder, all: bool, interrupt: &Interrupt) -> R
             cure: "remove these files, or copy them again",
         });
     }
-    let plots = vec![Plot { title: format!("{name}: images of each class"), bars: classes }];
+    let named = files.labels().iter().filter(|labels| !labels.classes().is_empty());
+    let plots = named.map(|labels| class_counts(name, files, labels)).collect();
     report.splits.push(SplitReport { name: name.into(), records: len, checked: wanted, fields: Vec::new(), plots });
     Ok(report)
+}
+
+/// Counts the images of each class.
+fn class_counts(split: &str, files: &ImageFiles, labels: &Labels) -> Plot {
+    let mut bars: Vec<(String, u64)> = labels.classes().iter().map(|class| (class.clone(), 0)).collect();
+    for i in 0..files.len() {
+        for id in labels.ids(i) {
+            if let Some(bar) = bars.get_mut(id as usize) {
+                bar.1 += 1;
+            }
+        }
+    }
+    let of = if files.labels().len() > 1 { format!(" by {}", labels.name()) } else { String::new() };
+    Plot { title: format!("{split}: images of each class{of}"), bars }
 }

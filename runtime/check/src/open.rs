@@ -28,7 +28,7 @@ pub fn files(opener: Arc<dyn Opener>, paths: &[PathBuf], interrupt: &Interrupt) 
         return Err(Error::argument(other.display().to_string(), rule).hint("check files of one format at a time"));
     }
     let opening = Opening { opener, cache: cache_folder(), interrupt, observe: &mut |_| () };
-    let table = |delimiter| TableFormat { delimiter, columns: None, types: Vec::new() };
+    let table = |delimiter| TableFormat { delimiter, columns: None, types: Vec::new(), skip_malformed: false };
     Ok(match first.as_str() {
         "jsonl" | "ndjson" => Arc::new(Lines::open(paths, LineFormat::Json, opening)?),
         "txt" => Arc::new(Lines::open(paths, LineFormat::Text, opening)?),

@@ -27,7 +27,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         let cache = (cache != "none").then(|| PathBuf::from(cache));
         let opening = Opening { opener: policy.clone(), cache, interrupt: &interrupt, observe: &mut |_| {} };
         let paths = std::slice::from_ref(&path);
-        let table = TableFormat { delimiter: b',', columns: None, types: Vec::new() };
+        let table = TableFormat { delimiter: b',', columns: None, types: Vec::new(), skip_malformed: false };
         let set: Arc<dyn Dataset> = match format.as_str() {
             "jsonl" => Arc::new(Lines::open(paths, LineFormat::Json, opening)?),
             "table" => Arc::new(Table::open(paths, table, opening)?),

@@ -6,6 +6,7 @@
 //!
 //! Not included: the graph, devices, Lua, and downloads.
 
+pub mod cache;
 pub mod csv;
 mod csv_lines;
 mod csv_records;

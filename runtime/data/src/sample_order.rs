@@ -22,6 +22,7 @@ pub enum Stream {
     Mix = 5,
     Sample = 6,
     Pseudo = 7,
+    Augment = 8,
 }
 
 /// A permutation of 0..n that is a function of (seed, epoch, stream).

@@ -140,7 +140,7 @@ fn tables_and_arrays_may_be_compressed() {
     let (one, two) = (policy.clone(), policy);
     let one = Opening { opener: one, cache: None, interrupt: &interrupt, observe: &mut first };
     let two = Opening { opener: two, cache: None, interrupt: &interrupt, observe: &mut second };
-    let format = TableFormat { delimiter: b',', columns: None, types: vec![] };
+    let format = TableFormat { delimiter: b',', columns: None, types: vec![], skip_malformed: false };
     let table = Table::open(&[csv], format, one).unwrap();
     assert_eq!(table.get(0).unwrap().get("b"), Some(&Value::Text("x\ny".into())));
     let array = JsonArray::open(&[json], Some("d"), two).unwrap();

@@ -280,6 +280,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         })?,
     )?;
     native.set("tokenizer", lua.create_function(crate::tokenizer::open)?)?;
+    native.set("train_tokenizer", lua.create_function(crate::train_tokenizer::train_tokenizer)?)?;
     native.set("byte_tokenizer", lua.create_function(crate::tokenizer::bytes)?)?;
     native.set("char_tokenizer", lua.create_function(crate::tokenizer::chars)?)?;
     native.set("token_files", lua.create_function(crate::tokens::files)?)?;
@@ -300,6 +301,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
         })?,
     )?;
     native.set("images", lua.create_function(crate::images::images)?)?;
+    native.set("image_list", lua.create_function(crate::images::list)?)?;
     native.set(
         "window_starts",
         lua.create_function(|lua, (seed, first, count, n, length): (i64, u64, u64, i64, i64)| {

@@ -51,6 +51,7 @@ mod tensor_files;
 mod tokenize;
 mod tokenizer;
 mod tokens;
+mod train_tokenizer;
 mod workers;
 
 pub use console::{Answer, Console};

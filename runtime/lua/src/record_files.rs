@@ -22,6 +22,10 @@ pub(crate) fn open(lua: &Lua, (op, paths, options): (String, Table, Table)) -> m
         all.extend(matching(&host, lua, &op, &name)?);
         names.push(name);
     }
+    // A bound that is no size is an error before the work, not a bound that is ignored.
+    if let Some(cache) = cache_folder() {
+        perilune_data::cache::limit(&cache).map_err(|e| fail(&host, lua, &op, e))?;
+    }
     let skip = options.get::<Option<bool>>("skip")?.unwrap_or(false);
     let mut observe = |file: &_| {
         if all.len() == 1 {
@@ -53,7 +57,11 @@ fn dataset(op: &str, paths: &[PathBuf], options: &Table, skip: bool, opening: Op
         "data.arrow" => Arrow::open(paths, columns.as_deref(), opening).map(|set| whole(Arc::new(set))),
         "data.json" => {
             let field: Option<String> = options.get("field")?;
-            JsonArray::open(paths, field.as_deref(), opening).map(|set| whole(Arc::new(set)))
+            let interrupt = opening.interrupt;
+            JsonArray::open(paths, field.as_deref(), opening).and_then(|mut set| {
+                let skipped = if skip { Some(set.skip_malformed(interrupt)?) } else { None };
+                Ok((Arc::new(set) as Arc<dyn Dataset>, skipped))
+            })
         }
         "data.table" => {
             let delimiter = options.get::<mlua::LuaString>("delimiter")?.as_bytes().first().copied().unwrap_or(b',');
@@ -68,7 +76,11 @@ fn dataset(op: &str, paths: &[PathBuf], options: &Table, skip: bool, opening: Op
                 types.push((name, kind));
             }
             types.sort_by(|a, b| a.0.cmp(&b.0));
-            Rows::open(paths, TableFormat { delimiter, columns, types }, opening).map(|set| whole(Arc::new(set)))
+            let format = TableFormat { delimiter, columns, types, skip_malformed: skip };
+            Rows::open(paths, format, opening).map(|set| {
+                let skipped = set.skipped();
+                (Arc::new(set) as Arc<dyn Dataset>, skipped)
+            })
         }
         op => {
             let format = if op == "data.lines" { LineFormat::Text } else { LineFormat::Json };

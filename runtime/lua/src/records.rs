@@ -10,10 +10,10 @@ use mlua::{AnyUserData, Function, IntoLua, Lua, MultiValue, Table, UserData, Use
 use perilune_data::records::batch::{Pad, RecordBatches};
 use perilune_data::records::columns;
 use perilune_data::records::stages::{
-    self, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions, Pseudo, PseudoLabel,
+    self, Augment, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions, Pseudo, PseudoLabel,
 };
-use perilune_data::records::stages::{Range, Repeat, Scan, Shuffle, TooLong, Windows, Zip, commute};
-use perilune_data::records::{Dataset, Field, Generate, Length, List, RecordFn};
+use perilune_data::records::stages::{Range, Repeat, Rewrites, Scan, Shuffle, TooLong, Windows, Zip, commute};
+use perilune_data::records::{Dataset, Field, Generate, Length, List, MEMORY, RecordFn};
 use std::sync::Arc;
 
 type Shared = Arc<dyn Dataset>;
@@ -22,12 +22,12 @@ type Shared = Arc<dyn Dataset>;
 pub(crate) struct RecordSet(pub(crate) Shared);
 
 /// Converts the errors of a function of the recipe.
-fn or_fail<T>(lua: &Lua, op: &str, result: perilune_data::Result<T>) -> mlua::Result<T> {
+pub(crate) fn or_fail<T>(lua: &Lua, op: &str, result: perilune_data::Result<T>) -> mlua::Result<T> {
     let host = host(lua)?;
     result.map_err(|e| fail(&host, lua, op, e))
 }
 
-fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
+pub(crate) fn scan(lua: &Lua, op: &str, threads: Option<usize>) -> mlua::Result<Scan> {
     let interrupt = host(lua)?.interrupt.clone();
     or_fail(lua, op, Scan::new(threads, interrupt))
 }
@@ -79,7 +79,8 @@ impl UserData for RecordSet {
             let record = or_fail(lua, "records:get", this.0.get(index))?;
             record_value::table(lua, &record)
         });
-        // The rows of files that a record is made of: a list of { file, row, line }, of a pseudo-label with { label, confidence, round }.
+        // The rows of files that a record is made of: a list of { file, row, line, rewritten }, of a pseudo-label with { label, confidence,
+        // round }.
         methods.add_method("origins", |lua, this, index: u64| {
             let out = lua.create_table()?;
             for origin in or_fail(lua, "records:origins", this.0.origins(index))? {
@@ -94,6 +95,7 @@ impl UserData for RecordSet {
                     entry.raw_set("confidence", f64::from(label.confidence))?;
                     entry.raw_set("round", label.round)?;
                 }
+                entry.raw_set("rewritten", origin.rewritten.then_some(true))?;
                 out.raw_push(entry)?;
             }
             Ok(out)
@@ -172,6 +174,13 @@ impl UserData for RecordSet {
         methods.add_method("map", |lua, this, (f, seed): (Value, Option<i64>)| {
             let f = function(lua, "records:map", f, seed, None)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), f))))
+        });
+        // `keep` is a probability; `copies` is nil or the number of rewrites beside the original.
+        methods.add_method("augment", |lua, this, (f, seed, keep, copies): (Value, i64, f64, Option<u64>)| {
+            let op = workers::AUGMENT;
+            let f = function(lua, op, f, Some(seed), None)?;
+            let rewrites = copies.map_or(Rewrites::Instead { keep }, |copies| Rewrites::Beside { copies });
+            or_fail(lua, op, Augment::of(&this.0, f, rewrites, seed as u64)).map(RecordSet)
         });
         methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
             let f = crate::tokenizer::tokenize(lua, &tokenizer, options)?;
@@ -331,7 +340,7 @@ pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
         })?;
         all.push(record);
     }
-    lua.create_userdata(RecordSet(Arc::new(List::new("list", all))))
+    lua.create_userdata(RecordSet(Arc::new(List::new(MEMORY, all))))
 }
 
 /// `native.pseudo(labelled, unlabelled, field, share, seed)`: mixes labelled records with those that a model labels.

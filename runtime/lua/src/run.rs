@@ -10,7 +10,7 @@ use crate::tensor::{Ref, Tensor};
 use mlua::{AnyUserData, Function, Lua, Table, Value};
 use perilune_core::HostTensor;
 use perilune_core::graph::RngState;
-use perilune_data::images::Folder;
+use perilune_data::images::ImageFiles;
 use perilune_data::records::Dataset;
 use perilune_data::sample_log::SampleLog;
 use std::cell::{Cell, RefCell};
@@ -386,10 +386,10 @@ impl Run {
         Some(CheckedRecords { texts: set("texts")?, encoded: set("encoded"), vocabulary })
     }
 
-    /// Returns the folder of images behind the loader of a split, for checks of the data; none if it has no images.
-    pub fn images(&self, split: &str) -> Option<Arc<Folder>> {
+    /// Returns the images behind the loader of a split, for checks of the data; none if it has no images.
+    pub fn images(&self, split: &str) -> Option<Arc<ImageFiles>> {
         let folder = self.loader(split)?.get::<Option<mlua::AnyUserData>>("images").ok()??;
-        Some(folder.borrow::<crate::images::FolderData>().ok()?.0.clone())
+        Some(folder.borrow::<crate::images::ImageData>().ok()?.0.clone())
     }
 
     /// Returns the batches in an epoch of a split, if its loader states them.

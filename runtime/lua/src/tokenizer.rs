@@ -63,7 +63,7 @@ impl SharedTokenizer {
     }
 }
 
-fn new(lua: &Lua, tokenizer: Tokenizer) -> mlua::Result<AnyUserData> {
+pub(crate) fn new(lua: &Lua, tokenizer: Tokenizer) -> mlua::Result<AnyUserData> {
     userdata(lua, Arc::new(SharedTokenizer { tokenizer, template: OnceLock::new() }))
 }
 

@@ -152,6 +152,12 @@ impl Directory {
         Ok(File::from(fd))
     }
 
+    /// The bytes of the disk that has the directory, used or free.
+    pub fn disk_size(&self) -> Option<u64> {
+        let disk = rustix::fs::fstatvfs(&self.fd).ok()?;
+        disk.f_blocks.checked_mul(disk.f_frsize)
+    }
+
     /// Makes what the directory lists survive a power cut.
     pub fn sync(&self) -> Result<()> {
         sync(&self.fd).map_err(|e| Error::io(&self.path, "flush the directory", e))

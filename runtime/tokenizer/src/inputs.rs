@@ -169,27 +169,32 @@ impl Lines {
     }
 }
 
-/// The texts of documents for training: long ones in parts that end at a line break, so that threads share the work.
+/// Cuts a long text into parts that end at a line break, so that threads share the work of training.
+pub fn parts(text: String) -> Vec<String> {
+    const PART: usize = 1 << 16;
+    if text.len() <= PART {
+        return vec![text];
+    }
+    let (mut parts, mut part) = (Vec::new(), String::new());
+    for line in text.split_inclusive('\n') {
+        part.push_str(line);
+        if part.len() >= PART {
+            parts.push(std::mem::take(&mut part));
+        }
+    }
+    parts.push(part);
+    parts
+}
+
+/// The texts of documents for training, long ones in [`parts`].
 ///
 /// # Errors
 /// An item is the error of a document that cannot be read.
 pub fn training_texts(inputs: Inputs) -> impl Iterator<Item = Result<String>> + Send {
-    const PART: usize = 1 << 16;
     inputs.flat_map(|document| {
         let parts: Vec<Result<String>> = match document {
             Err(e) => vec![Err(e)],
-            Ok(Document { content: Content::Text(text), .. }) if text.len() <= PART => vec![Ok(text)],
-            Ok(Document { content: Content::Text(text), .. }) => {
-                let (mut parts, mut part) = (Vec::new(), String::new());
-                for line in text.split_inclusive('\n') {
-                    part.push_str(line);
-                    if part.len() >= PART {
-                        parts.push(Ok(std::mem::take(&mut part)));
-                    }
-                }
-                parts.push(Ok(part));
-                parts
-            }
+            Ok(Document { content: Content::Text(text), .. }) => parts(text).into_iter().map(Ok).collect(),
             // The vocabulary comes from what the turns say.
             Ok(Document { content: Content::Messages(list), .. }) => {
                 list.iter().filter_map(|m| m["content"].as_str()).map(|text| Ok(text.to_string())).collect()

@@ -56,7 +56,7 @@ struct Json {
 }
 
 /// Runs a function of the `tokenizers` crate. A panic of it becomes an error that names the file or the text.
-fn guarded<T>(
+pub(crate) fn guarded<T>(
     failed: impl Fn(String) -> Error,
     f: impl FnOnce() -> std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>,
 ) -> Result<T> {

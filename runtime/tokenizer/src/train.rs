@@ -1,11 +1,12 @@
 //! Trains a vocabulary: byte-level BPE, WordPiece or Unigram, by the trainers of the `tokenizers` crate.
 //!
-//! Of BPE and WordPiece the same texts give the same bytes of `tokenizer.json`, on any number of threads; scores of Unigram may differ in a bit. The crate's trainers alone do not promise
-//! that, because they walk hash tables: WordPiece numbers its characters, and Unigram orders its sums, as such a walk comes.
-//! So the characters of WordPiece are given in sorted order, Unigram gets sorted words on one thread, and the scores that
-//! Unigram gives to characters it has pruned are assigned in sorted order.
+//! The same texts give the same bytes of `tokenizer.json`, on any number of threads. The crate's trainers alone do not promise
+//! that, because they walk hash tables: WordPiece numbers its characters, and Unigram gives scores to characters that it has pruned, as
+//! such a walk comes; sums of Unigram depend on the order of its words and on threads. So the characters of WordPiece are given in sorted
+//! order, Unigram gets sorted words on one thread, and the scores of pruned characters are assigned in sorted order.
 
 pub use crate::byte_level::scan::Pattern;
+use crate::tokenizer::guarded;
 use perilune_data::{Error, Result};
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, HashMap};
@@ -16,6 +17,9 @@ use tokenizers::models::unigram::{Unigram, UnigramTrainer};
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
 use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizer, Trainer};
 use tokenizers::{NormalizerWrapper, PreTokenizedString, PreTokenizerWrapper};
+
+/// The version of what the same texts and options become, for caches.
+pub const VERSION: &str = "1, tokenizers 0.23";
 
 /// Words above this number of bytes are not counted: merges of a word take time that grows with its square.
 const MAX_WORD: usize = 1000;
@@ -111,12 +115,12 @@ pub fn train(texts: impl Iterator<Item = Result<String>> + Send, options: &Train
     }
     let mut json = skeleton(options, &specials);
     let words = count(texts, &json)?;
-    let model = match options.model {
+    let failed = |rule| Error::argument("training", rule);
+    json["model"] = guarded(failed, || match options.model {
         Model::Bpe => bpe(options, &specials, &words),
         Model::WordPiece => wordpiece(options, &specials, &words),
         Model::Unigram => unigram(options, &specials, &words),
-    };
-    json["model"] = model.map_err(|e| Error::argument("training", e.to_string()))?;
+    })?;
     let text =
         |value: &Value| serde_json::to_string_pretty(value).map_err(|e| Error::argument("training", e.to_string()));
     Ok(Trained { tokenizer: text(&json)?, config: text(&config(options))? })
@@ -328,7 +332,8 @@ fn unigram(options: &Train, specials: &[String], words: &[(String, u32)]) -> Mad
 }
 
 /// Orders pieces by score and text. Characters that training pruned have got scores from the lowest on in steps of 0.0001, in
-/// the order of a hash table; they get them in their own order.
+/// the order of a hash table; they get them in their own order. Characters that were not pruned may have the lowest score too. They
+/// cannot be told from the pruned ones, so all characters with one of these scores share the scores out, in their order.
 fn canonical(pieces: &mut Vec<Value>, specials: usize) {
     let read = |piece: &Value| Some((piece[0].as_str()?.to_string(), piece[1].as_f64()?));
     let Some(mut list) = pieces.get(specials..).and_then(|l| l.iter().map(read).collect::<Option<Vec<_>>>()) else {
@@ -338,11 +343,13 @@ fn canonical(pieces: &mut Vec<Value>, specials: usize) {
     let (mut penalty, mut pruned, mut scores) = (0.0, Vec::new(), Vec::new());
     loop {
         let score = lowest + penalty;
-        let one = |p: &(String, f64)| p.1 == score && p.0.chars().count() == 1;
-        let found: Vec<String> = list.iter().filter(|p| one(p)).map(|p| p.0.clone()).collect();
-        let Some(least) = found.into_iter().min() else { break };
-        pruned.push(least);
-        scores.push(score);
+        let one = |p: &&(String, f64)| p.1 == score && p.0.chars().count() == 1;
+        let before = pruned.len();
+        pruned.extend(list.iter().filter(one).map(|p| p.0.clone()));
+        if pruned.len() == before {
+            break;
+        }
+        scores.resize(pruned.len(), score);
         penalty += 0.0001;
     }
     pruned.sort();

@@ -1,4 +1,4 @@
-"""Writes small images of many kinds and their pixels by Pillow: decoded.npz (RGB, the bits of each file) and scaled.npz (crops and sizes).
+"""Writes small images of many kinds and their pixels by Pillow: decoded.npz and webp.npz (RGB, the bits of each file), scaled.npz (crops and sizes).
 
 torchvision's ImageFolder, Resize, CenterCrop and RandomResizedCrop use Pillow by default. Needs Pillow (13.0.0 wrote these) and NumPy;
 the files are committed. The images are smooth waves, because decoders would differ in the JPEG artefacts of noise.
@@ -89,6 +89,32 @@ def scaled():
     np.savez_compressed(HERE / "scaled.npz", **out)
 
 
-files()
-decoded()
-scaled()
+def webp():
+    """WebP files of each kind, and their pixels: webp.npz."""
+    place = HERE / "webp"
+    place.mkdir(exist_ok=True)
+    wave, tall = Image.fromarray(picture(52, 40, 0)), Image.fromarray(picture(37, 61, 1))
+    clear = tall.copy()
+    clear.putalpha(Image.fromarray(picture(37, 61, 5)[..., 0]))
+    exif = Image.Exif()
+    exif[0x112] = 6
+    noise = Image.fromarray(np.random.default_rng(2).integers(0, 256, (23, 31, 3), "u1"))
+    wave.save(place / "lossy.webp", quality=80)
+    tall.save(place / "odd.webp", quality=40)
+    noise.save(place / "rough.webp", quality=95)
+    Image.fromarray(picture(90, 70, 3)).save(place / "segments.webp", quality=30, method=6)
+    clear.save(place / "lossy_alpha.webp", quality=80, alpha_quality=50)
+    wave.save(place / "lossless.webp", lossless=True)
+    noise.save(place / "lossless_rough.webp", lossless=True)
+    clear.save(place / "lossless_alpha.webp", lossless=True, exact=True)
+    wave.quantize(12).convert("RGB").save(place / "colours.webp", lossless=True)
+    wave.save(place / "exif.webp", quality=80, exif=exif)                            # an extended file, not rotated
+    np.savez_compressed(HERE / "webp.npz", **{path.name: np.array(Image.open(path).convert("RGB")) for path in sorted(place.glob("*.webp"))})
+    wave.save(place / "animated.webp", save_all=True, append_images=[noise.resize(wave.size)])
+
+
+if __name__ == "__main__":
+    files()
+    decoded()
+    scaled()
+    webp()

@@ -1,4 +1,5 @@
-//! Decodes one image file to 8-bit RGB: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK) and PNG of every kind.
+//! Decodes one image file to 8-bit RGB: JPEG (baseline and progressive; grey, YCbCr, RGB, CMYK, YCCK), PNG of every kind, and WebP
+//! (`webp`).
 //!
 //! The format is detected by the first bytes, not by the name: ImageNet has a PNG called .JPEG. Grey is repeated, an alpha
 //! channel is dropped, 16 bits keep their high 8, CMYK is assumed to be inverted as Adobe writes it; PIL's `convert("RGB")`
@@ -7,6 +8,7 @@
 //! error, never a part of an image.
 
 use super::resize;
+use super::webp;
 use crate::error::{Error, Result};
 use crate::image;
 use perilune_policy::Opened;
@@ -23,7 +25,7 @@ pub const MAX_PIXELS: u64 = 1 << 27;
 pub const MAX_FILE: u64 = 1 << 29;
 
 /// The hint for a file that cannot be read.
-const CURE: &str = "copy or convert the file again, or move it out of the folder";
+pub(super) const CURE: &str = "copy or convert the file again, or move it out of the folder";
 
 /// Buffers that a thread reuses.
 #[derive(Default)]
@@ -54,26 +56,26 @@ pub(super) fn decode(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(us
     match bytes {
         [0xff, 0xd8, 0xff, ..] => jpeg(path, bytes, rgb),
         [0x89, b'P', b'N', b'G', ..] => png(path, bytes, rgb),
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => webp::decode(path, bytes, rgb),
         _ => Err(stranger(path, bytes)),
     }
 }
 
-/// Makes the error for a file that is neither JPEG nor PNG.
+/// Makes the error for a file of another format.
 fn stranger(path: &Path, bytes: &[u8]) -> Error {
     let kind = match bytes {
         [] => "it is empty",
         [b'G', b'I', b'F', b'8', ..] => "it is a GIF",
-        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "it is a WebP",
         [b'B', b'M', ..] => "it is a BMP",
         [b'I', b'I', 42, 0, ..] | [b'M', b'M', 0, 42, ..] => "it is a TIFF",
         [_, _, _, _, b'f', b't', b'y', b'p', ..] => "it is a HEIC, AVIF or film",
         [b'<', ..] => "it is a web page or another text",
-        _ => "it begins like neither",
+        _ => "it begins like none of them",
     };
-    Error::malformed(path, "image", format!("{kind}; images are JPEG or PNG")).hint(CURE)
+    Error::malformed(path, "image", format!("{kind}; images are JPEG, PNG or WebP")).hint(CURE)
 }
 
-fn check_size(path: &Path, width: u64, height: u64) -> Result<()> {
+pub(super) fn check_size(path: &Path, width: u64, height: u64) -> Result<()> {
     match width * height {
         n if n > MAX_PIXELS => {
             let what = format!("the image's number of pixels ({width} x {height})");

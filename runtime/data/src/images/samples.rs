@@ -1,7 +1,7 @@
-//! Decodes, crops and scales the images of a folder, as a [`Source`] of batches x (N, 3, P, P) u8, y (N) i64.
+//! Decodes, crops and scales images, as a [`Source`] of batches x (N, 3, P, P) u8 and a column for each kind of labels.
 
 use super::crop::Crop;
-use super::folder::Folder;
+use super::files::ImageFiles;
 use super::read::{self, Scratch};
 use super::resize::{self, Picture};
 use crate::error::{Error, Result};
@@ -10,27 +10,28 @@ use perilune_core::{DType, Shape};
 use std::cell::RefCell;
 use std::sync::Arc;
 
-/// A folder and the processing of each image.
+/// Images and the processing of each.
 pub struct Images {
-    folder: Arc<Folder>,
+    files: Arc<ImageFiles>,
     pixels: usize,
     crop: Crop,
-    columns: [Column; 2],
+    columns: Vec<Column>,
 }
 
 impl Images {
     /// Images of `pixels` by `pixels`.
-    pub fn new(folder: Arc<Folder>, pixels: usize, crop: Crop) -> Result<Images> {
+    pub fn new(files: Arc<ImageFiles>, pixels: usize, crop: Crop) -> Result<Images> {
         crop.check(pixels)?;
         let shape = Shape::new(&[3, pixels, pixels]).map_err(|e| Error::argument("pixels", e.message))?;
-        let columns = [Column { dtype: DType::U8, shape }, Column { dtype: DType::I64, shape: Shape::SCALAR }];
-        Ok(Images { folder, pixels, crop, columns })
+        let mut columns = vec![Column { dtype: DType::U8, shape }];
+        columns.extend(files.labels().iter().map(|labels| labels.column()));
+        Ok(Images { files, pixels, crop, columns })
     }
 }
 
 impl Source for Images {
     fn rows(&self) -> usize {
-        self.folder.len()
+        self.files.len()
     }
 
     fn columns(&self) -> &[Column] {
@@ -39,18 +40,20 @@ impl Source for Images {
 
     fn write(&self, sample: Sample, columns: &mut [Vec<u8>]) -> Result<()> {
         thread_local!(static SCRATCH: RefCell<Scratch> = RefCell::default());
-        let [x, y] = columns else { return Err(self.broke_down(sample)) };
+        let [x, labels @ ..] = columns else { return Err(self.broke_down(sample)) };
         let (start, count) = (x.len(), 3 * self.pixels * self.pixels);
         x.resize(start + count, 0);
         // The scratch is cleared before each use, so a decoder that panics leaves nothing in it.
         SCRATCH.with_borrow_mut(|scratch| -> Result<()> {
-            let (width, height) = read::read(self.folder.open_image(sample.row)?, scratch)?;
+            let (width, height) = read::read(self.files.open_image(sample.row)?, scratch)?;
             let (across, down) = self.crop.sides(width, height, self.pixels, sample.index);
             let picture = Picture { width, height, rgb: &scratch.rgb };
             resize::resize(picture, &across, &down, &mut scratch.rows, &mut x[start..]);
             Ok(())
         })?;
-        y.extend_from_slice(&i64::from(self.folder.class(sample.row)).to_le_bytes());
+        for (column, labels) in labels.iter_mut().zip(self.files.labels()) {
+            labels.write(sample.row, column);
+        }
         Ok(())
     }
 
@@ -61,7 +64,7 @@ impl Source for Images {
     }
 
     fn broke_down(&self, sample: Sample) -> Error {
-        Error::malformed(&self.folder.path(sample.row), "image", "the decoder broke down on it")
+        Error::malformed(&self.files.path(sample.row), "image", "the decoder broke down on it")
             .hint("copy or convert the file anew")
     }
 }

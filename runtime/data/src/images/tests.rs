@@ -1,7 +1,7 @@
 //! Compares images with Pillow's (tests/golden/images/make.py), and tests order and errors.
 
 use super::crop::Crop;
-use super::folder::Folder;
+use super::files::ImageFiles;
 use super::read::{Scratch, decode, read};
 use super::resize::{Picture, Side, Span, resize};
 use super::samples::Images;
@@ -15,11 +15,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-fn open_folder(root: &Path, classes: Option<&[String]>) -> Result<Folder> {
+fn open_folder(root: &Path, classes: Option<&[String]>) -> Result<ImageFiles> {
     // The class folders may be links to the golden ones.
     let above = root.parent().unwrap_or(root);
     let both = Policy::builder().allow_read(above)?.allow_read(&golden())?.build();
-    Folder::open(both, root, classes)
+    ImageFiles::of_folder(both, root, classes)
 }
 
 fn golden() -> PathBuf {
@@ -30,7 +30,7 @@ fn reference(name: &str) -> BTreeMap<String, HostTensor> {
     npz::load(open(&golden().join(name)).expect(name)).expect(name).into_iter().collect()
 }
 
-fn folder() -> Arc<Folder> {
+fn folder() -> Arc<ImageFiles> {
     Arc::new(open_folder(&golden().join("folder"), None).expect("folder"))
 }
 
@@ -163,7 +163,7 @@ fn impossible_crops_are_refused() {
 #[test]
 fn the_list_is_sorted_by_class_folder_and_name() {
     let f = folder();
-    assert_eq!(f.classes(), ["boat", "car", "dog"]);
+    assert_eq!(f.labels()[0].classes(), ["boat", "car", "dog"]);
     let names: Vec<String> = (0..f.len())
         .map(|i| f.path(i).strip_prefix(golden().join("folder")).expect("inside").to_string_lossy().replace('\\', "/"))
         .collect();
@@ -178,11 +178,14 @@ fn the_list_is_sorted_by_class_folder_and_name() {
             "car/cmyk.jpg"
         ]
     );
-    assert_eq!((f.len(), f.class(0), f.class(5), f.class(f.len() - 1)), (19, 0, 1, 2));
+    assert_eq!(
+        (f.len(), f.labels()[0].ids(0)[0], f.labels()[0].ids(5)[0], f.labels()[0].ids(f.len() - 1)[0]),
+        (19, 0, 1, 2)
+    );
 }
 
 /// A prefetcher over a folder.
-fn reader(folder: Arc<Folder>, pixels: usize, crop: Crop, threads: usize) -> Result<Prefetcher<Images>> {
+fn reader(folder: Arc<ImageFiles>, pixels: usize, crop: Crop, threads: usize) -> Result<Prefetcher<Images>> {
     Prefetcher::new(Images::new(folder, pixels, crop)?, Some(threads))
 }
 
@@ -255,7 +258,7 @@ impl Made {
         made
     }
 
-    fn open(&self) -> Result<Folder> {
+    fn open(&self) -> Result<ImageFiles> {
         open_folder(self.0.path(), None)
     }
 
@@ -282,15 +285,15 @@ fn other_files_are_left_out_and_other_images_refused() -> Result<()> {
         ("beside.jpg", &jpeg),
     ]);
     let f = made.open()?;
-    assert_eq!((f.len(), f.classes(), f.is_empty()), (2, &["a".to_string(), "b".to_string()][..], false));
+    assert_eq!((f.len(), f.labels()[0].classes(), f.is_empty()), (2, &["a".to_string(), "b".to_string()][..], false));
     assert!(f.path(0).ends_with("a/c/y.Png") && f.path(1).ends_with("b/x.JPEG"));
 
     let message = |m: &Made| m.open().map_err(|e| e.to_string()).expect_err("refused");
     for (files, needles) in [
         (&[][..], ["no class folders", "FOLDER/CLASS/NAME.jpg"]),
         (&[("x.jpg", &jpeg[..])], ["1 images outside", "a folder a class"]),
-        (&[("a/x.jpg", &jpeg), ("b/x.txt", b"")], ["class 'b'", "no .jpg, .jpeg or .png"]),
-        (&[("a/x.jpg", &jpeg), ("a/y.webp", b"")], ["y.webp", "convert"]),
+        (&[("a/x.jpg", &jpeg), ("b/x.txt", b"")], ["class 'b'", "no .jpg, .jpeg, .png or .webp"]),
+        (&[("a/x.jpg", &jpeg), ("a/y.avif", b"")], ["y.avif", "convert"]),
     ] {
         let text = message(&Made::new(files));
         assert!(needles.iter().all(|n| text.contains(n)), "{text}");
@@ -305,8 +308,8 @@ fn classes_may_be_given() -> Result<()> {
     let names = |list: &[&str]| list.iter().map(|s| s.to_string()).collect::<Vec<_>>();
     let root = golden().join("folder");
     let f = open_folder(&root, Some(&names(&["zebra", "dog", "car", "boat"])))?;
-    assert_eq!((f.class(0), f.class(18), f.classes().len()), (3, 1, 4));
-    assert_eq!((0..f.len()).map(|i| f.class(i)).max(), Some(3));
+    assert_eq!((f.labels()[0].ids(0)[0], f.labels()[0].ids(18)[0], f.labels()[0].classes().len()), (3, 1, 4));
+    assert_eq!((0..f.len()).map(|i| f.labels()[0].ids(i)[0]).max(), Some(3));
     assert!(f.path(0).is_file());
     let text = open_folder(&root, Some(&names(&["boat", "cart", "dog"]))).map_err(|e| e.to_string()).expect_err("car");
     assert!(text.contains("class 'car'") && text.contains("did you mean 'cart'?"), "{text}");
@@ -318,7 +321,7 @@ fn classes_may_be_given() -> Result<()> {
 fn links_are_followed_but_not_for_ever() -> Result<()> {
     let made = Made::new(&[("a/x.jpg", &file("boat/plain.jpg"))]);
     std::os::unix::fs::symlink(golden().join("folder/dog"), made.0.path().join("b")).expect("link");
-    assert_eq!(made.open()?.classes(), ["a", "b"]);
+    assert_eq!(made.open()?.labels()[0].classes(), ["a", "b"]);
     std::os::unix::fs::symlink("..", made.0.path().join("a/up")).expect("link");
     let text = made.open().map_err(|e| e.to_string()).expect_err("a loop");
     assert!(text.contains("32 folders deep") && text.contains("link"), "{text}");
@@ -338,7 +341,7 @@ fn broken_files_are_named_with_rule_and_cure() {
         (b"", "it is empty"),
         (b"GIF89a", "it is a GIF"),
         (b"<html>", "web page"),
-        (b"hello there", "begins like neither"),
+        (b"hello there", "begins like none"),
     ] {
         let text = Made::new(&[("a/x.jpg", bytes)]).fault();
         assert!(text.contains(needle) && text.contains("x.jpg") && text.contains("hint: "), "{needle}: {text}");

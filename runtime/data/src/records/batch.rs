@@ -115,7 +115,7 @@ impl RecordBatches {
 }
 
 /// The numbers of a value as an array.
-fn numbers(name: &str, value: &Value) -> Result<HostTensor> {
+pub(crate) fn numbers(name: &str, value: &Value) -> Result<HostTensor> {
     let mut dims = Vec::new();
     let mut at = value;
     while let Value::List(list) = at {

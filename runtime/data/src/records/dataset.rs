@@ -21,15 +21,28 @@ pub struct Origin {
     pub line: Option<u64>,
     /// The number of the sample among those that a stage made of the row (`flat_map`, windows).
     pub sub: u32,
+    /// Whether a stage has rewritten the record (`augment`): its text is not that of the file.
+    pub rewritten: bool,
+}
+
+/// What stands for the file of records that a recipe lists.
+pub const MEMORY: &str = "list";
+
+impl Origin {
+    /// Whether the record is one of a list in memory, which has no file.
+    pub fn is_in_memory(&self) -> bool {
+        self.line.is_none() && self.file.as_os_str() == MEMORY
+    }
 }
 
 impl fmt::Display for Origin {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.file.display())?;
         match self.line {
-            Some(line) => write!(f, "{line}"),
-            None => write!(f, " record {}", self.row),
+            Some(line) => write!(f, "{line}")?,
+            None => write!(f, " record {}", self.row)?,
         }
+        f.write_str(if self.rewritten { " (rewritten)" } else { "" })
     }
 }
 

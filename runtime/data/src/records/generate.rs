@@ -22,7 +22,7 @@ impl Generate {
     }
 
     fn origin(&self, row: u64) -> Origin {
-        Origin { file: self.name.clone(), row, line: None, sub: 0 }
+        Origin { file: self.name.clone(), row, line: None, sub: 0, rewritten: false }
     }
 }
 

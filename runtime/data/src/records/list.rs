@@ -32,7 +32,7 @@ impl Dataset for List {
     }
 
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {
-        Ok(vec![Origin { file: self.name.clone(), row: index % self.len(), line: None, sub: 0 }])
+        Ok(vec![Origin { file: self.name.clone(), row: index % self.len(), line: None, sub: 0, rewritten: false }])
     }
 
     fn fingerprint(&self) -> Fingerprint {

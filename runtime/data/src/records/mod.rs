@@ -22,7 +22,7 @@ mod list;
 pub mod stages;
 mod value;
 
-pub use dataset::{Dataset, Fingerprint, Origin};
+pub use dataset::{Dataset, Fingerprint, MEMORY, Origin};
 pub use files::{Arrow, ColumnType, JsonArray, LineFormat, Lines, Opening, Parquet, Table, TableFormat};
 pub use function::{Field, Length, RecordFn};
 pub use generate::Generate;

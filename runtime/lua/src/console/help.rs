@@ -89,7 +89,7 @@ fn native_name(lua: &Lua, f: &Function) -> Option<String> {
     pl.pairs::<String, Value>().flatten().find(|(_, v)| matches!(v, Value::Function(g) if g == f)).map(|(name, _)| name)
 }
 
-/// Returns the qualified name of a library function, such as `nn.Linear`.
+/// Returns the qualified name of a library function, such as `nn.Linear` or `augment.text.swap`.
 fn library_name(lua: &Lua, f: &Function) -> Option<String> {
     let loaded: Table = lua.named_registry_value("perilune.loaded").ok()?;
     let pl: Table = loaded.raw_get("perilune").ok()?;
@@ -101,10 +101,14 @@ fn library_name(lua: &Lua, f: &Function) -> Option<String> {
     };
     for module in crate::loader::FIELDS {
         // A part that has not been loaded cannot contain the function.
-        if let Ok(Value::Table(t)) = pl.raw_get::<Value>(module)
-            && let Some(name) = named(t)
-        {
+        let Ok(Value::Table(t)) = pl.raw_get::<Value>(module) else { continue };
+        if let Some(name) = named(t.clone()) {
             return Some(format!("{module}.{name}"));
+        }
+        for (part, inner) in t.pairs::<String, Table>().flatten() {
+            if let Some(name) = named(inner) {
+                return Some(format!("{module}.{part}.{name}"));
+            }
         }
     }
     named(pl)

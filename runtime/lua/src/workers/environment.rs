@@ -49,13 +49,25 @@ pub fn install(lua: &Lua, modules: Modules, draws: Rc<Draws>) -> mlua::Result<Fu
     Ok(require)
 }
 
+/// The modules of the runtime that need no engine: functions of values of records.
+const PURE: [&str; 1] = ["perilune.augment.text"];
+
+/// Loads a module of [`PURE`].
+fn pure(lua: &Lua, name: &str) -> mlua::Result<Value> {
+    let found = loader::stdlib_files().iter().find(|(module, ..)| *module == name);
+    let (_, path, text) = found.ok_or_else(|| mlua::Error::runtime(format!("this is a bug: no module {name}")))?;
+    no_tail_calls::compile(lua, text, &format!("{INTERNAL}{path}"), None)?.call(name)
+}
+
 /// `require` of the files that the recipe has required. Modules of the runtime need its engine: their fields are errors.
 fn require(lua: &Lua, modules: &Modules, loaded: &Table, name: &str) -> mlua::Result<Value> {
     let found: Value = loaded.raw_get(name)?;
     if !found.is_nil() {
         return Ok(found);
     }
-    let value = if loader::is_library(name) {
+    let value = if PURE.contains(&name) {
+        pure(lua, name)?
+    } else if loader::is_library(name) {
         Value::Table(absent(lua, name)?)
     } else {
         let Some((file, text)) = modules.find(name) else {
@@ -77,13 +89,21 @@ fn require(lua: &Lua, modules: &Modules, loaded: &Table, name: &str) -> mlua::Re
 fn absent(lua: &Lua, module: &str) -> mlua::Result<Table> {
     let (out, meta) = (lua.create_table()?, lua.create_table()?);
     let short = module.replacen("perilune", "pl", 1);
-    let missing = move |lua: &Lua, (_, key): (Value, Value)| -> mlua::Result<()> {
+    let (module, own) = (module.to_string(), module == "perilune");
+    let missing = move |lua: &Lua, (_, key): (Value, Value)| -> mlua::Result<Value> {
         let name = key.as_string().map(|s| s.to_string_lossy()).unwrap_or_default();
+        let child = format!("{module}.{name}");
+        if PURE.contains(&child.as_str()) {
+            return pure(lua, &child);
+        }
+        if PURE.iter().any(|pure| pure.strip_prefix(&child).is_some_and(|rest| rest.starts_with('.'))) {
+            return absent(lua, &child).map(Value::Table);
+        }
         let message =
             format!("{short}.{name}: a function of a pipeline runs in workers, which have no device and no '{short}'");
         Err(raised(lua, message, Some("use it after :batch, or before the function".into())))
     };
-    if module == "perilune" {
+    if own {
         out.raw_set("version", env!("CARGO_PKG_VERSION"))?;
     }
     meta.raw_set("__index", Guarded(lua).create_function(missing)?)?;

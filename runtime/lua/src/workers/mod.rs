@@ -35,6 +35,9 @@ const TIME: Duration = Duration::from_secs(10);
 const MEMORY_SHARE: usize = 16;
 const MIN_MEMORY: usize = 64 << 20;
 
+/// The stage whose functions get `math.random` as their second argument, since they are made to draw.
+pub(crate) const AUGMENT: &str = "records:augment";
+
 /// The limits of a function in each of its states.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {

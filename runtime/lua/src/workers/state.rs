@@ -2,13 +2,13 @@
 
 use super::environment;
 use super::random::Draws;
-use super::{LuaFunction, Takes, rebuild};
+use super::{AUGMENT, LuaFunction, Takes, rebuild};
 use crate::boundary::{OwnInterrupt, caught, memory_limit};
 use crate::console::interrupt::listen_to;
 use crate::errors::{Cause, RecipeError};
 use crate::loader;
 use crate::record_value::{self, Refused};
-use mlua::{Function, Lua};
+use mlua::{Function, Lua, Table};
 use perilune_core::Interrupt;
 use perilune_data::records::{Record, Value};
 use perilune_data::{Error, Result};
@@ -55,6 +55,8 @@ thread_local! {
 struct State {
     lua: Lua,
     function: Function,
+    /// `math.random`, for a function that takes it as an argument.
+    random: Option<Function>,
     draws: Rc<Draws>,
     /// Ends a record at its time limit, and with the run.
     interrupt: Interrupt,
@@ -100,6 +102,10 @@ impl State {
         lua.set_app_data(OwnInterrupt(interrupt.clone()));
         let draws = Rc::new(Draws::new(of.seed));
         let require = environment::install(&lua, of.carried.modules.clone(), draws.clone())?;
+        let random = match of.op == AUGMENT {
+            true => Some(lua.globals().raw_get::<Table>("math")?.raw_get::<Function>("random")?),
+            false => None,
+        };
         listen_to(&lua, interrupt.clone())?;
         interrupt.begin(of.limits.time);
         let built = caught(&lua, || rebuild::build(&lua, &of.carried, &require));
@@ -107,7 +113,7 @@ impl State {
         interrupt.end();
         match built {
             Ok(function) => {
-                Ok(Ok(State { lua, function, draws, interrupt, function_lives: Arc::downgrade(&of.lives) }))
+                Ok(Ok(State { lua, function, random, draws, interrupt, function_lives: Arc::downgrade(&of.lives) }))
             }
             Err(_) if of.interrupt.is_requested() => Ok(Err(Error::Interrupted)),
             Err(e) if late => Err(too_slow(of, &e)),
@@ -121,11 +127,14 @@ impl State {
         let result = caught(&self.lua, || {
             let room = record.fields.iter().map(|(name, value)| ENTRY + name.len() + size(value)).sum();
             let out: mlua::Value = match of.takes {
+                Takes::Number => self.function.call(index)?,
                 Takes::Record => {
                     let table = memory_limit::with_room(&self.lua, room, || record_value::table(&self.lua, record))?;
-                    self.function.call(table)?
+                    match &self.random {
+                        Some(random) => self.function.call((table, random))?,
+                        None => self.function.call(table)?,
+                    }
                 }
-                Takes::Number => self.function.call(index)?,
             };
             Ok(record_value::from_lua(&out))
         });

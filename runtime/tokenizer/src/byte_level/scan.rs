@@ -20,9 +20,16 @@ pub const QWEN2: &str =
 pub const GPT2: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
 impl Pattern {
+    pub const ALL: [(&'static str, Pattern); 3] =
+        [("gpt2", Pattern::Gpt2), ("llama3", Pattern::Llama3), ("qwen2", Pattern::Qwen2)];
+
+    pub fn parse(name: &str) -> Option<Pattern> {
+        Pattern::ALL.into_iter().find(|(known, _)| *known == name).map(|(_, pattern)| pattern)
+    }
+
     /// The pattern of an expression as it stands in `tokenizer.json`.
     pub fn of(expression: &str) -> Option<Pattern> {
-        [Pattern::Gpt2, Pattern::Llama3, Pattern::Qwen2].into_iter().find(|p| p.expression() == expression)
+        Pattern::ALL.into_iter().map(|(_, pattern)| pattern).find(|p| p.expression() == expression)
     }
 
     pub fn expression(self) -> &'static str {

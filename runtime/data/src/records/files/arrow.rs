@@ -257,7 +257,13 @@ impl Dataset for Arrow {
 
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {
         let (number, row) = self.inner.files.at(index % self.len());
-        Ok(vec![Origin { file: self.inner.files.files[number].path.clone(), row, line: None, sub: 0 }])
+        Ok(vec![Origin {
+            file: self.inner.files.files[number].path.clone(),
+            row,
+            line: None,
+            sub: 0,
+            rewritten: false,
+        }])
     }
 
     fn fingerprint(&self) -> Fingerprint {

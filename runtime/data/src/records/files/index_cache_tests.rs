@@ -8,6 +8,9 @@ use perilune_policy::Policy;
 use std::path::PathBuf;
 use std::time::SystemTime;
 
+/// Bytes of the checksum at the end of a file.
+const CHECKSUM: usize = 32;
+
 fn text(path: &Path) -> TextFiles {
     let policy = Policy::builder().allow_read(path.parent().unwrap()).unwrap().build();
     let interrupt = Interrupt::default();

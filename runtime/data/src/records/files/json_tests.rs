@@ -183,3 +183,21 @@ fn damaged_files_are_read_or_refused() {
     }
     assert!(read > 500 && refused > 500, "{read} read, {refused} refused");
 }
+
+#[test]
+fn malformed_elements_are_left_out_and_counted() {
+    let text = b"[{\"k\": 0}, {\"k\": nul}, {\"k\" 1},\n{\"k\": \"\\q\"}, {\"k\": 2}]";
+    let (_dir, set) = open(&[text, b"[{\"k\": 3}]"], None);
+    let mut set = set.unwrap();
+    assert!(set.get(1).unwrap_err().to_string().contains("on_error = \"skip\""));
+    let whole = set.fingerprint();
+    assert_eq!(set.skip_malformed(&Interrupt::default()).unwrap(), 3);
+    assert_ne!(set.fingerprint(), whole);
+    let kept = |set: &dyn Dataset, k| (set.get(k).unwrap().get("k").cloned(), set.origins(k).unwrap()[0].line);
+    for k in [0, 3] {
+        assert_eq!(kept(&set, k), (Some(Value::Int(0)), Some(1)));
+    }
+    assert_eq!(kept(&set, 1), (Some(Value::Int(2)), Some(2)));
+    assert_eq!(kept(&*set.project(&["k".into()]).unwrap(), 2), (Some(Value::Int(3)), Some(1)));
+    assert_eq!(set.len(), 3);
+}

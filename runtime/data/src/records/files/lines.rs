@@ -229,7 +229,7 @@ impl Dataset for Lines {
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {
         let (number, row) = self.files.at(self.row(index));
         let line = Some(self.files.line(number, row));
-        Ok(vec![Origin { file: self.files.files[number].path.clone(), row, line, sub: 0 }])
+        Ok(vec![Origin { file: self.files.files[number].path.clone(), row, line, sub: 0, rewritten: false }])
     }
 
     fn fingerprint(&self) -> Fingerprint {

@@ -26,6 +26,9 @@ pub struct TableFormat {
     pub columns: Option<Vec<String>>,
     /// The types of columns that are not found by their cells.
     pub types: Vec<(String, ColumnType)>,
+    /// Whether rows that are malformed are left out: those with another number of cells than the header, no UTF-8 text, or a cell that is
+    /// not of the type given for its column.
+    pub skip_malformed: bool,
 }
 
 /// The type of a column.
@@ -60,6 +63,8 @@ struct Inner {
     names: Vec<Arc<str>>,
     types: Vec<ColumnType>,
     rows: Rows,
+    /// Rows that were left out; `None` where none is.
+    skipped: Option<u64>,
     fingerprint: Fingerprint,
 }
 
@@ -83,13 +88,14 @@ impl Table {
         let mut hasher = blake3::Hasher::new();
         let (mut names, mut kinds, mut files): (Vec<Arc<str>>, Vec<Kind>, Vec<File>) = Default::default();
         let mut given: Vec<Option<ColumnType>> = Vec::new();
-        let mut first = 0u64;
+        let (mut first, mut skipped) = (0u64, 0u64);
         for number in 0..text.count() {
             let path = Arc::new(text.path(number).to_path_buf());
             let (mut index, mut places, mut own) = (RowIndex::default(), Vec::new(), Vec::new());
             let mut header = true;
-            let end = rows.scan(&text, number, &mut hasher, opening.interrupt, &mut |row: &Cells<'_>| {
+            let end = rows.scan(&text, number, &mut hasher, opening.interrupt, &mut |row: Result<&Cells<'_>>| {
                 if std::mem::take(&mut header) {
+                    let row = row?;
                     own = row.cells().map(Arc::from).collect();
                     columnar::distinct(&path, &own)?;
                     if number == 0 {
@@ -100,22 +106,15 @@ impl Table {
                     places = same_columns(&path, &text, &names, &own)?;
                     return Ok(());
                 }
-                if row.count() != own.len() {
-                    let rule = format!("the row has {} cells, and the header {}", row.count(), own.len());
-                    let cure =
-                        "put cells with delimiters or newlines in quotes, or name the delimiter: { delimiter = \";\" }";
-                    return Err(Error::line(&path, row.line, "", rule).hint(cure));
-                }
-                for (column, place) in places.iter().enumerate() {
-                    let cell = row.cell(*place);
-                    kinds[column].see(cell);
-                    if let Some(kind) = given[column]
-                        && value(kind, cell).is_none()
-                    {
-                        let place = format!("column {}: ", quote(&names[column]));
-                        let rule = format!("{} is no {}, which types names", quote(cell), kind.name());
-                        return Err(Error::line(&path, row.line, place, rule));
+                let row = match row.and_then(|row| checked(&path, row, &names, &places, &given)) {
+                    Err(Error::Line { .. }) if format.skip_malformed => {
+                        skipped += 1;
+                        return Ok(());
                     }
+                    row => row?,
+                };
+                for (column, place) in places.iter().enumerate() {
+                    kinds[column].see(row.cell(*place));
                 }
                 index.push(&path, row.start, row.line)
             })?;
@@ -140,13 +139,45 @@ impl Table {
             _ => (0..names.len()).collect(),
         };
         let fingerprint = *hasher.finalize().as_bytes();
-        Ok(Table { inner: Arc::new(Inner { text, files, names, types, rows, fingerprint }), columns })
+        let skipped = format.skip_malformed.then_some(skipped);
+        Ok(Table { inner: Arc::new(Inner { text, files, names, types, rows, skipped, fingerprint }), columns })
+    }
+
+    /// How many rows were left out, where malformed ones are.
+    pub fn skipped(&self) -> Option<u64> {
+        self.inner.skipped
     }
 
     /// The names of the columns of its records.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.columns.iter().filter_map(|column| self.inner.names.get(*column)).map(|name| &**name)
     }
+}
+
+/// Checks a row against the header and the types that are given.
+fn checked<'a, 'b>(
+    path: &std::path::Path,
+    row: &'a Cells<'b>,
+    names: &[Arc<str>],
+    places: &[usize],
+    given: &[Option<ColumnType>],
+) -> Result<&'a Cells<'b>> {
+    if row.count() != names.len() {
+        let rule = format!("the row has {} cells, and the header {}", row.count(), names.len());
+        let cure = "put cells with delimiters or newlines in quotes, name the delimiter, { delimiter = \";\" }, or leave such rows \
+                    out: { on_error = \"skip\" }";
+        return Err(Error::line(path, row.line, "", rule).hint(cure));
+    }
+    for ((place, kind), name) in places.iter().zip(given).zip(names) {
+        let cell = row.cell(*place);
+        if let Some(kind) = kind
+            && value(*kind, cell).is_none()
+        {
+            let rule = format!("{} is no {}, which types names", quote(cell), kind.name());
+            return Err(Error::line(path, row.line, format!("column {}: ", quote(name)), rule));
+        }
+    }
+    Ok(row)
 }
 
 /// The types that are given for columns.
@@ -265,14 +296,15 @@ impl Dataset for Table {
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {
         let (file, number, row) = self.inner.at(index % self.len());
         let line = file.index.line(&self.inner.text, number, row)?;
-        Ok(vec![Origin { file: file.path.clone(), row, line: Some(line), sub: 0 }])
+        Ok(vec![Origin { file: file.path.clone(), row, line: Some(line), sub: 0, rewritten: false }])
     }
 
     fn fingerprint(&self) -> Fingerprint {
         let types: Vec<u8> = self.inner.types.iter().map(|t| *t as u8).collect();
         let names: Vec<&[u8]> = self.names().map(str::as_bytes).collect();
         let own: [&[u8]; 3] = [&self.inner.fingerprint, &[self.inner.rows.delimiter()], &types];
-        hash::stage("table/1", &[&own[..], &names[..]].concat(), &[])
+        let stage = if self.inner.skipped.is_some() { "table/1 skip" } else { "table/1" };
+        hash::stage(stage, &[&own[..], &names[..]].concat(), &[])
     }
 
     fn project(&self, fields: &[Arc<str>]) -> Option<Arc<dyn Dataset>> {

@@ -121,14 +121,15 @@ impl Rows {
         self.delimiter
     }
 
-    /// Passes all rows of a file to `each`, the header first, and hashes its text. Returns where the last row ends.
+    /// Passes all rows of a file to `each`, the header first, and hashes its text. A row that is no UTF-8 text is passed as its error. Returns
+    /// where the last row ends.
     pub fn scan(
         &self,
         text: &TextFiles,
         number: usize,
         hasher: &mut blake3::Hasher,
         interrupt: &Interrupt,
-        each: &mut dyn FnMut(&Record<'_>) -> Result<()>,
+        each: &mut dyn FnMut(Result<&Record<'_>>) -> Result<()>,
     ) -> Result<u64> {
         let (path, len) = (text.path(number), text.len(number));
         let mut row = Partial::new(self.delimiter);
@@ -139,9 +140,12 @@ impl Rows {
         let mut end_row = |row: &mut Partial, start: u64, line: u64| -> Result<()> {
             let read = row.row(start, line).map_err(|cell| {
                 let error = Error::line(path, line, format!("cell {}: ", cell + 1), "is no UTF-8 text");
-                error.hint("save the file as UTF-8 (iconv -f latin1 -t utf-8)")
-            })?;
-            each(&read)?;
+                error.hint("save the file as UTF-8 (iconv -f latin1 -t utf-8), or leave such rows out: { on_error = \"skip\" }")
+            });
+            match read {
+                Ok(read) => each(Ok(&read))?,
+                Err(e) => each(Err(e))?,
+            }
             row.clear();
             Ok(())
         };

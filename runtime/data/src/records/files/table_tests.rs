@@ -6,7 +6,7 @@ use perilune_core::philox::philox4x32;
 use perilune_policy::Policy;
 
 fn format() -> TableFormat {
-    TableFormat { delimiter: b',', columns: None, types: Vec::new() }
+    TableFormat { delimiter: b',', columns: None, types: Vec::new(), skip_malformed: false }
 }
 
 fn open_as(texts: &[&[u8]], format: TableFormat) -> (tempfile::TempDir, Result<Table>) {
@@ -66,7 +66,8 @@ fn files_share_columns_and_types() {
     let e = open_as(&[b"a,b\n1,x\n", b"a\n1\n"], format()).1.err().unwrap().to_string();
     assert!(e.contains("lacks the column 'b'"), "{e}");
     let types = vec![("a".to_string(), ColumnType::Text)];
-    let chosen = TableFormat { delimiter: b';', columns: Some(vec!["b".into(), "a".into()]), types };
+    let chosen =
+        TableFormat { delimiter: b';', columns: Some(vec!["b".into(), "a".into()]), types, skip_malformed: false };
     let table = open_as(&[b"a;b\n1;\"p;q\"\n"], chosen).1.unwrap();
     assert_eq!(values(&table, 0), [text("p;q"), text("1")]);
 }
@@ -194,4 +195,31 @@ fn rows_read_together_are_those_read_alone() {
         assert_eq!(table.get_many(&order).unwrap(), alone);
     }
     assert_eq!(values(&table, 7), [Value::Int(8), text("z")]);
+}
+
+#[test]
+fn malformed_rows_are_left_out_and_counted() {
+    let bytes: &[u8] = b"id,text\n1\n1,a\n2,b,c\n3,\xFF\nx,d\n4,\"e\n,f\"\n\n5\n";
+    let skipping = TableFormat { skip_malformed: true, ..format() };
+    let types = vec![("id".to_string(), ColumnType::Integer)];
+    let (_dir, table) = open_as(&[bytes, b"text,id\ng,6\n"], TableFormat { types, ..skipping.clone() });
+    let table = table.unwrap();
+    assert_eq!((table.len(), table.skipped()), (3, Some(5)));
+    let row = |k| (values(&table, k), table.origins(k).unwrap()[0].line);
+    assert_eq!(row(0), (vec![Value::Int(1), text("a")], Some(3)));
+    assert_eq!(row(1), (vec![Value::Int(4), text("e\n,f")], Some(7)));
+    assert_eq!(row(2), (vec![Value::Int(6), text("g")], Some(2)));
+    let together = table.get_many(&[0, 1, 2, 3]).unwrap();
+    assert_eq!(together, [0, 1, 2, 0].map(|k| table.get(k).unwrap()));
+    // Rows that are left out do not decide the types of columns, and a table without any has another fingerprint.
+    let (_dir, free) = open_as(&[b"a,b\n1,2\nx\n"], skipping.clone());
+    let free = free.unwrap();
+    assert_eq!((values(&free, 0)[0].clone(), free.skipped()), (Value::Int(1), Some(1)));
+    let (whole, skipping) = (open_as(&[b"a\n1\n"], format()), open_as(&[b"a\n1\n"], skipping));
+    let (whole, skipping) = (whole.1.unwrap(), skipping.1.unwrap());
+    assert_eq!((whole.skipped(), skipping.skipped()), (None, Some(0)));
+    assert_ne!(whole.fingerprint(), skipping.fingerprint());
+    // Where rows end is not known any more.
+    let (_dir, open) = open_as(&[b"a,b\n1,\"x\n"], TableFormat { skip_malformed: true, ..format() });
+    assert!(open.err().unwrap().to_string().contains("never closed"));
 }

@@ -5,17 +5,17 @@
 //! stay in memory, up to a bound. A stream that is damaged, ends early or expands beyond its limit is an error.
 
 use super::frames::{self, Table, Writer};
+use crate::cache::CachePart;
 use crate::error::{Error, Result};
 use crate::gzip_text::Expansion;
 use crate::open_files::OpenFiles;
 use flate2::bufread::MultiGzDecoder;
 use perilune_core::Interrupt;
 use perilune_policy::{Directory, Opener};
-use std::fs::TryLockError;
+use std::fs::File;
 use std::io::{self, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
 
 /// Records expand to ten times their compressed size; logs of equal lines to more.
 const RECORDS: Expansion = Expansion { ratio: 100, free: 64 << 20 };
@@ -24,8 +24,6 @@ const IN_MEMORY: u64 = 1 << 30;
 /// The largest window of zstd: 128 MiB.
 const WINDOW_LOG: u32 = 27;
 const PIECE: usize = 1 << 20;
-/// The time between two attempts to take a lock.
-const LOCK_EVERY: Duration = Duration::from_millis(50);
 
 /// How a file is compressed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -78,7 +76,9 @@ pub(super) enum Place {
 /// The folder of decompressed files.
 #[derive(Debug)]
 pub(super) struct Store {
-    folder: Option<Directory>,
+    part: Option<CachePart>,
+    /// Locks that keep the files of the cache, by the first letter of their names.
+    held: Vec<(Option<char>, File)>,
     pub open: OpenFiles,
     in_memory: u64,
 }
@@ -86,16 +86,12 @@ pub(super) struct Store {
 impl Store {
     /// Uses `records` in the program's cache folder, which it makes if needed.
     pub fn new(cache: Option<&Path>) -> Store {
-        let folder = cache.map(|dir| dir.join("records"));
-        let folder = folder.and_then(|dir| {
-            std::fs::create_dir_all(&dir).ok()?;
-            Directory::open(&dir).ok()
-        });
-        let opener: Arc<dyn Opener> = match &folder {
-            Some(folder) => Arc::new(folder.clone()),
+        let part = CachePart::open(cache, "records");
+        let opener: Arc<dyn Opener> = match &part {
+            Some(part) => Arc::new(part.folder().clone()),
             None => perilune_policy::Policy::closed(),
         };
-        Store { folder, open: OpenFiles::new(opener), in_memory: 0 }
+        Store { part, held: Vec::new(), open: OpenFiles::new(opener), in_memory: 0 }
     }
 
     /// The frames of a compressed file: those of the cache, or made now.
@@ -111,14 +107,16 @@ impl Store {
     ) -> Result<Frames> {
         let hash = hash(from, number, interrupt)?;
         let name = format!("{}.zst", blake3::Hash::from_bytes(hash).to_hex());
-        let Some(folder) = self.folder.clone() else {
+        let Some(part) = self.part.clone() else {
             return self.keep_in_memory(from, number, packing, hash, interrupt);
         };
-        if let Some(found) = self.cached(&folder, &name)? {
+        self.hold(&part, &name);
+        let folder = part.folder();
+        if let Some(found) = self.cached(folder, &name)? {
             return Ok(found);
         }
-        let _lock = lock(&folder, &name, interrupt)?;
-        if let Some(found) = self.cached(&folder, &name)? {
+        let _lock = part.lock(&name, interrupt)?;
+        if let Some(found) = self.cached(folder, &name)? {
             return Ok(found);
         }
         let Ok(staged) = folder.create(&name) else {
@@ -126,15 +124,27 @@ impl Store {
         };
         let made = transcode(from, number, packing, staged, u64::MAX, hash, interrupt);
         match made.and_then(|(staged, _)| staged.commit().map_err(Error::from)) {
-            Ok(()) => self
-                .cached(&folder, &name)?
-                .ok_or_else(|| Error::malformed(&folder.path().join(&name), "table", "differs from what was written")),
+            Ok(()) => {
+                part.bound();
+                let made = self.cached(folder, &name)?;
+                let path = || folder.path().join(&name);
+                made.ok_or_else(|| Error::malformed(&path(), "table", "differs from what was written"))
+            }
             // No room in the cache folder, or none to write it.
             Err(Error::Io { action: "write" | "flush to the disk" | "put in place", .. }) => {
                 self.keep_in_memory(from, number, packing, hash, interrupt)
             }
             Err(e) => Err(e),
         }
+    }
+
+    /// Keeps a file of the cache while this store lives.
+    fn hold(&mut self, part: &CachePart, name: &str) {
+        let first = name.chars().next();
+        if self.held.iter().all(|(known, _)| *known != first) {
+            self.held.extend(part.hold(name).map(|lock| (first, lock)));
+        }
+        part.mark_used(name);
     }
 
     /// Opens a file of the cache; one that is no longer whole is made again.
@@ -159,21 +169,6 @@ impl Store {
         let (bytes, table) = transcode(from, number, packing, Vec::new(), left, hash, interrupt)?;
         self.in_memory += bytes.len() as u64;
         Ok(Frames { table, place: Place::Memory(bytes) })
-    }
-}
-
-/// Takes the lock of a name. A file system without locks lets two processes do the same work.
-pub(super) fn lock(folder: &Directory, name: &str, interrupt: &Interrupt) -> Result<Option<std::fs::File>> {
-    let Ok(file) = folder.append(&format!("{name}.lock")) else { return Ok(None) };
-    loop {
-        match file.try_lock() {
-            Ok(()) => return Ok(Some(file)),
-            Err(TryLockError::WouldBlock) => std::thread::sleep(LOCK_EVERY),
-            Err(TryLockError::Error(_)) => return Ok(None),
-        }
-        if interrupt.is_requested() {
-            return Err(Error::Interrupted);
-        }
     }
 }
 

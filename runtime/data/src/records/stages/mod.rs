@@ -4,6 +4,7 @@
 //! the rows that it found. So it needs the same rows in every epoch. Behind a shuffle it is applied to what is shuffled, and the
 //! result is shuffled: [`commute`].
 
+mod augment;
 mod bins;
 mod cached;
 mod combine;
@@ -18,6 +19,7 @@ mod pseudo;
 mod rows;
 mod scan;
 
+pub use augment::{Augment, Rewrites};
 pub use bins::TooLong;
 pub use cached::Cached;
 pub use combine::{Concat, Interleave, Zip};
@@ -50,7 +52,7 @@ pub fn commute(
     match upstream.unshuffled() {
         Some((inner, seed)) => Ok(Arc::new(Shuffle::new(stage(inner)?, seed))),
         None => Err(Error::argument(what, "needs the same records in every epoch, and here they differ")
-            .hint(format!("call {what} before the stages that mix, or take from a shuffle"))),
+            .hint(format!("call {what} before the stages that mix, augment, or take from a shuffle"))),
     }
 }
 
@@ -66,7 +68,7 @@ fn first(epoch: u64, len: u64) -> u64 {
 }
 
 /// Adds where a record is from to the error of a function.
-pub(super) fn located(dataset: &dyn Dataset, index: u64, error: Error) -> Error {
+pub fn located(dataset: &dyn Dataset, index: u64, error: Error) -> Error {
     if !matches!(error, Error::Function { .. }) {
         return error;
     }

@@ -34,7 +34,7 @@ impl Scan {
     ///
     /// # Errors
     /// That of the first record that cannot be read or computed, or an interrupt.
-    pub(in crate::records) fn each<T: Send>(
+    pub(crate) fn each<T: Send>(
         &self,
         dataset: &dyn Dataset,
         f: impl Fn(u64, Record) -> Result<T> + Sync,
