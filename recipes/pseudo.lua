@@ -15,7 +15,7 @@ local recipe = pl.recipe {
     labels = 100,           -- labelled images
     pseudo = true,          -- false: train on the labelled images alone
     confidence = 0.98, share = 0.5, start = 200, every = 50,
-    channels = 16, shift = 1.0, dropout = 0.3, batch = 64, lr = 3e-3, steps = 600, seed = 1,
+    channels = 16, shift = 0.0, dropout = 0.3, batch = 64, lr = 3e-3, steps = 600, seed = 1,
   },
 }
 
@@ -54,10 +54,13 @@ function recipe.optimizer(p, model)
 end
 
 function recipe.loss(model, batch)
-  local n, shift = batch.x:size(0), recipe.params.shift
-  local x = batch.x:reshape { n, 8, 8 }
-  for dim = 1, 2 do x = moved(x, pl.uniform({n, 1, 1}, -shift, shift), dim) end
-  local logits = model(x:flatten(1))
+  local x, n, shift = batch.x, batch.x:size(0), recipe.params.shift
+  if shift > 0 then
+    x = x:reshape { n, 8, 8 }
+    for dim = 1, 2 do x = moved(x, pl.uniform({n, 1, 1}, -shift, shift), dim) end
+    x = x:flatten(1)
+  end
+  local logits = model(x)
   return pl.cross_entropy(logits, batch.y), { accuracy = metrics.accuracy(logits, batch.y) }
 end
 
