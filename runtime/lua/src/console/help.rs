@@ -105,7 +105,8 @@ fn library_name(lua: &Lua, f: &Function) -> Option<String> {
         if let Some(name) = named(t.clone()) {
             return Some(format!("{module}.{name}"));
         }
-        for (part, inner) in t.pairs::<String, Table>().flatten() {
+        for (part, inner) in t.pairs::<String, Value>().flatten() {
+            let Value::Table(inner) = inner else { continue };
             if let Some(name) = named(inner) {
                 return Some(format!("{module}.{part}.{name}"));
             }
