@@ -69,26 +69,23 @@ function Run:evaluate(split, limit)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
   local mean = require("perilune.metrics").Mean()
-  local _back <close> = scope.finally(function() self.model:train() end)
-  self.model:eval()
-  if self.ema then native.undisturbed(function() self.ema:swap() end) end
-  -- A hot-reloaded run continues after an error, so its own weights must come back.
-  local _unswap <close> = scope.finally(function() if self.ema then self.ema:swap() end end)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   local rules = {} ---@type table<string, perilune.train.Rule>
-  for k = 0, batches - 1 do
-    local weight
-    local values = scope.evaluate(function()
-      local _placed <close> = scope.at_place(self)
-      local all, w = record_batch(self, loader, k)
-      all, weight = combine.split(all, rules), w
-      if pl.is_tensor(weight) then all.weight, weight = weight, nil end
-      return all
-    end)
-    weight, values.weight = weight or values.weight, nil
-    mean:add(values, weight)
-  end
+  scope.in_evaluation(self, function()
+    for k = 0, batches - 1 do
+      local weight
+      local values = scope.evaluate(function()
+        local _placed <close> = scope.at_place(self)
+        local all, w = record_batch(self, loader, k)
+        all, weight = combine.split(all, rules), w
+        if pl.is_tensor(weight) then all.weight, weight = weight, nil end
+        return all
+      end)
+      weight, values.weight = weight or values.weight, nil
+      mean:add(values, weight)
+    end
+  end)
   local means = combine.join(mean:result(), rules)
   local result = { loss = means.loss } ---@type table<string, number>
   for key, value in pairs(means) do

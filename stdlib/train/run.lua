@@ -188,7 +188,7 @@ function Run:rates()
   return #out > 0 and out or nil
 end
 
-for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run", sample_log } do
+for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run", sample_log, require "perilune.train.generate" } do
   for name, method in pairs(part.methods) do Run[name] = method end
 end
 

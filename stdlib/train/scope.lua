@@ -27,6 +27,20 @@ function scope.at_place(run)
   return setmetatable({}, { __close = function() native.at(before) end })
 end
 
+---Calls `fn` with the model in evaluation mode, and with the averaged weights if the recipe has `ema`. Both are undone at its end, also after an
+---error.
+---@param run perilune.Run
+---@param fn fun(): any
+---@return any result
+function scope.in_evaluation(run, fn)
+  local _back <close> = scope.finally(function() run.model:train() end)
+  run.model:eval()
+  if run.ema then native.undisturbed(function() run.ema:swap() end) end
+  -- A hot-reloaded run continues after an error, so its own weights must come back.
+  local _unswap <close> = scope.finally(function() if run.ema then run.ema:swap() end end)
+  return fn()
+end
+
 ---Splits a table into its names, in order, and the list of its values.
 ---@param values table<string, any>
 ---@return string[] names
