@@ -42,7 +42,7 @@ fn saved() -> Place {
 fn logged(p: &Place, step: u64) -> Value {
     let text = p.read("runs/a/metrics.jsonl");
     let events = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-    events.filter(|e| e["event"] == "eval" && e["step"] == step).last().unwrap()["metrics"].clone()
+    events.filter(|e| e["event"] == "eval" && e["step"] == step).next_back().unwrap()["metrics"].clone()
 }
 
 fn ok(r: Ran) -> Ran {

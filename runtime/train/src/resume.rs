@@ -153,7 +153,7 @@ impl Resume {
     }
 
     /// Makes the params those of the checkpoint, whichever step was asked for.
-    pub(crate) fn as_it_was(self) -> Resume {
+    pub(crate) fn with_its_params(self) -> Resume {
         Resume { chosen: true, ..self }
     }
 

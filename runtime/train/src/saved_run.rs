@@ -42,7 +42,7 @@ impl SavedRun {
     /// [`SavedRun::open`] of an open directory.
     fn within(handle: &Directory, at: Option<u64>) -> Result<SavedRun> {
         let dir = handle.path();
-        let resume = Resume::within(handle.clone(), at, &dir.display().to_string())?.as_it_was();
+        let resume = Resume::within(handle.clone(), at, &dir.display().to_string())?.with_its_params();
         let path = recipe_path(&resume.record, dir)?;
         let home = path.parent().map(Path::to_path_buf).unwrap_or_default();
         let files = history::version_at(handle, &resume.record, &home, resume.step())?.files;
