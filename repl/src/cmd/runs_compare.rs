@@ -77,7 +77,7 @@ fn differences(list: &[Difference], equal: usize, word: &str, width: Option<usiz
     let rest = match (equal, list.is_empty()) {
         (0, true) => "none\n".to_string(),
         (0, false) => String::new(),
-        (n, true) => format!("all {n} {word}\n"),
+        (n, true) => format!("no difference ({n} {word})\n"),
         (n, false) => format!("{n} {word}\n"),
     };
     if list.is_empty() { rest } else { table.text(width, color) + &rest }
