@@ -319,3 +319,20 @@ fn wrong_calls_of_load_run_name_the_cure() {
     let r = below(&["run", "use.lua"]);
     assert_eq!(r.status, Some(3), "a link leads out: {}", r.err);
 }
+
+/// A run whose recipe loads itself ends in an error, not in a crash.
+#[test]
+fn a_run_that_loads_itself_is_refused() {
+    let p = place();
+    p.file("d.txt", "once");
+    let text = TINY.replace(
+        "return pl.nn.Sequential",
+        "if pl.data.text(\"d.txt\"):size() > 4 then pl.load_run(\"runs/a\") end\n  return pl.nn.Sequential",
+    );
+    p.file("tiny.lua", text);
+    ok(p.run(&["run", "tiny.lua", "--quiet", "--run-dir", "runs/a"]));
+    p.file("d.txt", "for ever");
+    let r = p.run(&["eval", "a"]);
+    assert_eq!(r.status, Some(3), "{}", r.err);
+    assert!(r.err.contains("loaded by a run that is loaded by another one, 8 deep"), "{}", r.err);
+}
