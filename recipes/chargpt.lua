@@ -77,11 +77,13 @@ function recipe.loss(model, batch)
   return pl.cross_entropy(logits_BTV:flatten(0, 1), batch.y:flatten())
 end
 
--- Samples characters one by one. The input always has the full context length, padded at the end, where causal attention does
--- not read: one shape needs one plan.
-local function sample(run, length)
-  local p, ids = run.params, { 0 }
-  for _ = 1, length do
+-- Samples characters one by one, as the continuation of a prompt. The input always has the full context length, padded at the end, where
+-- causal attention does not read: one shape needs one plan.
+function recipe.sample(run, prompt)
+  local p, vocab = run.params, run.data.vocab
+  local ids, first = { 0 }, 2                                   -- without a prompt character 0 begins, which is left out of the text
+  if prompt and prompt ~= "" then ids, first = vocab:encode(prompt):tolist(), 1 end
+  for _ = 1, p.sample_length do
     local window, last = {}, math.min(#ids, p.context)
     for i = 1, p.context do window[i] = ids[#ids - last + i] or 0 end
     ids[#ids + 1] = pl.step(function()
@@ -93,14 +95,13 @@ local function sample(run, length)
       end)
     end):item()
   end
-  return run.data.vocab:decode({ table.unpack(ids, 2) })
+  return vocab:decode({ table.unpack(ids, first) })
 end
 
 function recipe.finish(run)
-  run.model:eval()
   for i = 1, run.params.samples do
     print(("--- sample %d"):format(i))
-    print(sample(run, run.params.sample_length))
+    print(run:generate())
   end
 end
 

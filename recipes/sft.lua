@@ -71,9 +71,9 @@ function recipe.loss(model, batch)
 end
 
 -- Answers greedily. The input always has the full context length, padded at the end, where causal attention does not read.
-local function answer(run, question)
+function recipe.sample(run, question)
   local p, tokenizer = run.params, run.data.tokenizer
-  local ids, first = tokenizer:encode(question .. " "), nil
+  local ids, first = tokenizer:encode((question or "What is 7 + 5?") .. " "), nil
   first = #ids
   while #ids < p.context do
     local window = {}
@@ -92,11 +92,10 @@ end
 
 function recipe.finish(run)
   if run.params.tokenizer ~= "" or run.params.samples == 0 then return end
-  run.model:eval()
   local right, count = 0, math.min(run.params.samples, run.data.held:size())
   for i = 0, count - 1 do
     local question, want = table.unpack((function(m) return { m[1].content, m[2].content } end)(run.data.held:get(i).messages))
-    local got = answer(run, question)
+    local got = run:generate(question)
     if got == want then right = right + 1 end
     print(("%s %s%s"):format(question, got, got == want and "" or ("   (it is %s)"):format(want)))
   end

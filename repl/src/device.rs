@@ -9,7 +9,8 @@ use perilune_dist::rendezvous::Place;
 use perilune_dist::{MeshBackend, MeshOptions};
 use perilune_lua::{Failed, OpenMesh, OpenedMesh, Runtime, RuntimeOptions, StrictShards, set_mesh_options};
 use perilune_plan::Backend;
-use perilune_train::{Error, Result};
+use perilune_train::{Error, Result, enable_load_run};
+use serde_json::{Map, Value};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -82,6 +83,7 @@ impl DeviceArgs {
 
     fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
         let runtime = Runtime::new(options)?;
+        enable_load_run(&runtime);
         match &self.place.mesh {
             Some(options) => set_mesh_options(&mut runtime.host().engine.borrow_mut(), options.clone()),
             None => *runtime.host().open_mesh.borrow_mut() = Some(self.place.clone().opener(job)),
@@ -127,6 +129,12 @@ impl PlaceArgs {
     /// Returns the number of CPU threads: as given, else all cores.
     pub fn threads(&self) -> usize {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
+    }
+
+    /// Adds in the order of a recorded run, unless the command line gives another one, so that bits are those of the run.
+    pub fn sum_as(&mut self, record: &Map<String, Value>) {
+        let recorded = record.get("strict_shards").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
+        self.strict_shards = self.strict_shards.or(recorded);
     }
 
     /// The mesh that `--mesh` names, or one device.

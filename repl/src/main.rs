@@ -15,7 +15,9 @@ mod progress;
 mod prompt;
 mod retention;
 mod run_printer;
+mod saved;
 mod signals;
+mod table;
 mod target;
 mod terminal;
 

@@ -1,9 +1,11 @@
 //! Parses `--allow-read`, `--allow-write` and the options of `fetching.rs`, and makes the policy of a command from its arguments.
 
+use crate::console_out;
 use crate::failure::Failure;
 use crate::fetching::NetArgs;
 use perilune_policy::{Error, Policy, PolicyBuilder};
-use std::path::PathBuf;
+use serde_json::{Map, Value};
+use std::path::{Path, PathBuf};
 
 /// Options of which files a recipe may open.
 #[derive(clap::Args, Clone, Debug, Default)]
@@ -36,8 +38,39 @@ impl PolicyArgs {
         Ok(policy.fetcher(self.net.fetcher()?))
     }
 
+    /// The policy for the recipe that the record of a run names. The record opens nothing, and relative paths of the recipe start where
+    /// the run was started.
+    pub fn recorded(
+        &self,
+        path: &Path,
+        start: Option<&Path>,
+        params: &[(String, String)],
+    ) -> Result<PolicyBuilder, Failure> {
+        let mut policy = Policy::builder();
+        if let Some(start) = start {
+            policy = policy.relative_to(start);
+        }
+        self.add_to(policy.recorded_recipe(path), params)
+    }
+
     /// The policy for a recipe that the command names.
-    pub fn recipe(&self, path: &std::path::Path, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
+    pub fn recipe(&self, path: &Path, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
         self.add_to(Policy::builder().recipe(path), params)
     }
+}
+
+/// Returns the directory where a run was started, unless it is the current one. One that is not there is a warning.
+pub fn start_directory(record: &Map<String, Value>) -> Option<PathBuf> {
+    let here = std::env::current_dir().unwrap_or_default();
+    let was = PathBuf::from(record.get("directory").and_then(Value::as_str)?);
+    if was.canonicalize().ok() == here.canonicalize().ok() && was.exists() {
+        return None;
+    }
+    if was.is_dir() {
+        return Some(was);
+    }
+    let (was, here) = (was.display(), here.display());
+    let text = format!("the run was started in {was}, which is not there; relative paths now start at {here}");
+    console_out::complain("warning", &text);
+    None
 }

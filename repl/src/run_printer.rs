@@ -72,6 +72,14 @@ impl RunPrinter {
                     out.line(text);
                 }
             }
+            Event::Branched { step, from, dir } => {
+                out.line(&format!(
+                    "branching from step {} of {} into {}",
+                    grouped(*step),
+                    from.display(),
+                    dir.display()
+                ));
+            }
             Event::Restarted { dir, reason } => {
                 out.line(&format!("starting from the beginning in {}: {}", dir.display(), one_line(reason)));
             }
@@ -180,12 +188,26 @@ impl Listener for RunPrinter {
 
 /// Returns the command that continues a run: its own with `--resume` and the run directory.
 fn continuing(words: &[String], run_dir: &Path) -> String {
-    let once = ["--resume", "--edited", "--overwrite", "--changed-data"];
-    let mut words: Vec<String> = words.iter().filter(|w| !once.contains(&w.as_str())).cloned().collect();
+    let once = ["--edited", "--overwrite", "--changed-data", "--branch", "--discard-later"];
+    let is_recipe = |w: &String| w.ends_with(".lua") && !w.contains('=');
+    let mut given = words.iter().peekable();
+    let mut words: Vec<String> = Vec::new();
+    while let Some(word) = given.next() {
+        match word.as_str() {
+            // Its value, the run, is another one if this run is a branch.
+            "--resume" => drop(given.next_if(|next| !next.starts_with('-') && !is_recipe(next))),
+            "--at" => drop(given.next()),
+            word if once.contains(&word) || word.starts_with("--resume=") || word.starts_with("--at=") => {}
+            _ => words.push(word.clone()),
+        }
+    }
     let end = words.iter().position(|w| w == "--").unwrap_or(words.len());
     let named = words[..end].iter().any(|w| w == "--run-dir" || w.starts_with("--run-dir="));
     let mut more = vec!["--resume".to_string()];
-    if !named {
+    if !words.iter().any(is_recipe) {
+        // The recipe is that of the run.
+        more.push(run_dir.display().to_string());
+    } else if !named {
         more.splice(0..0, ["--run-dir".to_string(), run_dir.display().to_string()]);
     }
     words.splice(end..end, more);
@@ -230,6 +252,15 @@ mod tests {
         };
         assert_eq!(of("perilune|run|a.lua|--overwrite|--run-dir|r"), "perilune run a.lua --run-dir r --resume");
         assert_eq!(of("perilune|a.lua|--resume|--edited|--run-dir=r"), "perilune a.lua --run-dir=r --resume");
+        assert_eq!(of("perilune|run|--resume|a.lua|--run-dir|r"), "perilune run a.lua --run-dir r --resume");
+        assert_eq!(
+            of("perilune|run|--resume|old|--at|5|--branch|--steps|9"),
+            r"perilune run --steps 9 --resume 'runs/it'\''s'"
+        );
+        assert_eq!(
+            of("perilune|run|a.lua|--resume=old|--at=5|--branch"),
+            r"perilune run a.lua --run-dir 'runs/it'\''s' --resume"
+        );
         assert_eq!(
             of("perilune|run|--set|text=two words|--|a.lua"),
             r"perilune run --set 'text=two words' --run-dir 'runs/it'\''s' --resume -- a.lua"

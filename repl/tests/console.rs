@@ -1,6 +1,8 @@
 //! Tests the prompt without a terminal: parsing of lines, release of memory between lines, completion and help.
 #![allow(clippy::unwrap_used)]
 
+mod support;
+
 use perilune_core::ops;
 use perilune_cpu::Cpu;
 use perilune_lua::{Console, Runtime, RuntimeOptions, console};
@@ -203,8 +205,14 @@ fn every_function_of_the_library_is_explained() {
         let line = line.replace("\"data/tokenizer.json\"", "\"../runtime/tokenizer/tests/chat/tokenizer.json\"");
         let line = line.replace("\"data/images-idx3", "\"../tests/golden/augment/images-idx3");
         let line = line.replace("\"data/sounds", "\"../tests/golden/augment/sounds");
-        line.replace("\"data/", "\"../recipes/data/").replace("\"out/", &format!("\"{}/", dir.path().display()))
+        let line = line.replace("\"data/", "\"../recipes/data/").replace("\"runs/", "\"out/");
+        line.replace("\"out/", &format!("\"{}/", dir.path().display()))
     };
+    std::fs::write(dir.path().join("tiny.lua"), support::TINY).unwrap();
+    let mut trains = std::process::Command::new(env!("CARGO_BIN_EXE_perilune"));
+    trains.args(["run", "tiny.lua", "--run-dir", "digits", "--quiet"]).current_dir(dir.path());
+    assert!(trains.status().unwrap().success());
+    perilune_train::enable_load_run(&p.runtime);
     p.line(&files("loss = pl.ones({}); pl.save(\"out/tokens.npy\", pl.randint(0, 9, {50}))"));
     p.line(&files("pl.nn.save_weights(pl.nn.Linear(3, 2), \"out/linear.safetensors\")"));
     p.line(&files("pl.save(\"out/w.safetensors\", { weight = pl.ones({2}) }); pl.data.save_png(\"out/grey.png\", pl.rand({8, 8}))"));

@@ -63,6 +63,30 @@ fn several_runs_share_one_picture() {
     assert!(both.contains("* r loss   + r accuracy   o b loss   x b accuracy"), "{both}");
 }
 
+/// Runs of one recipe are named by the params that differ, and by their directories where that does not tell them apart.
+#[test]
+fn curves_are_named_by_the_params_that_differ() {
+    let p = tiny();
+    for (dir, lr) in [("a", "0.1"), ("b", "0.05"), ("same", "0.05")] {
+        let r = p.run(&["run", "tiny.lua", "--quiet", "--run-dir", dir, "--set", &format!("lr={lr}")]);
+        assert_eq!(r.status, Some(0), "{}", r.err);
+    }
+    let head = |args: &[&str]| {
+        let r = p.run(&[&["plot", "--metric", "loss"][..], args].concat());
+        assert_eq!(r.status, Some(0), "{}", r.err);
+        r.out.lines().nth(1).unwrap().to_string()
+    };
+    assert_eq!(head(&["a", "b"]), "* lr=0.1   + lr=0.05");
+    assert_eq!(head(&["a", "b", "same"]), "* lr=0.1   + b   o same");
+    assert_eq!(head(&["b", "same"]), "* b   + same");
+    run(&p, "old", 1.0);
+    assert_eq!(head(&["a", "old"]), "* a   + old", "a run without a record");
+    assert_eq!(
+        head(&["b", "--metric", "valid/loss"]),
+        "━━ loss   ━━ valid/loss".replace("━━ loss", "* loss").replace("━━ v", "+ v")
+    );
+}
+
 #[test]
 fn plot_options_select_files_and_axes() {
     let p = place();

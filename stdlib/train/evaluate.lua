@@ -10,8 +10,6 @@ local mixture = require "perilune.train.mixture"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
 
-local evaluation = {}
-
 ---@class (partial) perilune.Run
 local Run = {}
 
@@ -34,7 +32,7 @@ end
 ---@param k integer
 ---@return table<string, any> values { loss =, [".metric"] = }; without loss if the recipe returned metrics alone
 ---@return any weight of the batch, a number or a scalar tensor
-function evaluation.record_batch(run, loader, k)
+local function record_batch(run, loader, k)
   local fn, name = run.recipe.evaluate, "evaluate"
   if not fn then fn, name = recipes.part(run.recipe, "loss", true), "loss" end
   return pl.no_grad(function()
@@ -50,19 +48,6 @@ function evaluation.record_batch(run, loader, k)
     if weight == nil then weight = select(2, native.loss_sum(loss)) or samples end
     for key, value in pairs(metrics) do values["." .. key] = value end
     return values, weight
-  end)
-end
-
----Puts a run into evaluation mode, with the averaged weights if the recipe has `ema`, until the enclosing block ends, also by an error.
----@param run perilune.Run
----@return table closer
-function evaluation.mode(run)
-  run.model:eval()
-  if run.ema then native.undisturbed(function() run.ema:swap() end) end
-  -- A hot-reloaded run continues after an error, so its own weights must come back.
-  return scope.finally(function()
-    if run.ema then run.ema:swap() end
-    run.model:train()
   end)
 end
 
@@ -84,7 +69,7 @@ function Run:evaluate(split, limit)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
   local mean = require("perilune.metrics").Mean()
-  local _back <close> = evaluation.mode(self)
+  local _back <close> = scope.evaluation(self)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end
   local rules = {} ---@type table<string, perilune.train.Rule>
@@ -92,7 +77,7 @@ function Run:evaluate(split, limit)
     local weight
     local values = scope.evaluate(function()
       local _placed <close> = scope.at_place(self)
-      local all, w = evaluation.record_batch(self, loader, k)
+      local all, w = record_batch(self, loader, k)
       all, weight = combine.split(all, rules), w
       if pl.is_tensor(weight) then all.weight, weight = weight, nil end
       return all
@@ -110,6 +95,4 @@ function Run:evaluate(split, limit)
   return setmetatable(result, { __tostring = function(r) return ("%s %s"):format(split, format.metrics(r.loss, r)) end })
 end
 
-evaluation.methods = Run
-
-return evaluation
+return { methods = Run, record_batch = record_batch }

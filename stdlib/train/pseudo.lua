@@ -7,7 +7,6 @@ local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
 local _, native = ...
 local check = require "perilune.check"
-local evaluate = require "perilune.train.evaluate"
 local position = require "perilune.train.position"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
@@ -49,7 +48,7 @@ end
 ---@return number[] confidences
 local function classify(run, p)
   local labels, confidences = {}, {}
-  local _back <close> = evaluate.mode(run)
+  local _back <close> = scope.evaluation(run)
   for k = 0, p.loader:batches() - 1 do
     local values = scope.evaluate(function()
       local _placed <close> = scope.at_place(run)

@@ -32,6 +32,7 @@ local tree = require "perilune.tree"
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
 ---@field strict boolean? findings of the data check before the first step end the run; the option --strict
 ---@field finish fun(run: perilune.Run)? called after the last step
+---@field sample (fun(run: perilune.Run, prompt: string?): any)? generates a text, which it returns: for run:generate, and the command `perilune sample`
 ---@field after_step fun(run: perilune.Run)? called after every step, before its evaluation and checkpoint; may assign States
 ---@field sample_log boolean? records the samples of every step with their losses, for run:samples, run:worst and run:sample
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
@@ -40,7 +41,7 @@ local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict", "sample_log", "after_step" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict", "sample_log", "after_step", "sample" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }

@@ -191,7 +191,7 @@ function Run:rates()
 end
 
 for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run",
-                        require "perilune.train.packing", sample_log, pseudo } do
+                        require "perilune.train.packing", require "perilune.train.generate", sample_log, pseudo } do
   for name, method in pairs(part.methods) do Run[name] = method end
 end
 

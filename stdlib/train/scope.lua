@@ -27,6 +27,20 @@ function scope.at_place(run)
   return setmetatable({}, { __close = function() native.at(before) end })
 end
 
+---Puts a run into evaluation mode, with the averaged weights if the recipe has `ema`, until the enclosing block ends, also by an error.
+---  local _back <close> = scope.evaluation(run)
+---@param run perilune.Run
+---@return table closer
+function scope.evaluation(run)
+  run.model:eval()
+  if run.ema then native.undisturbed(function() run.ema:swap() end) end
+  -- A hot-reloaded run continues after an error, so its own weights must come back.
+  return scope.finally(function()
+    if run.ema then run.ema:swap() end
+    run.model:train()
+  end)
+end
+
 ---Splits a table into its names, in order, and the list of its values.
 ---@param values table<string, any>
 ---@return string[] names

@@ -309,3 +309,18 @@ print(debug.setupvalue(require("perilune").load, 1, nil))
 --# os_getenv: read the environment
 --# expect: error
 print(os.getenv "HOME")
+
+--# load_run_outside: load a run outside the recipe's folder by an absolute path
+--# expect: error
+local pl = require "perilune"
+print(pl.load_run(OUTSIDE).recipe)
+
+--# load_run_parent: load a run above the recipe's folder
+--# expect: error
+local pl = require "perilune"
+print(pl.load_run("../victim").recipe)
+
+--# load_run_options: load a run at a step that is none
+--# expect: error
+local pl = require "perilune"
+print(pl.load_run(".", { at = -9007199254740993 }).recipe)

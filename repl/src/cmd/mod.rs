@@ -13,6 +13,7 @@ mod ckpt;
 mod completions;
 mod data;
 mod doctor;
+mod eval;
 mod fetch;
 mod init;
 mod launch;
@@ -22,6 +23,9 @@ mod reference;
 mod repl;
 mod replay;
 mod run;
+mod runs;
+mod runs_compare;
+mod sample;
 mod stubs;
 mod submit;
 mod tokens;
@@ -60,6 +64,12 @@ enum Command {
     Ckpt(ckpt::CkptArgs),
     /// Compare the speed of Perilune and PyTorch on the same device
     Bench(bench::BenchArgs),
+    /// List runs with their status, best metric and params, or compare two
+    Runs(runs::RunsArgs),
+    /// Evaluate a checkpoint of a run on a split of its data
+    Eval(eval::EvalArgs),
+    /// Generate text from a checkpoint of a run, with the recipe's `sample`
+    Sample(sample::SampleArgs),
     /// Plot the curves of runs in the terminal, or as SVG or PNG
     Plot(plot::PlotArgs),
     /// Repeat a run with its edits, and compare the weights
@@ -136,6 +146,9 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Profile(args) => profile::profile(args),
         Command::Ckpt(args) => ckpt::ckpt(&args),
         Command::Bench(args) => bench::bench(args),
+        Command::Runs(args) => runs::runs(&args),
+        Command::Eval(args) => eval::eval(&args),
+        Command::Sample(args) => sample::sample(&args),
         Command::Plot(args) => plot::plot(&args),
         Command::Replay(args) => replay::replay(args),
         Command::Launch(args) => launch::launch(args),

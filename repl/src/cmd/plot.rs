@@ -1,13 +1,15 @@
 //! `perilune plot RUN_DIR…`: draws the curves of one or several runs, in the terminal or as an SVG or PNG file.
 //!
 //! They are read from metrics.jsonl, also of a run in progress: incomplete or damaged lines are skipped. Edits of a run
-//! (ledger.jsonl) are marks on the x axis.
+//! (ledger.jsonl) are marks on the x axis. Several runs are named by the params that differ (run.json).
 
 use crate::console_out;
 use crate::failure::{Failure, disk};
 use crate::plot::{Figure, Look, Mark, Series};
 use crate::terminal::drawn;
 use perilune_core::error::did_you_mean;
+use perilune_train::record_of;
+use perilune_train::runs::labels;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -139,16 +141,24 @@ fn smoothed(points: &[(f64, f64)], keep: f64) -> Vec<(f64, f64)> {
     points.iter().map(&mut one).collect()
 }
 
-/// Names the runs by their directories, or by their paths where two have the same name.
+/// Names the runs by the params that differ; where these do not tell a run from another one, by its directory, or by its path where
+/// two directories have the same name.
 fn name(runs: &mut [Curves], paths: &[PathBuf]) {
     let short = |p: &Path| {
         let full = std::fs::canonicalize(p).unwrap_or_else(|_| p.to_path_buf());
         full.file_name().map_or_else(|| p.display().to_string(), |n| n.to_string_lossy().into_owned())
     };
     let names: Vec<String> = paths.iter().map(|p| short(p)).collect();
+    // A directory without a record, or with one that was changed, has no params.
+    let records: Vec<_> = paths.iter().map(|p| record_of(p).unwrap_or_default()).collect();
+    let labels = labels(&records.iter().collect::<Vec<_>>());
     for (i, run) in runs.iter_mut().enumerate() {
         let alone = names.iter().filter(|n| **n == names[i]).count() == 1;
-        run.name = if alone { names[i].clone() } else { paths[i].display().to_string() };
+        run.name = match labels[i].as_str() {
+            "" if alone => names[i].clone(),
+            "" => paths[i].display().to_string(),
+            label => label.to_string(),
+        };
     }
 }
 

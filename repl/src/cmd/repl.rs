@@ -5,19 +5,26 @@ use crate::console_out;
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
-use crate::policy_args::PolicyArgs;
+use crate::policy_args::{PolicyArgs, start_directory};
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
 use perilune_lua::{Console, RuntimeOptions};
 use perilune_policy::Policy;
+use perilune_train::{SavedRun, runs};
 use std::cell::RefCell;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct ReplArgs {
     /// A recipe; its run is the global `run`
     recipe: Option<PathBuf>,
+    /// Open a run at its last checkpoint, with the recipe that it stores unless one is given. Nothing is written to its directory
+    #[arg(long, value_name = "RUN", conflicts_with = "seed")]
+    resume: Option<PathBuf>,
+    /// With --resume: open the checkpoint of this step
+    #[arg(long, value_name = "STEP", requires = "resume")]
+    at: Option<u64>,
     /// Set a param of the recipe; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     set: Vec<(String, String)>,
@@ -31,13 +38,21 @@ pub struct ReplArgs {
 }
 
 /// Runs the prompt until it is left.
-pub fn repl(args: ReplArgs) -> Result<(), Failure> {
+pub fn repl(mut args: ReplArgs) -> Result<(), Failure> {
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let backend = args.device.open()?;
     let print = |text: &str| drop(console_out::say(text));
-    let policy = match &args.recipe {
-        Some(recipe) => args.files.recipe(recipe, &args.set)?,
-        None => args.files.add_to(Policy::builder().current_directory(), &args.set)?,
+    let saved = args.resume.as_deref().map(|run| open(run, args.at, args.recipe.as_deref())).transpose()?;
+    if let Some(saved) = &saved {
+        args.device.place.sum_as(saved.record());
+    }
+    let policy = match (&args.recipe, &saved) {
+        (Some(recipe), _) => args.files.recipe(recipe, &args.set)?,
+        (None, Some(saved)) => {
+            let start = start_directory(saved.record());
+            args.files.recorded(&saved.source().path, start.as_deref(), &args.set)?
+        }
+        (None, None) => args.files.add_to(Policy::builder().current_directory(), &args.set)?,
     };
     let policy = policy.build();
     let options =
@@ -55,7 +70,9 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
     runtime.offer_params(args.seed.map(|n| ("seed".to_string(), n.to_string())).into_iter().collect());
     let console = Console::new(&runtime, if terminal { "prompt" } else { "stdin" })?;
     let mut session = Prompt::bare(terminal && console_out::color(true));
-    if let Some(path) = args.recipe {
+    if let Some(saved) = saved {
+        session.training = Some(RefCell::new(Training::saved(&runtime, saved, args.device)));
+    } else if let Some(path) = args.recipe {
         session.training = Some(RefCell::new(Training::new(&runtime, path, args.seed, args.device)));
     }
     let interrupts = if terminal { Some(Rc::new(Interrupts::install()?)) } else { None };
@@ -81,6 +98,15 @@ pub fn repl(args: ReplArgs) -> Result<(), Failure> {
         if terminal { prompt::typed(&session, &console, &*around, &editor) } else { prompt::piped(&session, &console) };
     *runtime.host().pause.borrow_mut() = None;
     outcome
+}
+
+/// Opens a checkpoint of a run, with its own recipe or an edited one.
+fn open(run: &Path, at: Option<u64>, recipe: Option<&Path>) -> Result<SavedRun, Failure> {
+    let saved = SavedRun::open(&runs::find(run)?, at)?;
+    Ok(match recipe {
+        Some(recipe) => saved.with_recipe(recipe)?,
+        None => saved,
+    })
 }
 
 /// Returns the version without a trailing zero: `0.1` for `0.1.0`.

@@ -4,11 +4,10 @@
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::{recorded_run, run};
-use crate::console_out;
 use crate::failure::Failure;
-use crate::policy_args::PolicyArgs;
+use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_train::{Replay, record_of};
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::path::PathBuf;
 
 #[derive(clap::Args, Debug)]
@@ -40,26 +39,9 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
     let mut again = recorded_run(command).ok_or_else(|| {
         Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
     })?;
-    let start = start(&record);
-    let strict_shards = record.get("strict_shards").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());
-    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data, strict_shards };
-    again.again(recorded, args.run_dir, args.json, args.quiet);
+    let start = start_directory(&record);
+    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data };
+    again.again(&record, recorded, args.run_dir, args.json, args.quiet);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)
-}
-
-/// Returns the directory where the run was started, unless it is the current one.
-fn start(record: &Map<String, Value>) -> Option<PathBuf> {
-    let here = std::env::current_dir().unwrap_or_default();
-    let was = PathBuf::from(record.get("directory").and_then(Value::as_str)?);
-    if was.canonicalize().ok() == here.canonicalize().ok() && was.exists() {
-        return None;
-    }
-    if was.is_dir() {
-        return Some(was);
-    }
-    let (was, here) = (was.display(), here.display());
-    let text = format!("the run was started in {was}, which is not there; relative paths now start at {here}");
-    console_out::complain("warning", &text);
-    None
 }

@@ -5,21 +5,24 @@ use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
 use crate::failure::Failure;
 use crate::job::{Job, JobArgs};
-use crate::policy_args::PolicyArgs;
+use crate::policy_args::{PolicyArgs, start_directory};
 use crate::prompt;
 use crate::retention::RetentionArgs;
 use crate::run_printer::RunPrinter;
 use crate::signals::{self, Signals};
 use perilune_lua::RuntimeOptions;
-use perilune_policy::{Policy, PolicyBuilder};
-use perilune_train::{Control, End, Replay, RunSpec, StartOptions, Trainer};
+use perilune_policy::PolicyBuilder;
+use perilune_train::history::Files;
+use perilune_train::{Control, End, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
+use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// The recipe or script, a .lua file
-    recipe: PathBuf,
+    /// The recipe or script, a .lua file; with --resume RUN the recipe that the run stores, unless one is given
+    #[arg(required_unless_present = "resume")]
+    recipe: Option<PathBuf>,
     /// Set a param of the recipe; may be given several times
     #[arg(long, value_name = "KEY=VALUE", value_parser = key_value)]
     set: Vec<(String, String)>,
@@ -52,10 +55,19 @@ pub struct RunArgs {
     /// Delete a run that is in --run-dir, and start anew there; other files in it stay
     #[arg(long, requires = "run_dir", conflicts_with = "resume")]
     overwrite: bool,
-    /// Continue from the last checkpoint of the run in --run-dir, or of the recipe's newest run. A run without a checkpoint
-    /// starts from its beginning, and so does one whose directory is not there yet
-    #[arg(long)]
-    resume: bool,
+    /// Continue from the last checkpoint of RUN, or of the run in --run-dir, or of the recipe's newest run. A run without a
+    /// checkpoint starts from its beginning, and so does one whose directory is not there yet
+    #[arg(long, value_name = "RUN", num_args = 0..=1)]
+    resume: Option<Option<PathBuf>>,
+    /// With --resume: continue from the checkpoint of this step
+    #[arg(long, value_name = "STEP", requires = "resume")]
+    at: Option<u64>,
+    /// With --resume: continue in a new run directory (--run-dir), and leave that of the run as it is
+    #[arg(long, requires = "resume")]
+    branch: bool,
+    /// With --at: delete the later checkpoints and steps of the run, which continuing in its directory replaces
+    #[arg(long, requires = "at", conflicts_with = "branch")]
+    discard_later: bool,
     /// With --resume: apply edits made since the checkpoint as --watch would, with the new params and all States that fit
     #[arg(long, requires = "resume")]
     edited: bool,
@@ -86,6 +98,18 @@ pub struct RunArgs {
     /// The run that `perilune replay` repeats.
     #[arg(skip)]
     pub replay: Option<Replay>,
+    /// The recipe comes from the directory of the run that is resumed.
+    #[arg(skip)]
+    stored: Option<Stored>,
+}
+
+/// The recipe of a run, as its directory has it.
+#[derive(Clone, Debug)]
+struct Stored {
+    /// Its text and those of the files that it requires.
+    files: Files,
+    /// The directory where the run was started, from which its relative paths start; none for the current one.
+    start: Option<PathBuf>,
 }
 
 /// How a replay runs the arguments of a record.
@@ -96,34 +120,74 @@ pub struct Recorded {
     /// The options of the replay itself.
     pub files: PolicyArgs,
     pub verify_data: bool,
-    /// The strict shards that the run had.
-    pub strict_shards: Option<usize>,
 }
 
 impl RunArgs {
     /// Returns the path of the recipe.
     pub fn recipe(&self) -> &Path {
-        &self.recipe
+        self.recipe.as_deref().unwrap_or(Path::new(""))
+    }
+
+    /// Resolves `--resume RUN`: finds the run, and takes its recipe where none is given.
+    fn completed(mut self) -> Result<RunArgs, Failure> {
+        // The optional value of --resume takes the word after it, which may be the recipe.
+        if self.recipe.is_none()
+            && let Some(named) =
+                self.resume.as_mut().and_then(|run| run.take_if(|p| p.extension().is_some_and(|e| e == "lua")))
+        {
+            self.recipe = Some(named);
+        }
+        let Some(run) = self.resume.as_mut().and_then(Option::as_mut) else {
+            if self.recipe.is_none() {
+                let cure = "name the run, or the recipe whose newest run continues: perilune run --resume RUN, perilune run RECIPE --resume";
+                return Err(Failure::Usage(format!("--resume: there is neither a RUN nor a RECIPE\n  hint: {cure}")));
+            }
+            return Ok(self);
+        };
+        *run = runs::find(run)?;
+        let run = run.clone();
+        if let Some(dir) = self.run_dir.as_ref().filter(|dir| !self.branch && **dir != run) {
+            let (run, dir) = (run.display(), dir.display());
+            return Err(Failure::Usage(format!(
+                "--resume {run} --run-dir {dir}: a run continues in its own directory\n  hint: --branch continues it in {dir}; leave out --run-dir otherwise"
+            )));
+        }
+        if self.recipe.is_none() {
+            if self.watch {
+                let rule = "the recipe that the run stores is not edited; name the file to watch: perilune run RECIPE --resume";
+                return Err(Failure::Usage(format!("--watch: {rule} {} --watch", run.display())));
+            }
+            let saved = SavedRun::open(&run, self.at)?;
+            self.stored = Some(Stored { files: saved.files().clone(), start: start_directory(saved.record()) });
+            self.recipe = Some(saved.source().path.clone());
+        }
+        Ok(self)
     }
 
     /// Changes the arguments to those of the same run from its start, in another directory. What they say of files is replaced:
     /// they come from a record, which must not open any.
-    pub fn again(&mut self, recorded: Recorded, run_dir: Option<PathBuf>, json: bool, quiet: bool) {
+    pub fn again(
+        &mut self,
+        record: &Map<String, Value>,
+        recorded: Recorded,
+        run_dir: Option<PathBuf>,
+        json: bool,
+        quiet: bool,
+    ) {
         (self.files, self.verify_data) = (recorded.files.clone(), recorded.verify_data);
-        self.device.place.strict_shards = self.device.place.strict_shards.or(recorded.strict_shards);
+        self.device.place.sum_as(record);
         self.recorded = Some(recorded);
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
-        (self.overwrite, self.resume, self.edited, self.watch) = (false, false, false, false);
-        self.changed_data = false;
+        (self.overwrite, self.resume, self.edited, self.watch) = (false, None, false, false);
+        (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
-        let Some(recorded) = &self.recorded else { return self.files.recipe(&self.recipe, &self.set) };
-        let mut policy = Policy::builder();
-        if let Some(start) = &recorded.start {
-            policy = policy.relative_to(start);
+        match (&self.recorded, &self.stored) {
+            (Some(recorded), _) => self.files.recorded(self.recipe(), recorded.start.as_deref(), &[]),
+            (_, Some(stored)) => self.files.recorded(self.recipe(), stored.start.as_deref(), &self.set),
+            _ => self.files.recipe(self.recipe(), &self.set),
         }
-        self.files.add_to(policy.recorded_recipe(&self.recipe), &[])
     }
 
     /// Joins the processes of the job, or none.
@@ -137,7 +201,7 @@ impl RunArgs {
         }
         // What all processes have to be given alike; process 0 gives them the rest.
         let terms = [
-            ("recipe", self.recipe.file_name().unwrap_or_default().to_string_lossy().into_owned()),
+            ("recipe", self.recipe().file_name().unwrap_or_default().to_string_lossy().into_owned()),
             ("mesh", self.device.place.mesh_text()),
             ("kind of device", self.device.place.kind_in_job(&place)?),
         ];
@@ -154,7 +218,8 @@ impl RunArgs {
 
     fn spec(&self) -> RunSpec {
         RunSpec {
-            recipe: self.recipe.clone(),
+            recipe: self.recipe().to_path_buf(),
+            files: self.stored.as_ref().map(|stored| stored.files.clone()),
             params: self.set.clone(),
             start: StartOptions {
                 seed: self.seed,
@@ -166,7 +231,11 @@ impl RunArgs {
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
             overwrite: self.overwrite,
-            resume: self.resume,
+            resume: self.resume.is_some(),
+            resume_from: self.resume.clone().flatten(),
+            at: self.at,
+            branch: self.branch,
+            discard_later: self.discard_later,
             edited: self.edited,
             changed_data: self.changed_data,
             verify_data: self.verify_data,
@@ -190,6 +259,7 @@ fn command_line() -> Vec<String> {
 /// Runs a recipe or script, alone or with the other processes of its job. If a signal stopped the run, the exit status is that of the
 /// signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
+    let args = args.completed()?;
     let job = args.join()?;
     let result = train(args, &job);
     job.end(result)

@@ -1,17 +1,20 @@
 //! Holds the run of a recipe at the prompt, and reloads it from an edited file.
 
 use super::Prompt;
+use crate::console_out;
 use crate::device::DeviceArgs;
 use crate::failure::Failure;
 use crate::format::{grouped, parameters};
-use perilune_lua::{Console, Loaded, ParamValue, Run, Runtime};
-use perilune_train::{Control, Reloader, Source, StartOptions};
+use perilune_lua::{Console, Loaded, ParamValue, Recipe, Run, Runtime};
+use perilune_train::{Control, Reloader, SavedRun, Source, StartOptions};
 use std::path::PathBuf;
 
 /// A recipe, and its run once it has been built.
 pub struct Training<'a> {
     runtime: &'a Runtime,
     path: PathBuf,
+    /// The checkpoint from which the run begins.
+    saved: Option<SavedRun>,
     seed: Option<i64>,
     device: DeviceArgs,
     built: Option<Built<'a>>,
@@ -26,7 +29,12 @@ struct Built<'a> {
 impl<'a> Training<'a> {
     /// Creates the entry of a file that has not been loaded.
     pub fn new(runtime: &'a Runtime, path: PathBuf, seed: Option<i64>, device: DeviceArgs) -> Training<'a> {
-        Training { runtime, path, seed, device, built: None }
+        Training { runtime, path, saved: None, seed, device, built: None }
+    }
+
+    /// Creates the entry of a run at one of its checkpoints.
+    pub fn saved(runtime: &'a Runtime, saved: SavedRun, device: DeviceArgs) -> Training<'a> {
+        Training { runtime, path: saved.source().path.clone(), saved: Some(saved), seed: None, device, built: None }
     }
 
     /// Returns the path of the recipe.
@@ -36,6 +44,12 @@ impl<'a> Training<'a> {
 
     /// Loads the file, builds the run and returns a line about it. A plain script has no run; it has been executed.
     pub fn build(&mut self, console: &Console) -> Result<String, Failure> {
+        if let Some(saved) = self.saved.take() {
+            let restored = self.restore(console, &saved);
+            // Otherwise the checkpoint is no longer needed in memory.
+            self.saved = restored.is_err().then_some(saved);
+            return restored;
+        }
         let source = Source::read(&self.path)?;
         let recipe = match source.load(self.runtime)? {
             Loaded::Recipe(recipe) => recipe,
@@ -46,18 +60,48 @@ impl<'a> Training<'a> {
                 ));
             }
         };
-        let params = recipe.params()?;
         let precision = self.device.precision.as_deref();
         let run = recipe.start(self.seed, precision, self.device.memory_budget)?;
+        self.enter(console, &source, &recipe, run, self.seed, None)
+    }
+
+    /// Builds the run as its checkpoint has it.
+    fn restore(&mut self, console: &Console, saved: &SavedRun) -> Result<String, Failure> {
         let start = StartOptions {
-            seed: self.seed,
+            precision: self.device.precision.clone(),
+            memory_budget: self.device.memory_budget,
+            ..StartOptions::default()
+        };
+        let (recipe, run) = saved.build(self.runtime, &start)?;
+        for text in saved.compare_data(self.runtime, &|_, _| ())? {
+            console_out::complain("warning", &text);
+        }
+        let at = format!("step {} of {}", grouped(run.count()), saved.dir().display());
+        let seed = Some(run.seed());
+        self.enter(console, saved.source(), &recipe, run, seed, Some(at))
+    }
+
+    /// Makes a run that has been built the run of the prompt, and returns a line about it. `at` names the checkpoint that it begins at.
+    fn enter(
+        &mut self,
+        console: &Console,
+        source: &Source,
+        recipe: &Recipe,
+        run: Run,
+        seed: Option<i64>,
+        at: Option<String>,
+    ) -> Result<String, Failure> {
+        let params = recipe.params()?;
+        let start = StartOptions {
+            seed,
             precision: Some(run.precision()),
             steps: None,
             memory_budget: self.device.memory_budget,
         };
-        let reloader = Reloader::new(self.runtime, &source, start, Control::default(), None);
+        let reloader = Reloader::new(self.runtime, source, start, Control::default(), None);
         console.set_run(&run)?;
-        let mut parts = vec![recipe.name(), parameters(run.num_parameters(), run.num_frozen())];
+        let mut parts: Vec<String> = std::iter::once(recipe.name()).chain(at).collect();
+        parts.push(parameters(run.num_parameters(), run.num_frozen()));
         let sizes: Vec<String> =
             run.splits().iter().filter_map(|s| Some(format!("{} {s}", grouped(run.samples(s)?)))).collect();
         if !sizes.is_empty() {

@@ -202,3 +202,23 @@ function recipe.migrate(old, new)
   end
 end
 "#;
+
+/// The files below a directory with their contents.
+pub type Snapshot = std::collections::BTreeMap<String, Vec<u8>>;
+
+/// Reads every file below a directory.
+pub fn snapshot_of(dir: &std::path::Path) -> Snapshot {
+    let mut out = Snapshot::new();
+    let mut open = vec![dir.to_path_buf()];
+    while let Some(at) = open.pop() {
+        for entry in std::fs::read_dir(&at).unwrap().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                open.push(path);
+            } else {
+                out.insert(path.display().to_string(), std::fs::read(&path).unwrap());
+            }
+        }
+    }
+    out
+}

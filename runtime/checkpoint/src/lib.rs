@@ -22,7 +22,7 @@ mod write;
 
 pub use perilune_data::safetensors::check_name;
 pub use perilune_data::shards::LIMIT as SHARD_LIMIT;
-pub use read::{Found, about, is_checkpoint_name, list, read};
+pub use read::{Found, about, is_checkpoint_name, list, list_in, read, read_in};
 pub use saver::{Keep, Saver};
 pub use write::write;
 

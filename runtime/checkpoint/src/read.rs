@@ -31,7 +31,7 @@ pub fn list(dir: &Path) -> Result<Vec<Found>> {
 }
 
 /// [`list`] of an open directory. A link is listed, so that a reader refuses it instead of taking an older checkpoint.
-pub(crate) fn list_in(dir: &Directory) -> Result<Vec<Found>> {
+pub fn list_in(dir: &Directory) -> Result<Vec<Found>> {
     let (mut out, mut aside) = (Vec::new(), Vec::new());
     for (name, _) in dir.names()?.into_iter().filter(|n| n.1) {
         let path = dir.path().join(&name);
@@ -154,14 +154,30 @@ pub fn about(path: &Path) -> Result<Map<String, Value>> {
 pub fn read(path: &Path) -> Result<Snapshot> {
     // A trailing slash would follow a link.
     let path: PathBuf = path.components().collect();
-    let (path, at) = (path.as_path(), path.join(RECORD));
-    let dir = Directory::open_itself(path).map_err(|e| match e {
+    let dir = Directory::open_itself(&path).map_err(|e| match e {
         perilune_policy::Error::NotRegular { .. } => {
-            broken(path, "directory", "is a link; a checkpoint must be a directory")
+            broken(&path, "directory", "is a link; a checkpoint must be a directory")
         }
         e => e.into(),
     })?;
-    let (mut record, text) = record(&dir)?;
+    read_opened(&dir)
+}
+
+/// [`read`] of a checkpoint that [`list_in`] has found in an open directory.
+pub fn read_in(dir: &Directory, found: &Found) -> Result<Snapshot> {
+    let name = found.path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+    let opened = dir.subdirectory(name).map_err(|e| match e {
+        perilune_policy::Error::NotDirectory { path, found: "a link" } => {
+            broken(&path, "directory", "is a link; a checkpoint must be a directory")
+        }
+        e => e.into(),
+    });
+    read_opened(&opened?)
+}
+
+fn read_opened(dir: &Directory) -> Result<Snapshot> {
+    let (path, at) = (dir.path(), dir.path().join(RECORD));
+    let (mut record, text) = record(dir)?;
     match record.remove("schema").as_ref().and_then(Value::as_u64) {
         // Records of schema 1 have no hash.
         Some(1) => {}
@@ -177,7 +193,7 @@ pub fn read(path: &Path) -> Result<Snapshot> {
         return Err(broken(&at, "step", format!("is {step}, but the directory is named for step {named}")));
     }
     let files = record.remove("files").ok_or_else(|| broken(&at, "files", "is missing"))?;
-    let model = tensors(&dir, MODEL, &files)?;
-    let optimizer = tensors(&dir, OPTIMIZER, &files)?;
+    let model = tensors(dir, MODEL, &files)?;
+    let optimizer = tensors(dir, OPTIMIZER, &files)?;
     Ok(Snapshot { step, model, optimizer, record })
 }

@@ -427,6 +427,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     pl.set("mesh", lua.create_function(crate::mesh::sizes)?)?;
     pl.set("eval", lua.create_function(eval)?)?;
     pl.set("keep", lua.create_function(keep)?)?;
+    pl.set("load_run", lua.create_function(crate::load_run::load_run)?)?;
     pl.set("no_grad", lua.create_function(no_grad)?)?;
     pl.set("checkpoint", lua.create_function(checkpoint)?)?;
     pl.set("autocast", lua.create_function(autocast)?)?;

@@ -61,6 +61,10 @@ pub struct Host {
     pub strict_shards: Cell<crate::mesh::StrictShards>,
     /// Whether the first step of a plain script ends it.
     pub first_step_only: Cell<bool>,
+    /// Reads the runs of `pl.load_run`; `None` where no crate above this one does.
+    pub read_run: RefCell<Option<crate::load_run::ReadRun>>,
+    /// How many calls of `pl.load_run` are open.
+    pub loading: Cell<usize>,
     /// The globals defined at breakpoints, shared by all of them.
     pub scratch: RefCell<Option<mlua::Table>>,
 }
@@ -100,6 +104,8 @@ impl Host {
             open_mesh: RefCell::default(),
             strict_shards: Cell::default(),
             first_step_only: Cell::new(false),
+            read_run: RefCell::default(),
+            loading: Cell::default(),
             scratch: RefCell::default(),
         })
     }

@@ -140,7 +140,7 @@ pub(crate) fn matching(host: &Rc<Host>, lua: &Lua, op: &str, path: &str) -> mlua
     Err(bad(format!("no file of the folder \"{parent}\" matches \"{name}\""), hint))
 }
 
-fn found<T>(
+pub(crate) fn found<T>(
     host: &Rc<Host>,
     lua: &Lua,
     op: &str,

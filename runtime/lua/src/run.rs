@@ -485,6 +485,24 @@ impl Run {
         Ok(())
     }
 
+    /// Calls `recipe.sample(run, prompt)`, and returns its result as text; none if it returns nothing. A list is joined by newlines.
+    ///
+    /// # Errors
+    /// The recipe has no such function, or it fails.
+    pub fn generate(&self, prompt: Option<&str>) -> Result<Option<String>, Failed> {
+        let f: Function = self.table.get("generate")?;
+        let tostring = library_env::function(&self.lua, "tostring")?;
+        let text = |v: Value| -> mlua::Result<String> { Ok(tostring.call::<mlua::LuaString>(v)?.to_string_lossy()) };
+        match f.call::<Value>((&self.table, prompt))? {
+            Value::Nil => Ok(None),
+            Value::Table(list) if list.raw_len() > 0 && list.metatable().is_none() => {
+                let lines = list.sequence_values::<Value>().map(|v| text(v?)).collect::<mlua::Result<Vec<_>>>()?;
+                Ok(Some(lines.join("\n")))
+            }
+            other => Ok(Some(text(other)?)),
+        }
+    }
+
     /// Calls `f` with path and value of every State in path order. Only one value at a time is on the host.
     pub fn each_state(&self, mut f: impl FnMut(String, HostTensor)) -> Result<(), Failed> {
         for (path, state) in self.list_states()? {

@@ -334,7 +334,7 @@ impl Runtime {
     }
 }
 
-fn is_recipe(t: &Table) -> bool {
+pub(crate) fn is_recipe(t: &Table) -> bool {
     t.metatable().and_then(|m| m.raw_get::<String>("__name").ok()).is_some_and(|n| n == "perilune.recipe")
 }
 

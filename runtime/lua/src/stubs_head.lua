@@ -209,6 +209,15 @@ function pl.recipe(recipe) end
 ---@param defaults table
 ---@return table<string, any>
 function pl.params(defaults) end
+---Opens a run directory at its last checkpoint, or at that of the step `at`, and returns its run: recipe, params, data, model, and all States
+---as the checkpoint has them. `run.model` is the trained model; `run:evaluate()`, `run:generate()` and `run:step()` go on from there. The
+---recipe is the text that the directory stores, with the params of the checkpoint; it must not call `require` later than its data and model
+---are built. Nothing is written to the directory, and the random numbers of the caller go on. A relative path is searched for in the current
+---directory, then in the recipe's folder; the policy of the command applies (--allow-read). Not inside a step.
+---@param dir string as in "runs/digits-20260722-091500"
+---@param options? {at?: integer}
+---@return perilune.Run
+function pl.load_run(dir, options) end
 ---Reads the named tensors of a .safetensors or .npz file or of a sharded model (.safetensors.index.json), or the tensor of an .npy file.
 ---A relative path is searched for in the current directory, where `pl.save` writes, then in the recipe's folder. The policy of the command applies
 ---(--allow-read).

@@ -243,6 +243,14 @@ impl Policy {
         Err(Error::Denied { path: path.to_path_buf(), access, left, directory })
     }
 
+    /// Opens a directory that may be read, with everything in it; a link beneath the root of a grant is followed, one out of it is denied.
+    ///
+    /// # Errors
+    /// The path is denied, or names no directory.
+    pub fn directory(&self, path: &Path) -> Result<Directory> {
+        self.beneath(Access::Read, path, |dir, rest| dir.directory(rest, path)).map_err(|e| self.itself(e, path))
+    }
+
     /// What `path` names, links followed.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ use crate::run_files::{MAX_RECORD, file_name};
 use crate::run_lock::{LOCK, RunLock};
 use crate::run_log::{LEDGER, METRICS};
 use crate::rundir::{BOARD, RECIPE, RECORD};
+use crate::sample_file::SAMPLES;
 use crate::tensorboard;
 use perilune_checkpoint::{CHECKPOINTS, is_checkpoint_name};
 use perilune_policy::Directory;
@@ -62,7 +63,7 @@ fn describes_run(record: &Map<String, Value>) -> bool {
 
 /// Returns an entry of the directory that no run writes.
 fn foreign(dir: &Directory) -> Result<Option<String>> {
-    let known = [RECORD, LOCK, RECIPE, METRICS, LEDGER, BOARD, CHECKPOINTS];
+    let known = [RECORD, LOCK, RECIPE, METRICS, LEDGER, SAMPLES, BOARD, CHECKPOINTS];
     let ours = |name: &str| known.contains(&name) || known.iter().any(|k| temporary(k) == name) || is_version(name);
     Ok(dir.names()?.into_iter().map(|n| n.0).find(|name| !ours(name)))
 }
@@ -147,10 +148,10 @@ impl Claim {
         let dir = &self.dir;
         // A process that is killed meanwhile leaves a directory that is still recognized.
         dir.replace(RECORD, b"")?;
-        for name in [METRICS, LEDGER] {
+        for name in [METRICS, LEDGER, SAMPLES] {
             dir.remove(name)?;
         }
-        for name in [RECORD, METRICS, LEDGER].map(temporary) {
+        for name in [RECORD, METRICS, LEDGER, SAMPLES].map(temporary) {
             dir.remove(&name)?;
         }
         if let Contents::Run(record) = found {

@@ -41,6 +41,8 @@ pub enum Event<'a> {
     Recipe { name: &'a str, device: &'a str, parameters: u64, frozen: u64, samples: &'a [(String, u64)], seed: i64 },
     /// The run continues from a checkpoint; `changed` lists params and lines that differ from the version that wrote it.
     Resumed { step: u64, dir: &'a Path, changed: &'a [String], states: Option<&'a str> },
+    /// The run continues in a new directory `dir`, as a branch of the run in `from` after `step`.
+    Branched { step: u64, from: &'a Path, dir: &'a Path },
     /// A run that was to be resumed has no checkpoint and starts from its beginning, for this reason.
     Restarted { dir: &'a Path, reason: &'a str },
     /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.
@@ -90,6 +92,10 @@ impl Event<'_> {
     pub fn json(&self) -> Option<Value> {
         Some(match self {
             Event::Start { fields } => with(json!({ "event": "start" }), fields),
+            Event::Branched { step, from, dir } => json!({
+                "event": "branch", "step": step, "from": from.display().to_string(),
+                "run_dir": dir.display().to_string(),
+            }),
             Event::Restarted { dir, reason } => {
                 json!({ "event": "restart", "run_dir": dir.display().to_string(), "reason": reason })
             }

@@ -8,7 +8,8 @@ use crate::error::{Error, Result};
 use crate::params::{self, Params};
 use crate::run_files::text_in;
 use crate::run_log::{self, LEDGER};
-use crate::rundir::{RunDir, write_version};
+use crate::rundir::{RECIPE, RunDir, write_version};
+use perilune_checkpoint::seal::LINE_SEAL;
 use perilune_lua::Run;
 use perilune_policy::Directory;
 use serde_json::{Map, Value, json};
@@ -225,11 +226,63 @@ fn files_below(dir: &Directory, folder: &str, listed: &Value, home: &Path) -> Re
 pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(Files, Vec<Version>)> {
     let home = recipe.parent().map(Path::to_path_buf).unwrap_or_default();
     let inside = &Directory::open(dir)?;
-    let files = files_below(inside, "recipe", record.get("files").unwrap_or(&Value::Null), &home)?;
-    let at = dir.join(LEDGER);
-    let ledger = run_log::text(inside, LEDGER)?;
-    run_log::verify(dir, LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
+    let files = first_files(inside, record, &home)?;
     let device = record.get("device").and_then(Value::as_str);
+    let applied = applied(inside, record, device)?;
+    let versions = applied.into_iter().map(|entry| version(inside, entry, &home)).collect::<Result<_>>()?;
+    Ok((files, versions))
+}
+
+/// Reads the version of a run that took a step: the one whose States its checkpoint has. File names are relative to `home`.
+pub(crate) fn version_at(inside: &Directory, record: &Map<String, Value>, home: &Path, step: u64) -> Result<Version> {
+    // A version is applied after its step.
+    match applied(inside, record, None)?.into_iter().rfind(|v| v.0 < step) {
+        Some(entry) => version(inside, entry, home),
+        None => Ok(Version::of(first_files(inside, record, home)?)),
+    }
+}
+
+/// Reads the history as it was when a checkpoint of `step` recorded its last seal, `head`: the lines of the log, and for every version
+/// that ran until then the folder of its files and the files by their paths in it. Without a seal the steps of the lines decide.
+pub(crate) fn until(
+    inside: &Directory,
+    record: &Map<String, Value>,
+    head: Option<&str>,
+    step: u64,
+) -> Result<(Vec<String>, Vec<(String, Files)>)> {
+    let ledger = run_log::text(inside, LEDGER)?;
+    run_log::verify(inside.path(), LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
+    let lines: Vec<&str> = run_log::complete(&ledger).collect();
+    let entry = |line: &str| serde_json::from_str::<Value>(line).unwrap_or_default();
+    let kept = match head {
+        Some(head) => lines.iter().rposition(|line| entry(line)[LINE_SEAL] == head).map_or(0, |k| k + 1),
+        None => lines.iter().take_while(|line| entry(line)["step"].as_u64().is_some_and(|at| at <= step)).count(),
+    };
+    let lines: Vec<String> = lines[..kept].iter().map(|line| (*line).to_string()).collect();
+    let home = Path::new("");
+    let mut versions = vec![(RECIPE.to_string(), first_files(inside, record, home)?)];
+    let text: String = lines.iter().map(|line| format!("{line}\n")).collect();
+    for entry in entries(inside.path(), &text, None)? {
+        versions.push((folder_of(inside, &entry)?, version(inside, entry, home)?.files));
+    }
+    Ok((lines, versions))
+}
+
+fn first_files(inside: &Directory, record: &Map<String, Value>, home: &Path) -> Result<Files> {
+    files_below(inside, RECIPE, record.get("files").unwrap_or(&Value::Null), home)
+}
+
+/// Reads the entries of the versions that ran, with the steps that they were applied after. With a device, a run that went to
+/// another one is an error.
+fn applied(inside: &Directory, record: &Map<String, Value>, device: Option<&str>) -> Result<Vec<(u64, Value)>> {
+    let ledger = run_log::text(inside, LEDGER)?;
+    run_log::verify(inside.path(), LEDGER, &ledger, record, run_log::stood(record, LEDGER))?;
+    entries(inside.path(), &ledger, device)
+}
+
+/// Parses the text of a history, whose seals have been checked.
+fn entries(dir: &Path, ledger: &str, device: Option<&str>) -> Result<Vec<(u64, Value)>> {
+    let at = dir.join(LEDGER);
     let mut applied: Vec<(u64, Value)> = Vec::new();
     let lines: Vec<&str> = ledger.lines().collect();
     for (k, line) in lines.iter().enumerate() {
@@ -262,25 +315,34 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
         applied.retain(|v| v.0 < step || (v.0 == step && !resumed && v.1["dir"].is_string()));
         applied.push((step, entry));
     }
-    let version = |(since, e): (u64, Value)| {
-        let folder = e["dir"].as_str().map_or_else(|| format!("recipe@{since}"), String::from);
-        if folder.contains(['/', '\\']) || folder.starts_with('.') {
-            return Err(Error::Refused(format!("{}: dir: is not a folder of the run: {folder}", at.display())));
-        }
-        Ok(Version {
-            since,
-            files: files_below(inside, &folder, &e["files"], &home)?,
-            resumed: e["resumed"] == true,
-            from_trial: e["from_trial"] == true,
-            owed: e["owed"] == true,
-            params: e["params"].as_object().cloned(),
-            steps: e["steps"].as_u64(),
-            seed: e["seed"].as_i64(),
-            precision: e["precision"].as_str().map(String::from),
-        })
-    };
-    let versions = applied.into_iter().map(version).collect::<Result<_>>()?;
-    Ok((files, versions))
+    Ok(applied)
+}
+
+/// Returns the folder with the files of an entry.
+fn folder_of(inside: &Directory, (since, e): &(u64, Value)) -> Result<String> {
+    let folder = e["dir"].as_str().map_or_else(|| format!("recipe@{since}"), String::from);
+    if folder.contains(['/', '\\']) || folder.starts_with('.') {
+        let at = inside.path().join(LEDGER);
+        return Err(Error::Refused(format!("{}: dir: is not a folder of the run: {folder}", at.display())));
+    }
+    Ok(folder)
+}
+
+/// Reads the files of an entry.
+fn version(inside: &Directory, entry: (u64, Value), home: &Path) -> Result<Version> {
+    let folder = folder_of(inside, &entry)?;
+    let (since, e) = entry;
+    Ok(Version {
+        since,
+        files: files_below(inside, &folder, &e["files"], home)?,
+        resumed: e["resumed"] == true,
+        from_trial: e["from_trial"] == true,
+        owed: e["owed"] == true,
+        params: e["params"].as_object().cloned(),
+        steps: e["steps"].as_u64(),
+        seed: e["seed"].as_i64(),
+        precision: e["precision"].as_str().map(String::from),
+    })
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@
 #![deny(unsafe_code)]
 
 mod anomaly;
+mod branch;
 mod cancel;
 mod checkpoints;
 mod claim;
@@ -57,7 +58,9 @@ mod run_files;
 mod run_lock;
 mod run_log;
 mod rundir;
+pub mod runs;
 mod sample_file;
+mod saved_run;
 mod shared_run;
 mod source;
 mod spec;
@@ -75,6 +78,7 @@ pub use hot_reload::{Candidate, NextVersion, Reloader, StartOptions};
 pub use replay::Replay;
 pub use resume::{Resume, record_of};
 pub use retention::Retention;
+pub use saved_run::{SavedRun, enable_load_run, evaluate};
 pub use source::{Source, mentions};
 pub use spec::RunSpec;
 pub use state_names::check_state_names;

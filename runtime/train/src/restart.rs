@@ -12,7 +12,8 @@ use crate::resume::{Resume, newest, record_of};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, METRICS};
 use crate::rundir::RECORD;
-use perilune_checkpoint::{CHECKPOINTS, list};
+use crate::spec::RunSpec;
+use perilune_checkpoint::{CHECKPOINTS, Found, list};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
@@ -33,8 +34,10 @@ pub(crate) struct Restart {
 }
 
 impl Beginning {
-    /// Finds the run in `given`, or else the newest run of this recipe below `runs/`.
-    pub fn find(given: Option<&Path>, recipe: &Path) -> Result<Beginning> {
+    /// Finds the run that is resumed by this description: in its directory, or else the newest run of its recipe below `runs/`.
+    pub fn find(spec: &RunSpec, recipe: &Path) -> Result<Beginning> {
+        // The directory of a branch is that of the new run.
+        let given = spec.resume_from.as_deref().or(spec.run_dir.as_deref().filter(|_| !spec.branch));
         let dir = match given {
             Some(dir) => dir.to_path_buf(),
             None => newest(recipe).ok_or_else(|| {
@@ -44,6 +47,10 @@ impl Beginning {
                 ))
             })?,
         };
+        if spec.branch {
+            // Nothing is written into the directory of a branch's origin, not even a lock.
+            return Ok(Beginning::Checkpoint(Box::new(Resume::at(dir, spec.at, "--branch")?)));
+        }
         let handle = match Directory::open(&dir) {
             Ok(handle) => handle,
             Err(e) if e.is_not_found() => return Ok(Beginning::Anew(Restart::nothing(dir))),
@@ -66,7 +73,10 @@ impl Beginning {
         // That process may have ended since.
         let (checkpoints, found) = (list(&dir.join(CHECKPOINTS))?, contents(&handle)?);
         if !checkpoints.is_empty() {
-            return Ok(Beginning::Checkpoint(Box::new(Resume::locked(dir, handle, lock)?)));
+            if let Some(at) = spec.at.filter(|_| !spec.discard_later) {
+                refuse_later(at, &checkpoints, &dir)?;
+            }
+            return Ok(Beginning::Checkpoint(Box::new(Resume::locked(handle, spec.at, lock)?)));
         }
         let reason = match &found {
             // Checks the seal: a record that was changed is refused.
@@ -76,6 +86,21 @@ impl Beginning {
         };
         Ok(Beginning::Anew(Restart { dir, reason, held: Some((handle, lock, found)) }))
     }
+}
+
+/// Refuses a resume in place that would replace later checkpoints: they may be the result of days.
+fn refuse_later(at: u64, checkpoints: &[Found], dir: &Path) -> Result<()> {
+    let is_there = checkpoints.iter().any(|f| f.step == at);
+    let later: Vec<String> = checkpoints.iter().filter(|f| f.step > at).map(|f| f.step.to_string()).collect();
+    if !is_there || later.is_empty() {
+        return Ok(());
+    }
+    Err(Error::Usage(format!(
+        "--at {at}: the run in {} has later checkpoints (of step {}), which continuing there would replace\n  \
+         hint: --branch continues in a new directory and leaves this one as it is; --discard-later deletes them and the steps after {at}",
+        dir.display(),
+        later.join(", ")
+    )))
 }
 
 impl Beginning {

@@ -1,4 +1,4 @@
-//! Restores a run from its last checkpoint.
+//! Restores a run from its last checkpoint, or from that of a step.
 
 use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
@@ -10,7 +10,8 @@ use crate::run_lock::RunLock;
 use crate::run_log;
 use crate::rundir::{LogTail, RECORD, RunDir};
 use perilune_checkpoint::seal::{self, RECORD_SEAL};
-use perilune_checkpoint::{Snapshot, list, read};
+use perilune_checkpoint::{CHECKPOINTS, Found, Snapshot, list_in, read_in};
+use perilune_core::HostTensor;
 use perilune_lua::{DroppedStates, ParamValue, Params as LoadedParams, Run, Source, StateMigration, Taking};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
@@ -19,12 +20,14 @@ use std::path::{Path, PathBuf};
 
 const MODEL: &str = "model.";
 
-/// A run to continue: its directory, its `run.json`, its last checkpoint.
+/// A run to continue: its directory, its `run.json`, one of its checkpoints.
 pub struct Resume {
     pub dir: PathBuf,
     pub record: Map<String, Value>,
     pub(crate) snapshot: Snapshot,
     pub(crate) path: PathBuf,
+    /// Whether the step was chosen, so that the params are those of the checkpoint: later ones may have been edited.
+    chosen: bool,
     /// The directory that is locked, and written when the run goes on.
     handle: Option<Directory>,
     /// The lock of a run that will be written.
@@ -33,8 +36,13 @@ pub struct Resume {
 
 /// Reads the `run.json` of a run, and checks its seal.
 pub fn record_of(dir: &Path) -> Result<Map<String, Value>> {
-    let at = dir.join(RECORD);
-    let text = text_in(&Directory::open(dir)?, Path::new(RECORD), MAX_RECORD)?;
+    record_in(&Directory::open(dir)?)
+}
+
+/// [`record_of`] of an open directory.
+pub(crate) fn record_in(dir: &Directory) -> Result<Map<String, Value>> {
+    let at = dir.path().join(RECORD);
+    let text = text_in(dir, Path::new(RECORD), MAX_RECORD)?;
     let Ok(Value::Object(mut record)) = serde_json::from_str(&text) else {
         return Err(Error::Refused(format!("{}: is not the record of a run", at.display())));
     };
@@ -61,41 +69,92 @@ pub(crate) fn newest(recipe: &Path) -> Option<PathBuf> {
     runs.max().map(|r| r.1)
 }
 
+/// The number of steps that an error lists.
+const LISTED: usize = 12;
+
+fn no_such_step(step: u64, found: &[Found], dir: &Path) -> Error {
+    let steps: Vec<String> = found.iter().rev().take(LISTED).rev().map(|f| f.step.to_string()).collect();
+    let earlier = if found.len() > LISTED { "…, " } else { "" };
+    let list = format!("{earlier}{}", steps.join(", "));
+    let nearest = found.iter().min_by_key(|f| f.step.abs_diff(step)).map_or(0, |f| f.step);
+    Error::Usage(format!(
+        "--at {step}: the run in {} has no checkpoint of step {step} (it has {list})\n  hint: step {nearest} is the nearest; --checkpoint-every and --keep decide which there are",
+        dir.display()
+    ))
+}
+
 impl Resume {
-    /// Reads the last checkpoint of a run that this process has locked.
-    pub(crate) fn locked(dir: PathBuf, handle: Directory, lock: RunLock) -> Result<Resume> {
-        Ok(Resume { _lock: Some(lock), handle: Some(handle), ..Resume::of(dir, "--resume")? })
+    /// Reads a checkpoint of a run that this process has locked: that of step `at`, or the last one.
+    pub(crate) fn locked(handle: Directory, at: Option<u64>, lock: RunLock) -> Result<Resume> {
+        Ok(Resume { _lock: Some(lock), ..Resume::within(handle, at, "--resume")? })
     }
 
     /// Reads the last checkpoint of the run in `dir`; messages begin with `op`.
     pub fn of(dir: PathBuf, op: &str) -> Result<Resume> {
-        let checkpoints = dir.join("checkpoints");
-        let found = list(&checkpoints)?;
-        let Some(newest) = found.last() else {
-            return Err(Error::Usage(format!(
+        Resume::at(dir, None, op)
+    }
+
+    /// Reads the checkpoint of step `at` of the run in `dir`, or the last one. Messages about missing checkpoints begin with `op`.
+    ///
+    /// # Errors
+    /// There is no such checkpoint, or a file of it or `run.json` is damaged.
+    pub fn at(dir: PathBuf, at: Option<u64>, op: &str) -> Result<Resume> {
+        Resume::within(Directory::open(&dir)?, at, op)
+    }
+
+    /// [`Resume::at`] of an open directory.
+    pub(crate) fn within(handle: Directory, at: Option<u64>, op: &str) -> Result<Resume> {
+        let dir = handle.path().to_path_buf();
+        let none = || {
+            let at = dir.join(CHECKPOINTS);
+            Error::Usage(format!(
                 "{op}: there is no checkpoint in {}; a run writes them with --checkpoint-every N, and one when it ends or is stopped",
-                checkpoints.display()
-            )));
+                at.display()
+            ))
         };
-        let snapshot = read(&newest.path).map_err(|e| match Error::from(e) {
-            Error::Refused(text) if found.len() > 1 => Error::Refused(format!(
+        let checkpoints = match handle.subdirectory(CHECKPOINTS) {
+            Err(e) if e.is_not_found() => return Err(none()),
+            opened => opened?,
+        };
+        let found = list_in(&checkpoints)?;
+        if found.is_empty() {
+            return Err(none());
+        }
+        let k = match at {
+            None => found.len() - 1,
+            Some(step) => found.iter().position(|f| f.step == step).ok_or_else(|| no_such_step(step, &found, &dir))?,
+        };
+        let snapshot = read_in(&checkpoints, &found[k]).map_err(|e| match (Error::from(e), at) {
+            (Error::Refused(text), None) if k > 0 => Error::Refused(format!(
                 "{text}\n  hint: remove {} to continue from step {}",
-                newest.path.display(),
-                found[found.len() - 2].step
+                found[k].path.display(),
+                found[k - 1].step
             )),
-            other => other,
+            (other, _) => other,
         })?;
-        let record = record_of(&dir)?;
+        let record = record_in(&handle)?;
         if snapshot.record.contains_key(run_log::LOGS) && !record.contains_key("id") {
             let at = dir.join("run.json");
             return Err(Error::Refused(format!("{}: id: is missing: the file was changed or damaged", at.display())));
         }
-        Ok(Resume { dir, record, path: newest.path.clone(), snapshot, handle: None, _lock: None })
+        let path = found[k].path.clone();
+        Ok(Resume { dir, record, path, snapshot, chosen: at.is_some(), handle: Some(handle), _lock: None })
     }
 
     /// A run of which another process has the directory.
     pub(crate) fn elsewhere(dir: PathBuf, path: PathBuf, record: Map<String, Value>, snapshot: Snapshot) -> Resume {
-        Resume { dir, record, snapshot, path, handle: None, _lock: None }
+        Resume { dir, record, snapshot, path, chosen: false, handle: None, _lock: None }
+    }
+
+    /// The same checkpoint in another directory, which this process has locked.
+    pub(crate) fn moved(self, record: Map<String, Value>, path: PathBuf, handle: Directory, lock: RunLock) -> Resume {
+        let dir = handle.path().to_path_buf();
+        Resume { dir, record, path, handle: Some(handle), _lock: Some(lock), ..self }
+    }
+
+    /// Makes the params those of the checkpoint, whichever step was asked for.
+    pub(crate) fn with_its_params(self) -> Resume {
+        Resume { chosen: true, ..self }
     }
 
     /// Returns the handle of the run directory.
@@ -122,7 +181,8 @@ impl Resume {
 
     /// Returns the params of the run as `--set` would give them.
     pub fn params(&self) -> Vec<(String, String)> {
-        params::as_given(&self.object("params"))
+        let of_checkpoint = self.snapshot.record.get("params").and_then(Value::as_object).filter(|_| self.chosen);
+        of_checkpoint.map_or_else(|| params::as_given(&self.object("params")), params::as_given)
     }
 
     /// Returns the params that were given explicitly.
@@ -150,6 +210,48 @@ impl Resume {
     /// Loads the checkpoint into a freshly built run. Its States must match those of the checkpoint; with `edited` the ones
     /// that fit are taken, as in a reload.
     pub fn restore(&self, run: &Run, edited: bool) -> Result<StateMigration> {
+        let handover = self.load_into(run, edited)?;
+        if !edited && !handover.exact() {
+            return Err(self.misfit(
+                &handover,
+                &format!(
+                    "`--resume --edited` continues with the States that fit; `perilune check RECIPE --against {}` lists them",
+                    self.dir.display()
+                ),
+            ));
+        }
+        Ok(handover)
+    }
+
+    /// Returns the error of a recipe that the checkpoint does not fit.
+    pub(crate) fn misfit(&self, handover: &StateMigration, cure: &str) -> Error {
+        let path = self.path.display();
+        Error::Refused(format!("{path}: does not fit the recipe: {}\n  hint: {cure}", handover.misfit()))
+    }
+
+    /// Loads the checkpoint into a freshly built run, if it fits; with `fitting`, the States that do.
+    pub(crate) fn load_into(&self, run: &Run, fitting: bool) -> Result<StateMigration> {
+        let (cursor, rng) = self.position()?;
+        let mut states = self.states();
+        run.add_counts(&mut states)?;
+        let how = if fitting { Taking::Fitting } else { Taking::Exact };
+        let source = Source::Values { states: &states, cursor: &cursor };
+        let handover = run.take_over(source, &DroppedStates::default(), how)?;
+        if fitting || handover.exact() {
+            run.set_rng(rng);
+        }
+        Ok(handover)
+    }
+
+    /// Returns every State of the checkpoint by its path in a run.
+    pub(crate) fn states(&self) -> Vec<(String, HostTensor)> {
+        let s = &self.snapshot;
+        let model = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone()));
+        model.chain(s.optimizer.iter().cloned()).collect()
+    }
+
+    /// Returns the cursor of the checkpoint, and the seed and step of its random numbers.
+    pub(crate) fn position(&self) -> Result<(Vec<(String, ParamValue)>, (u64, u32))> {
         let refuse = |what: String| Error::Refused(format!("{}: {what}", self.path.display()));
         let s = &self.snapshot;
         let cursor = s
@@ -162,9 +264,6 @@ impl Resume {
         else {
             return Err(refuse("run.json: rng: needs `seed` and `step`".into()));
         };
-        let mut states: Vec<_> = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone())).collect();
-        states.extend(s.optimizer.iter().cloned());
-        run.add_counts(&mut states)?;
         let number = |v: &Value| match v {
             Value::Bool(b) => Some(ParamValue::Bool(*b)),
             Value::Number(n) => {
@@ -174,18 +273,7 @@ impl Resume {
             _ => None,
         };
         let cursor: Vec<_> = cursor.iter().filter_map(|(k, v)| Some((k.clone(), number(v)?))).collect();
-        let how = if edited { Taking::Fitting } else { Taking::Exact };
-        let source = Source::Values { states: &states, cursor: &cursor };
-        let handover = run.take_over(source, &DroppedStates::default(), how)?;
-        if !edited && !handover.exact() {
-            return Err(refuse(format!(
-                "does not fit the recipe: {}\n  hint: `--resume --edited` continues with the States that fit; `perilune check RECIPE --against {}` lists them",
-                handover.misfit(),
-                self.dir.display()
-            )));
-        }
-        run.set_rng((seed, step));
-        Ok(handover)
+        Ok((cursor, (seed, step)))
     }
 
     /// Names the params that stay as recorded although the recipe's defaults were edited.

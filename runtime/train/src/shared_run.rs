@@ -73,9 +73,10 @@ pub(crate) fn spec(job: &Job, own: &RunSpec) -> Result<RunSpec> {
 
 /// Returns the text of process 0, which all run. The others do not open the file.
 pub(crate) fn source(job: &Job, spec: &RunSpec) -> Result<Source> {
-    let own = || match &spec.replay {
-        Some(replay) => Ok(Source { path: spec.recipe.clone(), text: replay.text()?.to_string() }),
-        None => Source::read(&spec.recipe),
+    let own = || match (&spec.replay, spec.files.as_ref().and_then(|files| files.first())) {
+        (Some(replay), _) => Ok(Source { path: spec.recipe.clone(), text: replay.text()?.to_string() }),
+        (None, Some((_, text))) => Ok(Source { path: spec.recipe.clone(), text: text.clone() }),
+        (None, None) => Source::read(&spec.recipe),
     };
     if !job.has_several() {
         return own();

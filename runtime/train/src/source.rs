@@ -25,6 +25,7 @@ fn read_regular(path: &Path) -> perilune_policy::Result<Vec<u8>> {
 }
 
 /// A recipe or script: its path and text.
+#[derive(Clone, Debug)]
 pub struct Source {
     pub path: PathBuf,
     pub text: String,

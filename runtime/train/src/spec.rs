@@ -1,6 +1,7 @@
 //! Describes a run: the plain data that a [`crate::Trainer`] is made of.
 
 use crate::error::{Error, Result};
+use crate::history::Files;
 use crate::hot_reload::StartOptions;
 use crate::replay::Replay;
 use crate::retention::Retention;
@@ -14,7 +15,9 @@ pub struct RunSpec {
     /// Params set explicitly, as `--set` gives them; the runtime has to be opened with the same ones.
     pub params: Vec<(String, String)>,
     pub start: StartOptions,
-    /// The directory of results; `runs/NAME-DATE-TIME` by default. A resume reads the run here.
+    /// Texts to run instead of the files on the disk, the recipe first: those of a run that is resumed as it was.
+    pub files: Option<Files>,
+    /// The directory of results; `runs/NAME-DATE-TIME` by default. A resume reads the run here, unless `resume_from` names it.
     pub run_dir: Option<PathBuf>,
     /// Write a checkpoint whenever the step is a multiple of this, besides the one at the end.
     pub checkpoint_every: Option<u64>,
@@ -24,6 +27,14 @@ pub struct RunSpec {
     /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run; start from the beginning where
     /// it has none.
     pub resume: bool,
+    /// With `resume`: the directory of the run.
+    pub resume_from: Option<PathBuf>,
+    /// With `resume`: the step of the checkpoint to continue from, instead of the last one.
+    pub at: Option<u64>,
+    /// With `resume`: continue in a new directory (`run_dir`), which begins as a copy of the run up to the checkpoint.
+    pub branch: bool,
+    /// With `at`, unless it is a branch: delete the checkpoints after that step, which continuing replaces.
+    pub discard_later: bool,
     /// With `resume`: apply an edited recipe as a hot reload would.
     pub edited: bool,
     /// With `resume`: continue although data files have changed since the run read them.

@@ -1,5 +1,6 @@
 //! Drives a run from start to end: loads the recipe, restores a checkpoint, trains, evaluates, and closes the record.
 
+use crate::branch::branch;
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
 use crate::claim::Claim;
@@ -18,6 +19,7 @@ use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
 use crate::sample_file;
+use crate::saved_run::enable_load_run;
 use crate::shared_run;
 use crate::source::Source;
 use crate::spec::RunSpec;
@@ -111,7 +113,7 @@ impl Trainer {
         let spec = &shared_run::spec(job, &self.spec)?;
         let source = shared_run::source(job, spec)?;
         let (resume, restart) = match spec.resume && job.is_first() {
-            true => Beginning::find(spec.run_dir.as_deref(), &source.path)?.parts(),
+            true => Beginning::find(spec, &source.path)?.parts(),
             false => (None, None),
         };
         // A run that starts anew keeps what it was given; its defaults are those of the present recipe.
@@ -125,6 +127,7 @@ impl Trainer {
         let (offered, start) = shared_run::beginning(job, offered, start)?;
         let resume = shared_run::checkpoint(job, resume)?;
         let runtime = open(spec)?;
+        enable_load_run(&runtime);
         let _held = job.connect(&runtime, spec.watch);
         let set = spec.params.iter().chain(&offered).map(|(k, v)| (k.clone(), Value::from(v.as_str()))).collect();
         runtime.offer_params(offered);
@@ -135,6 +138,9 @@ impl Trainer {
         }
         if let Some(replay) = &spec.replay {
             runtime.set_texts(&replay.files);
+        }
+        if let Some(files) = &spec.files {
+            runtime.set_texts(files);
         }
         if let Some(seed) = start.seed {
             runtime.host().engine.borrow_mut().recorder.seed(seed as u64);
@@ -158,7 +164,7 @@ impl Trainer {
             Loaded::Recipe(recipe) => {
                 let (runtime, recipe, source) = (&runtime, &recipe, &source);
                 let control = &self.control;
-                let session = Session { spec, control, job, source, runtime, recipe, begun, start, resume };
+                let mut session = Session { spec, control, job, source, runtime, recipe, begun, start, resume };
                 session.train(about, restart, reporter)
             }
         }
@@ -189,8 +195,13 @@ fn about(spec: &RunSpec, source: &Source, runtime: &Runtime) -> Map<String, Valu
     put("device_description", backend.describe().into());
     put("threads", spec.threads.into());
     put("precision", spec.start.precision.as_deref().unwrap_or("f32").into());
-    put("started", jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string().into());
+    put("started", started().into());
     out
+}
+
+/// Returns the present time as `run.json` has it.
+pub(crate) fn started() -> String {
+    jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()
 }
 
 /// Returns a recipe's file and those it required: path below `recipe/`, text.
@@ -238,7 +249,7 @@ impl Session<'_> {
     }
 
     fn train(
-        &self,
+        &mut self,
         mut about: Map<String, Value>,
         restart: Option<Restart>,
         reporter: &mut Reporter,
@@ -307,6 +318,7 @@ impl Session<'_> {
             data_check::before_first_step(&run, strict, self.job, self.runtime.host().interrupt.clone(), reporter)?;
         }
         reporter.tell(&Event::Training);
+        let origin = self.branch(&run)?;
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
         let mut checkpoints = self.checkpoints((&about, data.json()), restart, &run, reporter)?;
         let mut tail = LogTail::default();
@@ -333,6 +345,9 @@ impl Session<'_> {
         let (name, parameters, frozen) = (self.recipe.name(), run.num_parameters(), run.num_frozen());
         let seed = run.seed();
         reporter.tell(&Event::Recipe { name: &name, device: &device, parameters, frozen, samples: &samples, seed });
+        if let Some((from, resume)) = origin.as_ref().zip(self.resume.as_ref()) {
+            reporter.tell(&Event::Branched { step: resume.step(), from, dir: &resume.dir });
+        }
         if let Some((dir, reason)) = &anew {
             reporter.tell(&Event::Restarted { dir, reason });
         }
@@ -382,6 +397,21 @@ impl Session<'_> {
         self.close(&run, end, &mut data, reporter)
     }
 
+    /// Moves a run that branches to its new directory, which begins as a copy of the run up to the checkpoint. Returns the directory of the
+    /// origin.
+    fn branch(&mut self, run: &Run) -> Result<Option<PathBuf>> {
+        if !(self.spec.branch && self.job.is_first()) {
+            return Ok(None);
+        }
+        let Some(resume) = self.resume.take() else { return Ok(None) };
+        // Wrong options are reported before a directory is made.
+        self.spec.retention.choose(run)?;
+        let from = resume.dir.clone();
+        let claim = || Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), false);
+        self.resume = Some(branch(resume, claim)?);
+        Ok(Some(from))
+    }
+
     /// Creates the record of the data that the run reads, with what it is compared with.
     fn data(&self) -> DataRecord {
         let spec = self.spec;
@@ -416,7 +446,11 @@ impl Session<'_> {
         }
         if let Some(resume) = &self.resume {
             self.grant(&resume.dir)?;
-            return create(Some(&resume.open()?), Some(&resume.record));
+            let mut out = create(Some(&resume.open()?), Some(&resume.record))?;
+            if self.spec.discard_later {
+                out.forget_after(resume.step(), reporter)?;
+            }
+            return Ok(out);
         }
         // Wrong options are reported before a directory is made.
         self.spec.retention.choose(run)?;

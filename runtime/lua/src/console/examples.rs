@@ -27,6 +27,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     ("kernel_check", "pl.kernel_check(scale_rows, { pl.randn({4, 8}), pl.randn({4}), 0.5 })"),
     ("load", "pl.load(\"out/w.safetensors\").weight"),
+    ("load_run", "pl.load_run(\"runs/digits\"):evaluate().loss"),
     ("memory", "pl.memory().allocated"),
     ("memory_budget", "pl.memory_budget(\"20GiB\")"),
     ("mesh", "pl.mesh().dp"),
@@ -234,6 +235,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("train.memorise", "pl.train.memorise(run.recipe, run.params, { steps = 100 })"),
     ("train.new", "other = pl.train.new(run.recipe, run.params, { seed = 2 }); other:step(10)"),
     ("Run.evaluate", "run:evaluate(\"valid\")"),
+    ("Run.generate", "run:generate(\"Alice\")"),
     ("Run.step", "run:step(50)"),
 ];
 

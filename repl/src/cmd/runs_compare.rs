@@ -1,0 +1,129 @@
+//! `perilune runs --compare A B`: prints what differs between two runs, and the metrics of both side by side.
+
+use super::runs::{print_json, status_cell};
+use crate::console_out::{color, say};
+use crate::failure::Failure;
+use crate::format::{clock, grouped, short};
+use crate::table::{Cell, Table, width};
+use crate::terminal::{one_line, styled};
+use perilune_train::runs::{self, At, Comparison, Difference, RunSummary};
+use std::io::IsTerminal;
+use std::path::Path;
+
+/// Compares two runs that the command line names, and prints the result.
+pub fn print(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
+    let found = runs::compare(read(a)?, read(b)?)?;
+    match json {
+        true => print_json(&found.json()),
+        false => say(&text(&found, width(), color(std::io::stdout().is_terminal()))),
+    }
+}
+
+fn read(named: &Path) -> Result<RunSummary, Failure> {
+    let dir = runs::find(named)?;
+    RunSummary::read(&dir)?.ok_or_else(|| {
+        let rule = "it contains no run.json of a run (runs/NAME-DATE-TIME)";
+        Failure::Usage(format!("--compare: {} is not a run directory: {rule}", dir.display()))
+    })
+}
+
+fn text(found: &Comparison, width: Option<usize>, color: bool) -> String {
+    let bold = |text: String| if color { styled("1", &text) } else { text };
+    let mut out = head(found).text(width, color);
+    let mut section = |title: &str, body: String| out += &format!("\n{}\n{body}", bold(title.into()));
+    section("params", differences(&found.params, found.equal_params, "equal", width, color));
+    if !found.environment.is_empty() {
+        section("environment", differences(&found.environment, 0, "", width, color));
+    }
+    section("data", differences(&found.data, found.equal_data, "unchanged", width, color));
+    section("recipe", code(found, color));
+    section("metrics", metrics(found).text(width, color));
+    out
+}
+
+fn head(found: &Comparison) -> Table {
+    let mut table = Table::default();
+    for title in ["", "run", "started"] {
+        table.text_column(title);
+    }
+    table.text_column("status");
+    table.number_column("steps");
+    table.number_column("time");
+    for (letter, run) in ["A", "B"].into_iter().zip(&found.runs) {
+        table.row(vec![
+            Cell::styled(letter, "1"),
+            Cell::from(run.dir.display().to_string()),
+            Cell::from(run.started_text()),
+            status_cell(run.status),
+            Cell::from(grouped(run.step())),
+            Cell::from(run.metrics.seconds.map(clock)),
+        ]);
+    }
+    table
+}
+
+fn differences(list: &[Difference], equal: usize, word: &str, width: Option<usize>, color: bool) -> String {
+    let mut table = Table::default();
+    for title in ["", "A", "B"] {
+        table.text_column(title);
+    }
+    for d in list {
+        let value = |k: usize| match &d.values[k] {
+            Some(text) => Cell::from(text.clone()),
+            None => Cell::styled("none", "2"),
+        };
+        table.row(vec![Cell::from(d.name.clone()), value(0), value(1)]);
+    }
+    let rest = match (equal, list.is_empty()) {
+        (0, true) => "none\n".to_string(),
+        (0, false) => String::new(),
+        (n, true) => format!("no difference ({n} {word})\n"),
+        (n, false) => format!("{n} {word}\n"),
+    };
+    if list.is_empty() { rest } else { table.text(width, color) + &rest }
+}
+
+fn code(found: &Comparison, color: bool) -> String {
+    if found.code.is_empty() {
+        return "no difference\n".into();
+    }
+    let mut out = String::new();
+    for file in &found.code {
+        out += &format!("{}\n", one_line(&file.path.display().to_string()));
+        for line in &file.lines {
+            let code = match line.as_bytes().first() {
+                Some(b'+') => "32",
+                Some(b'-') => "31",
+                Some(b'@') => "36",
+                _ => "",
+            };
+            let shown = one_line(line).replace("\\t", "\t");
+            out += &if color && !code.is_empty() { styled(code, &shown) } else { shown };
+            out.push('\n');
+        }
+    }
+    out
+}
+
+fn metrics(found: &Comparison) -> Table {
+    let mut table = Table::default();
+    table.text_column("");
+    for title in ["A last", "B last", "A best", "B best"] {
+        table.text_column(title);
+    }
+    let cell = |at: Option<At>| Cell::from(at.map(|at| format!("{} at {}", short(at.value), grouped(at.step))));
+    for pair in &found.metrics {
+        let last = |run: usize| cell(pair.values[run].map(|extent| extent.last));
+        let best = [0, 1].map(|run| pair.best(run));
+        let wins = |run: usize| match best {
+            [Some(a), Some(b)] if a.value != b.value => ((a.value > b.value) == pair.goal.max) == (run == 0),
+            _ => false,
+        };
+        let best = |run: usize| match best[run] {
+            Some(at) if wins(run) => Cell::styled(format!("{} at {}", short(at.value), grouped(at.step)), "1"),
+            at => cell(at),
+        };
+        table.row(vec![Cell::from(pair.goal.metric.clone()), last(0), last(1), best(0), best(1)]);
+    }
+    table
+}
