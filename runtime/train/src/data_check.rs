@@ -41,7 +41,13 @@ struct Fault {
 
 /// Reports findings as warnings in the log and one line; with `strict` they are an error. Silent when nothing is found.
 /// A run of several processes does not evaluate its model for a check.
-pub(crate) fn before_first_step(run: &Run, strict: bool, job: &Job, interrupt: Interrupt, reporter: &Reporter) -> Result<()> {
+pub(crate) fn before_first_step(
+    run: &Run,
+    strict: bool,
+    job: &Job,
+    interrupt: Interrupt,
+    reporter: &Reporter,
+) -> Result<()> {
     let mut faults = faults_of_records(run, strict, interrupt)?;
     if !job.has_several() {
         faults.extend(fault_of_packing(run)?);
@@ -83,7 +89,8 @@ fn faults_of_records(run: &Run, strict: bool, interrupt: Interrupt) -> Result<Ve
         }
     };
     let cure = "`perilune data check` on the recipe shows the records";
-    let fault = |f: &Finding| Fault { rule: f.rule, split: f.split.clone(), what: f.what.clone(), line: f.line(), cure };
+    let fault =
+        |f: &Finding| Fault { rule: f.rule, split: f.split.clone(), what: f.what.clone(), line: f.line(), cure };
     Ok(report.faults().map(fault).collect())
 }
 

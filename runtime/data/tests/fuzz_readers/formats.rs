@@ -95,12 +95,15 @@ fn manifest() -> Vec<u8> {
     .into_bytes()
 }
 
-const INDEX: &[u8] = b"{\"metadata\": {\"total_size\": 8}, \"weight_map\": {\"a\": \"m-1.safetensors\", \"b\": \"m-2.safetensors\"}}";
+const INDEX: &[u8] =
+    b"{\"metadata\": {\"total_size\": 8}, \"weight_map\": {\"a\": \"m-1.safetensors\", \"b\": \"m-2.safetensors\"}}";
 
 pub fn all() -> Vec<Format> {
     let lines = |case: &Case| case.records(|paths, opening| Lines::open(paths, LineFormat::Json, opening));
     let table = |case: &Case| {
-        case.records(|paths, opening| Table::open(paths, TableFormat { delimiter: b',', columns: None, types: vec![] }, opening))
+        case.records(|paths, opening| {
+            Table::open(paths, TableFormat { delimiter: b',', columns: None, types: vec![] }, opening)
+        })
     };
     let parquet = ["flat", "nested", "snappy", "lz4", "encodings", "gzip", "gzip_v2", "int96", "zstd"];
     let parquet: Vec<String> = parquet.iter().map(|name| format!("records/{name}.parquet")).collect();
@@ -119,27 +122,47 @@ pub fn all() -> Vec<Format> {
             let columns = csv::Columns::Range(0, rows.num_columns());
             rows.numbers(&columns, DType::F32, 1.0, Some(0.0)).map(drop)
         }),
-        format("f.txt.gz", vec![gzip("a text, \u{e9}".as_bytes())], &[], |case| text::read(case.open()?, None).map(drop)),
+        format("f.txt.gz", vec![gzip("a text, \u{e9}".as_bytes())], &[], |case| {
+            text::read(case.open()?, None).map(drop)
+        }),
         format("f.parquet", golden(&parquet), &[], |case| {
             case.records(|paths, opening| Parquet::open(paths, None, opening))
         }),
         format(
             "f.arrow",
-            golden(&["records/flat_file.arrow", "records/flat_stream.arrow", "records/nested_lz4.arrow", "records/nested_zstd.arrow"]),
+            golden(&[
+                "records/flat_file.arrow",
+                "records/flat_stream.arrow",
+                "records/nested_lz4.arrow",
+                "records/nested_zstd.arrow",
+            ]),
             &[],
             |case| case.records(|paths, opening| Arrow::open(paths, None, opening)),
         ),
-        format("f-idx3-ubyte", vec![ints(&[3, 2, 2], 8, 12), ints(&[2], 13, 8), gzip(&ints(&[4], 8, 4))], &[], |case| {
-            idx::load(case.open()?, Some(1 << 20)).map(drop)
+        format(
+            "f-idx3-ubyte",
+            vec![ints(&[3, 2, 2], 8, 12), ints(&[2], 13, 8), gzip(&ints(&[4], 8, 4))],
+            &[],
+            |case| idx::load(case.open()?, Some(1 << 20)).map(drop),
+        ),
+        format(
+            "f.wav",
+            golden(&["augment/sounds/high/a.wav", "augment/sounds/low/a.wav"]),
+            &[b"fmt ", b"data", b"LIST"],
+            |case| wav::load(case.open()?, 8000).map(drop),
+        ),
+        format(
+            "f.npy",
+            golden(&["data/le_f4.npy", "data/fortran_be_i8.npy", "data/version3_f4.npy"]),
+            &[b"'descr'", b"(1,)", b"'<f8'"],
+            |case| npy::load(case.open()?).map(drop),
+        ),
+        format("f.npz", golden(&["data/deflated.npz"]), &[b"PK\x01\x02", b"PK\x05\x06"], |case| {
+            npz::load(case.open()?).map(drop)
         }),
-        format("f.wav", golden(&["augment/sounds/high/a.wav", "augment/sounds/low/a.wav"]), &[b"fmt ", b"data", b"LIST"], |case| {
-            wav::load(case.open()?, 8000).map(drop)
+        format("f.safetensors", golden(&["data/mixed.safetensors"]), JSON, |case| {
+            safetensors::load(case.open()?).map(drop)
         }),
-        format("f.npy", golden(&["data/le_f4.npy", "data/fortran_be_i8.npy", "data/version3_f4.npy"]), &[b"'descr'", b"(1,)", b"'<f8'"], |case| {
-            npy::load(case.open()?).map(drop)
-        }),
-        format("f.npz", golden(&["data/deflated.npz"]), &[b"PK\x01\x02", b"PK\x05\x06"], |case| npz::load(case.open()?).map(drop)),
-        format("f.safetensors", golden(&["data/mixed.safetensors"]), JSON, |case| safetensors::load(case.open()?).map(drop)),
         format("f.index.json", vec![INDEX.to_vec()], JSON, |case| shards::index(case.open()?).map(drop)),
         format(
             "f.jpg",
@@ -156,11 +179,16 @@ pub fn all() -> Vec<Format> {
             &[b"\xff\xd8", b"\xff\xda", b"\xff\xc4", b"IDAT", b"tRNS"],
             |case| read::read(case.open()?, &mut Scratch::default()).map(drop),
         ),
-        format("f.png", golden(&["data/rgb16.png", "data/palette2.png", "data/grey1.png"]), &[b"IDAT", b"PLTE"], |case| {
-            image::load(case.open()?).map(drop)
-        }),
+        format(
+            "f.png",
+            golden(&["data/rgb16.png", "data/palette2.png", "data/grey1.png"]),
+            &[b"IDAT", b"PLTE"],
+            |case| image::load(case.open()?).map(drop),
+        ),
         format("f.bin", vec![token_file(), vec![1, 0, 2, 0]], &[], |case| tokens::read_file(case.open()?).map(drop)),
-        format("manifest.json", vec![manifest()], JSON, |case| tokens::manifest::Manifest::read(case.open()?).map(drop)),
+        format("manifest.json", vec![manifest()], JSON, |case| {
+            tokens::manifest::Manifest::read(case.open()?).map(drop)
+        }),
     ];
     assert_eq!(all.len(), COUNT);
     all

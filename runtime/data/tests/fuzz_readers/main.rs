@@ -114,7 +114,10 @@ fn every_file_is_read_or_refused() {
     if let Err(panic) = outcome {
         failure = Some(panic.downcast_ref::<String>().cloned().unwrap_or_else(|| "the test failed".into()));
     }
-    eprintln!("{:22} {:>9} {:>9} {:>7} {:>7} {:>9} {:>9}", "", "read", "refused", "corpus", "edges", "peak MiB", "slowest s");
+    eprintln!(
+        "{:22} {:>9} {:>9} {:>7} {:>7} {:>9} {:>9}",
+        "", "read", "refused", "corpus", "edges", "peak MiB", "slowest s"
+    );
     for t in &targets {
         let (name, corpus, edges) = (t.format.name, t.corpus.len(), t.coverage.edges());
         let peak = t.peak as f64 / f64::from(1 << 20);

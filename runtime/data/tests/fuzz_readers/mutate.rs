@@ -23,20 +23,8 @@ impl Random {
 }
 
 /// Numbers at which arithmetic on sizes changes behaviour.
-const NUMBERS: [u64; 12] = [
-    0,
-    1,
-    0x7F,
-    0xFF,
-    0x7FFF,
-    0xFFFF,
-    0x7FFF_FFFF,
-    0xFFFF_FFFF,
-    1 << 40,
-    1 << 62,
-    i64::MAX as u64,
-    u64::MAX,
-];
+const NUMBERS: [u64; 12] =
+    [0, 1, 0x7F, 0xFF, 0x7FFF, 0xFFFF, 0x7FFF_FFFF, 0xFFFF_FFFF, 1 << 40, 1 << 62, i64::MAX as u64, u64::MAX];
 
 /// Changes a file of the corpus in a few places.
 pub fn made(corpus: &[Vec<u8>], words: &[&[u8]], random: &mut Random) -> Vec<u8> {
