@@ -1,7 +1,9 @@
 -- recipes/pseudo.lua: classifies handwritten digits from 100 labels, with labels that the model gives to the others
 --
 -- Every `every` steps the model classifies the images without a label; those of which it is sure are trained on with its label, until the next
--- round (Lee, ICML workshop 2013). Images are shifted at random. ACCURACY_LINE
+-- round (Lee, ICML workshop 2013). On 369 held-out images the validation loss with the seeds 1 and 2 is 0.441 and 0.291 with
+-- such labels, 0.465 and 0.312 without (`--set pseudo=false`); the accuracy, 0.908 and 0.924 with and 0.913 and 0.919 without, is equal within
+-- the noise of a seed. With shifted images (`--set shift=1`) the labels do harm: 0.916 and 0.910 with, 0.919 and 0.919 without.
 --
 -- For data of one's own: replace recipe.data and the model.
 

@@ -41,8 +41,8 @@ impl Scan {
     ) -> Result<Vec<T>> {
         let len = dataset.len();
         if len > MAX_SCANNED {
-            let rule = format!("reads all records of an epoch, and there are {len}; at most {MAX_SCANNED}");
-            return Err(Error::argument("a stage", rule).hint("take fewer: :take(1000000)"));
+            let rule = format!("has {len} records, and a stage that reads all of them takes at most {MAX_SCANNED}");
+            return Err(Error::argument("an epoch", rule).hint("take fewer: :take(1000000)"));
         }
         // The first chunk that has failed: those behind it need not be read.
         let failed = AtomicU64::new(u64::MAX);
