@@ -82,7 +82,7 @@ function recipe.step(run, batch)
   local policy, share = log_probs(run.model, batch), run.count < run.params.supervised and 1.0 or 0.0
   local supervised = policy:sum():neg() / batch.y:ne(-100):to("f32"):sum()
   local preferred, metrics = preference(policy, batch)
-  local loss = supervised * share + preferred * (1 - share)
+  local loss = supervised * share + preferred * (1 - share) --[[@as perilune.Tensor]]
   loss:backward()
   run.opt:step()
   return loss, metrics

@@ -140,7 +140,8 @@ local function area(parts)
   local hits, misses = none:scatter_add(0, group, hit), none:scatter_add(0, group, miss)
   local below = misses:cumsum(0) - misses
   local pairs_twice = (hits * (below * 2 + misses)):sum()
-  local value = pairs_twice:to("f64") / (hit:sum() * miss:sum() * 2):to("f64")
+  local possible = hit:sum() * miss:sum() * 2 --[[@as perilune.Tensor]]
+  local value = pairs_twice:to("f64") / possible:to("f64")
   return pl.where(scores:isnan():any(), 0 / 0, value):to("f32")
 end
 

@@ -72,8 +72,8 @@ end
 
 ---Chooses the rows to keep.
 ---@param p perilune.PseudoLabels
----@param candidates perilune.Candidate[] in the order of their rows
----@return perilune.Candidate[] chosen in the order of their rows
+---@param candidates perilune.Candidate[] by row
+---@return perilune.Candidate[] chosen by row
 local function choose(p, candidates)
   local kept = {} ---@type perilune.Candidate[]
   for _, c in ipairs(candidates) do
@@ -99,23 +99,38 @@ local function choose(p, candidates)
   return out
 end
 
+---@class perilune.train.Labelled a row that the model has labelled
+---@field row integer
+---@field class integer
+---@field confidence number
+---@field round integer
+
+---@class perilune.train.LabelPlace where the labels hold
+---@field round integer the last one
+---@field first integer the first sample of the stream that they apply to
+---@field taken integer records of the labelled dataset taken before it
+---@field share integer
+---@field seed integer
+---@field digest integer of the unlabelled records
+
 ---Reads the labels that the States have: those of rows with one.
 ---@param p perilune.PseudoLabels
----@return {row: integer, class: integer, confidence: number, round: integer}[] in the order of their rows
----@return integer[] place
+---@return perilune.train.Labelled[] labelled by row
+---@return perilune.train.LabelPlace place
 local function read(p)
   local label, confidence, round = p.states.label:tolist(), p.states.confidence:tolist(), p.states.round:tolist()
   local out = {}
   for i, class in ipairs(label) do
     if class >= 0 then out[#out + 1] = { row = i - 1, class = class, confidence = confidence[i], round = round[i] } end
   end
-  return out, p.states.place:tolist()
+  local place = p.states.place:tolist()
+  return out, { round = place[1], first = place[2], taken = place[3], share = place[4], seed = place[5], digest = place[6] }
 end
 
 ---Assigns a choice to the States.
 ---@param p perilune.PseudoLabels
----@param chosen {row: integer, class: integer, confidence: number, round: integer}[]
----@param place integer[]
+---@param chosen perilune.train.Labelled[]
+---@param place perilune.train.LabelPlace
 local function assign(p, chosen, place)
   local label, confidence, round = {}, {}, {}
   for i = 1, p.rows do label[i], confidence[i], round[i] = -1, 0.0, 0 end
@@ -123,7 +138,7 @@ local function assign(p, chosen, place)
   p.states.label:assign(pl.tensor(label, { dtype = "i64" }))
   p.states.confidence:assign(pl.tensor(confidence, { dtype = "f32" }))
   p.states.round:assign(pl.tensor(round, { dtype = "i64" }))
-  p.states.place:assign(pl.tensor(place, { dtype = "i64" }))
+  p.states.place:assign(pl.tensor({ place.round, place.first, place.taken, place.share, place.seed, place.digest }, { dtype = "i64" }))
 end
 
 ---Labels the unlabelled records after a step, where a round is due.
@@ -134,15 +149,15 @@ function pseudo.after_step(run)
   -- The plans of a round are its own and no sign of a step that changed.
   pl.switches({ report_misses = false }, function()
     local before, place = read(p)
-    local round, known = place[1] + 1, {} ---@type integer, table<integer, table>
+    local round, known = place.round + 1, {} ---@type integer, table<integer, perilune.train.Labelled>
     for _, c in ipairs(before) do known[c.row] = c end
     local labels, confidences = classify(run, p)
     local candidates = {} ---@type perilune.Candidate[]
     for i, label in ipairs(labels) do
-      local was = known[i - 1]
-      candidates[i] = { row = i - 1, label = label, confidence = confidences[i], round = round, previous = was and was.class }
+      local was, confidence = known[i - 1], confidences[i] --[[@as number]]
+      candidates[i] = { row = i - 1, label = label, confidence = confidence, round = round, previous = was and was.class }
     end
-    local chosen = {}
+    local chosen = {} ---@type perilune.train.Labelled[]
     for i, c in ipairs(choose(p, candidates)) do
       -- A row that keeps its label keeps the round that gave it.
       local was = known[c.row]
@@ -150,7 +165,7 @@ function pseudo.after_step(run)
     end
     local first = position.sample(run, run.count)
     local taken = p.stream:taken(first)
-    pl.step(function() assign(p, chosen, { round, first, taken, p.share, p.seed, p.digest }) end)
+    pl.step(function() assign(p, chosen, { round = round, first = first, taken = taken, share = p.share, seed = p.seed, digest = p.digest }) end)
     p.stream:choose(first, taken, chosen)
   end)
 end
@@ -163,16 +178,16 @@ function pseudo.load(run, cursor)
   local p = of(run)
   if not p or cursor.sample == nil then return end
   local chosen, place = read(p)
-  local first, taken, share, seed, digest = place[2], place[3], place[4], place[5], place[6]
-  if share ~= p.share or seed ~= p.seed or digest ~= p.digest then
+  local first, taken = place.first, place.taken
+  if place.share ~= p.share or place.seed ~= p.seed or place.digest ~= p.digest then
     local sample = check.whole("run:seek", "sample", cursor.sample, 0)
-    taken = p.stream:taken_by(seed, share, first, taken, #chosen > 0, sample)
-    if digest ~= p.digest and #chosen > 0 then
+    taken = p.stream:taken_by(place.seed, place.share, first, taken, #chosen > 0, sample)
+    if place.digest ~= p.digest and #chosen > 0 then
       native.notice(("data.pseudo: the unlabelled records are others than those that the model has labelled; the run goes on without its %d labels until the next round"):format(#chosen))
       chosen = {}
     end
     first = sample
-    assign(p, chosen, { place[1], first, taken, p.share, p.seed, p.digest })
+    assign(p, chosen, { round = place.round, first = first, taken = taken, share = p.share, seed = p.seed, digest = p.digest })
   end
   p.stream:choose(first, taken, chosen)
 end

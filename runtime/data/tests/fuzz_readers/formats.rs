@@ -102,7 +102,11 @@ pub fn all() -> Vec<Format> {
     let lines = |case: &Case| case.records(|paths, opening| Lines::open(paths, LineFormat::Json, opening));
     let table = |case: &Case| {
         case.records(|paths, opening| {
-            Table::open(paths, TableFormat { delimiter: b',', columns: None, types: vec![] }, opening)
+            Table::open(
+                paths,
+                TableFormat { delimiter: b',', columns: None, types: vec![], skip_malformed: false },
+                opening,
+            )
         })
     };
     let parquet = ["flat", "nested", "snappy", "lz4", "encodings", "gzip", "gzip_v2", "int96", "zstd"];
@@ -175,8 +179,11 @@ pub fn all() -> Vec<Format> {
                 "images/folder/dog/palette_clear.png",
                 "images/folder/dog/grey16.png",
                 "images/folder/dog/rgba.png",
+                "images/webp/lossy_alpha.webp",
+                "images/webp/lossless.webp",
+                "images/webp/exif.webp",
             ]),
-            &[b"\xff\xd8", b"\xff\xda", b"\xff\xc4", b"IDAT", b"tRNS"],
+            &[b"\xff\xd8", b"\xff\xda", b"\xff\xc4", b"IDAT", b"tRNS", b"VP8 ", b"VP8L", b"VP8X", b"ALPH"],
             |case| read::read(case.open()?, &mut Scratch::default()).map(drop),
         ),
         format(

@@ -187,7 +187,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ),
     (
         "data.generate",
-        "pl.data.generate(100, function(i) return { x = math.random(), y = i % 2 } end, { seed = 1 }):batch(10)",
+        "pl.data.generate(100, function(i) return { x = i / 100, y = i % 2 } end, { seed = 1 }):batch(10)",
     ),
     ("data.idx", "pl.data.idx(\"data/images-idx3-ubyte.gz\").shape"),
     ("data.images", "pl.data.images(\"data/photos\", { pixels = 64, crop = \"random\" }):shuffle(1):batch(4)"),
@@ -232,6 +232,11 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("metrics.rmse", "pl.metrics.rmse(pl.randn({4}), pl.randn({4}))"),
     ("metrics.throughput", "pl.metrics.throughput(6400, 2.5)"),
     ("metrics.top_k", "pl.metrics.top_k(pl.randn({4, 10}), pl.randint(0, 10, {4}), 3)"),
+    (
+        "train.answer_log_probs",
+        "pl.train.answer_log_probs(pl.zeros { 1, 3, 8 }, pl.tensor({ { -100, 2, 3 } }, { dtype = \"i64\" }))",
+    ),
+    ("train.dpo_loss", "pl.train.dpo_loss(pl.zeros { 2, 2 }, pl.zeros { 2, 2 }, { beta = 0.1 })"),
     ("train.memorise", "pl.train.memorise(run.recipe, run.params, { steps = 100 })"),
     ("train.new", "other = pl.train.new(run.recipe, run.params, { seed = 2 }); other:step(10)"),
     ("Run.evaluate", "run:evaluate(\"valid\")"),
