@@ -41,8 +41,8 @@ fn saved() -> Place {
 /// The metrics of an evaluation as the log of the run has them.
 fn logged(p: &Place, step: u64) -> Value {
     let text = p.read("runs/a/metrics.jsonl");
-    let events = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
-    events.filter(|e| e["event"] == "eval" && e["step"] == step).next_back().unwrap()["metrics"].clone()
+    let mut events = text.lines().map(|l| serde_json::from_str::<Value>(l).unwrap());
+    events.rfind(|e| e["event"] == "eval" && e["step"] == step).unwrap()["metrics"].clone()
 }
 
 fn ok(r: Ran) -> Ran {
