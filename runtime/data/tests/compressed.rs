@@ -56,7 +56,7 @@ fn open_as(path: &Path, format: LineFormat, cache: Option<&Path>) -> perilune_da
 fn cached(cache: &Path) -> Vec<String> {
     let entries = std::fs::read_dir(cache.join("records")).into_iter().flatten();
     let mut names: Vec<String> = entries.map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
-    names.retain(|name| !name.ends_with(".lock"));
+    names.retain(|name| !name.ends_with(".lock") && !name.starts_with(".in-use-"));
     names.sort();
     names
 }
