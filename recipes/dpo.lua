@@ -33,6 +33,7 @@ local function sum(number)
 end
 
 function recipe.data(p)
+  if p.supervised < 1 then error(("supervised is %s; give 1 or more: the reference is the model after these steps"):format(p.supervised)) end
   local tokenizer = p.tokenizer == "" and data.bytes() or data.tokenizer(p.tokenizer)
   local all = p.pairs == "" and data.generate(p.count, sum) or data.jsonl(p.pairs)
   -- The number of a pair, under which its reference is stored.
@@ -106,7 +107,8 @@ function recipe.after_step(run)
       local batch = loader:batch_at(k)
       return batch.id, pl.no_grad(function() return log_probs(run.model, batch) end)
     end)
-    for i, id in ipairs(ids:tolist()) do values[id + 1] = found:tolist()[i] end
+    local rows = found:tolist()
+    for i, id in ipairs(ids:tolist()) do values[id + 1] = rows[i] end
   end
   run.model:train()
   recipe.states.reference:assign(pl.tensor(values))
