@@ -100,6 +100,11 @@ pub fn complain(word: &str, text: &str) {
     };
 }
 
+/// Prints an error that begins with a file and a line on stderr. Without a terminal nothing is in front of them.
+pub fn complain_at(text: &str) {
+    complain(if color(std::io::stderr().is_terminal()) { "error" } else { "" }, text);
+}
+
 /// Prints a text. A closed pipe is not an error.
 pub fn say(text: &str) -> Result<(), crate::failure::Failure> {
     let mut out = std::io::stdout().lock();

@@ -42,11 +42,12 @@ impl Failure {
         }
     }
 
-    /// Prints the failure on stderr. An error in a recipe begins with its file and line, which editors recognise.
+    /// Prints the failure on stderr. An error in a recipe begins with its file and line, which editors recognise; on a terminal the word
+    /// "error" is in front of it.
     pub fn show(&self) {
         match self {
             Failure::Signal(_) | Failure::Said(_) => {}
-            Failure::Recipe(e) if e.file.is_some() && e.line.is_some() => console_out::complain("", &e.to_string()),
+            Failure::Recipe(e) if e.file.is_some() && e.line.is_some() => console_out::complain_at(&e.to_string()),
             other => console_out::complain("error", &other.message()),
         }
     }

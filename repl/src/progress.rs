@@ -2,6 +2,8 @@
 
 use crate::console_out::ConsoleOut;
 use crate::format::{clock, rate, short};
+use crate::table;
+use crate::terminal::one_line;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use perilune_plan::Readings;
 use std::rc::Rc;
@@ -20,6 +22,26 @@ const HALF: f64 = 10.0;
 
 /// Width of the bar.
 const BAR: usize = 20;
+
+/// Metrics that the training loop adds, and the most metrics of the recipe that are shown.
+const OF_THE_LOOP: [&str; 3] = ["grad_norm", "loss_scale", "expert_load"];
+const METRICS: usize = 3;
+
+/// A part of the line. Where there is no room for all, the ones with the highest number are left out first.
+type Part = (u8, String);
+
+/// Joins the parts that fit in `room` columns.
+fn fitted(mut parts: Vec<Part>, room: Option<usize>) -> String {
+    let join = |parts: &[Part]| parts.iter().map(|p| p.1.as_str()).collect::<Vec<_>>().join(" · ");
+    while let Some(room) = room
+        && parts.len() > 1
+        && join(&parts).chars().count() > room
+    {
+        let last = parts.iter().enumerate().max_by_key(|(k, part)| (part.0, *k)).map(|(k, _)| k);
+        parts.remove(last.unwrap_or(0));
+    }
+    join(&parts)
+}
 
 /// Sums over steps: seconds, those of them spent on data, samples, FLOP of matrix products.
 #[derive(Clone, Copy, Default)]
@@ -62,6 +84,12 @@ pub struct Progress {
     shown: Instant,
     step: u64,
     loss: Option<f64>,
+    /// The last metrics of the recipe, without those of the training loop.
+    metrics: Vec<(String, f64)>,
+    /// The learning rate of the next step.
+    rate: Option<f64>,
+    /// The steps of an epoch, where there are several in the run.
+    epoch: Option<f64>,
     /// Tokens in a sample, where samples have some.
     tokens: Option<u64>,
     /// The peak of the device, in FLOP/s.
@@ -95,14 +123,19 @@ impl Progress {
             shown: Instant::now(),
             step: 0,
             loss: None,
+            metrics: Vec::new(),
+            rate: None,
+            epoch: None,
             tokens: None,
             peak: None,
             readings: None,
         }
     }
 
-    /// Restarts the speed for another version of the recipe, with its tokens per sample and the peak FLOP/s of the device.
-    pub fn begin(&mut self, tokens: Option<u64>, peak: Option<f64>) {
+    /// Restarts the speed for another version of the recipe, with the steps of its epochs, its tokens per sample and the peak FLOP/s of
+    /// the device.
+    pub fn begin(&mut self, epoch: Option<f64>, tokens: Option<u64>, peak: Option<f64>) {
+        self.epoch = epoch.filter(|steps| *steps > 0.0 && *steps < self.total as f64);
         (self.tokens, self.peak) = (tokens, peak);
         (self.recent, self.fresh) = (Pace::default(), 0);
     }
@@ -129,6 +162,25 @@ impl Progress {
         self.recent.add(seconds, data, work);
     }
 
+    /// Sets the learning rate to show.
+    pub fn set_rate(&mut self, rate: f64) {
+        self.rate = Some(rate);
+    }
+
+    /// Sets the metrics to show.
+    pub fn set_metrics(&mut self, metrics: &[(String, f64)]) {
+        let own = |name: &str| !OF_THE_LOOP.contains(&name);
+        self.metrics.clear();
+        self.metrics.extend(metrics.iter().filter(|(name, _)| own(name)).take(METRICS).cloned());
+    }
+
+    /// Counts a step of a script that has no loss to show.
+    pub fn reached(&mut self, step: u64) {
+        if self.loss.is_none() && step > 1 {
+            self.show_step(step);
+        }
+    }
+
     /// Sets the sensor readings to show.
     pub fn set_readings(&mut self, readings: &Readings) {
         self.readings = Some(sensors(readings));
@@ -136,11 +188,16 @@ impl Progress {
 
     /// Shows a step whose metrics have been read, if the last update is old enough.
     pub fn update(&mut self, step: u64, loss: f64, samples: u64) {
-        self.step = step;
         self.loss = Some(loss);
         for pace in [&mut self.all, &mut self.recent] {
             pace.samples += samples as f64;
         }
+        self.show_step(step);
+    }
+
+    /// Shows the display for a step, if the last update is old enough.
+    fn show_step(&mut self, step: u64) {
+        self.step = step;
         let wait = match &self.bar {
             Some(_) => REFRESH,
             None => PLAIN.max(Duration::from_secs_f64((self.a_step() * self.total as f64 / LINES).min(3600.0))),
@@ -158,26 +215,43 @@ impl Progress {
         self.recent.seconds / self.recent.steps.max(1e-9)
     }
 
-    /// Formats `loss 0.011 · 5.1k samples/s · data 0.4 % · 00:03`.
-    fn message(&self, time: &str, of: &Pace, products: &Pace) -> String {
-        let mut parts = vec![format!("loss {}", self.loss.map_or("?".into(), short))];
+    /// Formats `loss 0.011 · accuracy 0.98 · lr 1.0e-3 · epoch 2.4 · 5.1k samples/s · data 0.4 % · 00:03` in at most `room` columns.
+    fn message(&self, time: &str, of: &Pace, products: &Pace, room: Option<usize>) -> String {
+        let mut parts: Vec<Part> = self.loss.map(|loss| (0, format!("loss {}", short(loss)))).into_iter().collect();
+        parts.extend(self.metrics.iter().map(|(name, v)| (3, format!("{} {}", one_line(name), short(*v)))));
+        parts.extend(self.rate.map(|rate| (5, format!("lr {}", short(rate)))));
+        parts.extend(self.epoch.map(|steps| (4, format!("epoch {:.1}", self.step as f64 / steps))));
         if of.seconds > 0.0 {
-            let (unit, per) = self.tokens.map_or(("samples", 1), |n| ("tokens", n));
-            parts.push(format!("{} {unit}/s", rate(of.samples * per as f64 / of.seconds)));
+            let speed = match self.tokens {
+                Some(n) => format!("{} tokens/s", rate(of.samples * n as f64 / of.seconds)),
+                None if of.samples > 0.0 => format!("{} samples/s", rate(of.samples / of.seconds)),
+                // A script says nothing of its samples.
+                None => format!("{} steps/s", rate(of.steps / of.seconds)),
+            };
+            parts.push((2, speed));
             if let Some(peak) = self.peak.filter(|_| products.seconds > 0.0) {
-                parts.push(format!("MFU {:.1} %", 100.0 * products.work / products.seconds / peak));
+                parts.push((6, format!("MFU {:.1} %", 100.0 * products.work / products.seconds / peak)));
             }
-            parts.push(format!("data {:.1} %", 100.0 * of.data / of.seconds));
+            if of.samples > 0.0 {
+                parts.push((7, format!("data {:.1} %", 100.0 * of.data / of.seconds)));
+            }
         }
-        parts.extend(self.readings.clone());
-        parts.push(time.to_string());
-        parts.join(" · ")
+        parts.extend(self.readings.clone().map(|text| (8, text)));
+        parts.push((1, time.to_string()));
+        fitted(parts, room)
     }
 
     /// Formats the recent steps.
     fn present(&self, time: &str) -> String {
         let products = if self.fresh >= WARM { self.recent } else { Pace::default() };
-        self.message(time, &self.recent, &products)
+        self.message(time, &self.recent, &products, self.room())
+    }
+
+    /// Returns the columns beside the bar; none without a terminal.
+    fn room(&self) -> Option<usize> {
+        let digits = self.total.to_string().len();
+        let taken = "step ".len() + (digits + 1) + 1 + digits + 1 + BAR + 1;
+        table::width().filter(|_| self.bar.is_some()).map(|columns| columns.saturating_sub(taken + 1))
     }
 
     fn show(&self, time: &str) {
@@ -197,6 +271,7 @@ impl Progress {
 
     /// Prints the last line as text, since a bar leaves the cursor at its end.
     pub fn finish(&mut self) {
+        let room = self.room();
         self.screen.set_bar(None);
         let between = match self.bar.take() {
             Some(bar) => {
@@ -207,7 +282,7 @@ impl Progress {
             None => " ·".to_string(),
         };
         if self.loss.is_some() {
-            self.plain(&between, &self.message(&clock(self.all.seconds), &self.all, &self.warm));
+            self.plain(&between, &self.message(&clock(self.all.seconds), &self.all, &self.warm, room));
         }
     }
 }
@@ -235,6 +310,36 @@ mod tests {
         assert_eq!(sensors(&r), "GPU 98 % 512 W slowed by power limit");
     }
 
+    #[test]
+    fn a_narrow_line_keeps_the_loss_and_the_time() {
+        let parts: Vec<Part> =
+            vec![(0, "loss 0.5".into()), (3, "accuracy 0.9".into()), (2, "5 steps/s".into()), (1, "00:03".into())];
+        let at = |room| fitted(parts.clone(), room);
+        assert_eq!(at(None), "loss 0.5 · accuracy 0.9 · 5 steps/s · 00:03");
+        assert_eq!(at(Some(43)), at(None));
+        assert_eq!(at(Some(42)), "loss 0.5 · 5 steps/s · 00:03");
+        assert_eq!(at(Some(20)), "loss 0.5 · 00:03");
+        assert_eq!(at(Some(3)), "loss 0.5");
+    }
+
+    #[test]
+    fn the_line_has_metrics_rate_and_epoch() {
+        let mut p = Progress::new(Rc::new(ConsoleOut::new(Mode::Quiet)), 100);
+        p.begin(Some(40.0), None, None);
+        let metric = |name: &str, v: f64| (name.to_string(), v);
+        p.set_metrics(&[metric("accuracy", 0.5), metric("grad_norm", 7.0)]);
+        p.set_rate(1e-3);
+        p.took(1.0, 0.0, 0.0);
+        p.update(60, 0.25, 10);
+        assert_eq!(
+            p.present("t"),
+            "loss 0.250 · accuracy 0.500 · lr 0.00100 · epoch 1.5 · 10 samples/s · data 0.0 % · t"
+        );
+        // One epoch is the run itself.
+        p.begin(Some(100.0), None, None);
+        assert!(!p.present("t").contains("epoch"));
+    }
+
     use crate::console_out::Mode;
 
     /// A new version of the recipe is slower, and spends more of its time on data.
@@ -247,12 +352,12 @@ mod tests {
                 p.update(1, 0.5, samples);
             }
         };
-        p.begin(None, Some(1e12));
+        p.begin(None, None, Some(1e12));
         steps(&mut p, 1, 5.0, 0.0, 10);
         assert_eq!(p.present("t"), "loss 0.500 · 2.0 samples/s · data 0.0 % · t");
         steps(&mut p, 99, 0.01, 0.001, 10);
         assert_eq!(p.present("t"), "loss 0.500 · 1.0k samples/s · MFU 80.0 % · data 10.0 % · t");
-        p.begin(None, Some(1e12));
+        p.begin(None, None, Some(1e12));
         steps(&mut p, 1, 0.5, 0.25, 20);
         assert_eq!(p.present("t"), "loss 0.500 · 40 samples/s · data 50.0 % · t");
         steps(&mut p, 20, 0.1, 0.05, 20);

@@ -86,6 +86,13 @@ impl RunPrinter {
             Event::PeriodicEvaluation { step, split, metrics: values } => {
                 out.line(&format!("step {step:>5} · {split} {}", metrics(values)));
             }
+            Event::Logged { step, fields, .. } => {
+                // Figures are curves; texts are to be read.
+                for (name, text) in fields.get("texts").and_then(|t| t.as_object()).into_iter().flatten() {
+                    let text = text.as_str().unwrap_or_default();
+                    out.line(&format!("step {step:>5} · {}: {}", one_line(name), one_line(text)));
+                }
+            }
             Event::ReloadWaits { step } => {
                 out.line(&format!("step {step} · compiling the kernels of an edit"));
             }
@@ -142,16 +149,25 @@ impl RunPrinter {
 
     fn progress(&self, event: &Event<'_>) {
         match event {
-            Event::Version { steps, tokens_per_sample, peak } => {
+            Event::Version { steps, epoch, tokens_per_sample, peak } => {
                 let mut progress = self.progress.borrow_mut();
                 let progress = progress.get_or_insert_with(|| Progress::new(self.out.clone(), *steps));
                 progress.set_total(*steps);
-                progress.begin(*tokens_per_sample, *peak);
+                progress.begin(*epoch, *tokens_per_sample, *peak);
             }
-            Event::Issued { seconds, data_seconds, flops, .. } => {
-                self.with_progress(|p| p.took(*seconds, *data_seconds, *flops));
+            Event::Issued { step, seconds, data_seconds, flops, rate } => {
+                self.with_progress(|p| {
+                    if let Some(rate) = rate {
+                        p.set_rate(*rate);
+                    }
+                    p.took(*seconds, *data_seconds, *flops);
+                    p.reached(*step);
+                });
             }
-            Event::Step { step, loss, samples, .. } => self.with_progress(|p| p.update(*step, *loss, *samples)),
+            Event::Step { step, loss, samples, metrics, .. } => self.with_progress(|p| {
+                p.set_metrics(metrics);
+                p.update(*step, *loss, *samples);
+            }),
             Event::System { readings, .. } => self.with_progress(|p| p.set_readings(readings)),
             Event::LoopEnded => self.with_progress(Progress::finish),
             _ => {}

@@ -1,7 +1,7 @@
 //! Reads the event files of a run like TensorBoard, with a parser that shares no code with the writer.
 //!
 //! TFRecord: length u64, masked CRC-32C of the length, the bytes, their masked CRC-32C (tensorflow/core/lib/io/record_writer.h).
-//! The checksum here uses a table, the writer's works bit by bit. Messages are parsed by wire type, without a schema.
+//! The checksum here works bit by bit, the writer's uses a table. Messages are parsed by wire type, without a schema.
 
 #![allow(clippy::unwrap_used)]
 
@@ -12,9 +12,9 @@ use std::collections::BTreeMap;
 use support::tiny;
 
 fn crc32c(data: &[u8]) -> u32 {
-    let table: Vec<u32> =
-        (0..256u32).map(|i| (0..8).fold(i, |c, _| if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 })).collect();
-    !data.iter().fold(u32::MAX, |c, b| table[((c ^ u32::from(*b)) & 255) as usize] ^ c >> 8)
+    !data.iter().fold(u32::MAX, |crc, b| {
+        (0..8).fold(crc ^ u32::from(*b), |c, _| if c & 1 == 1 { c >> 1 ^ 0x82f6_3b78 } else { c >> 1 })
+    })
 }
 
 fn unmask(masked: u32) -> u32 {

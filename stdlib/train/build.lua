@@ -81,6 +81,7 @@ local function build(recipe, params, o)
 
   pl.seed(seed)
   run.data = build_data(recipe, params)
+  options.schedule(run)
   pl.seed(seed) -- random numbers drawn by the data must not change the initial weights
   run.model = build_model(recipe, params, run.data, precision)
   run.opt, run.optimizers = build_optimizers(recipe, params, run.model, precision == "fp16")
@@ -88,14 +89,13 @@ local function build(recipe, params, o)
   run.ema = build_ema(recipe, params, run.model)
   local loss = parts.part(recipe, "loss", recipe.step == nil)
   local loop = recipe.step or loss ---@type any
-  parts.part(recipe, "after_step")
-  parts.part(recipe, "sample")
+  for _, name in ipairs { "after_step", "sample", "on_step", "on_eval", "on_end" } do parts.part(recipe, name) end
+  parts.check_sinks(recipe)
   if recipe.sample_log ~= nil and not check.is(recipe.sample_log, "boolean") then
     pl.error("recipe", "recipe.sample_log is " .. check.show(recipe.sample_log), "write recipe.sample_log = true")
   end
-  if recipe.sample_log then run.log = native.sample_log() end
+  if recipe.sample_log then run.sample_log = native.sample_log() end
   run.place = type(loop) == "function" and native.written_at(loop) or 0
-  options.schedule(run)
   local made = runs.new(run)
   experts.start(made)
   mesh.place(made)

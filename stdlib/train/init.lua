@@ -14,10 +14,12 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 local build = require "perilune.train.build"
+local log = require "perilune.train.log"
 local preference = require "perilune.train.preference"
 local runs = require "perilune.train.run"
 
-local train = { answer_log_probs = preference.answer_log_probs, dpo_loss = preference.dpo_loss }
+local train = { answer_log_probs = preference.answer_log_probs, dpo_loss = preference.dpo_loss,
+                image = log.image, histogram = log.histogram }
 
 ---Builds the data, model and optimizer of a recipe as a run at step 0.
 ---All random numbers derive from the seed. Raises if a part of the recipe is missing or has the wrong type.
@@ -41,7 +43,7 @@ end
 function train.memorise(recipe, params, opts)
   local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })
   local run = train.new(recipe, params, { seed = o.seed })
-  run.log = nil -- it does not go through the stream of samples
+  run.sample_log = nil -- it does not go through the stream of samples
   run.model:train()
   local first, last, done = math.huge, math.huge, 0
   while done < o.steps and last > o.threshold do

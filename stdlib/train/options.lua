@@ -31,7 +31,40 @@ function options.keep(recipe)
   return o
 end
 
----Sets the length of a run, its micro-batches, its evaluation interval and its policies for bad losses.
+---Returns the length of a run in steps. Raises if nothing sets it.
+---@param recipe perilune.Recipe
+---@param params table
+---@param train perilune.Loader
+---@param accumulate integer
+---@return integer
+local function length(recipe, params, train, accumulate)
+  local steps = params.steps or recipe.steps
+  if params.epochs and not params.steps then
+    if not check.is(params.epochs, "number") or params.epochs <= 0 then
+      pl.error("recipe", "epochs is " .. check.show(params.epochs), "give a positive number, such as epochs = 3")
+    end
+    steps = math.ceil(params.epochs * train:batches() / accumulate)
+  end
+  if not steps then pl.error("recipe", "neither params.steps nor params.epochs sets the length of the run", "add `steps = 1000` to recipe.params") end
+  return check.whole("recipe", "steps", steps, 0)
+end
+
+---Returns the steps between two evaluations: by default those of an epoch, or more for at most 20 evaluations; nil for none but the last.
+---@param run table
+---@return integer?
+local function interval(run)
+  local given = run.params.eval_every or run.recipe.eval_every
+  if given ~= nil then
+    local every = check.whole("recipe", "eval_every", given, 0)
+    return every > 0 and every or nil
+  end
+  local epoch = math.ceil(run.data.train:batches() / run.accumulate)
+  local every = math.max(epoch, math.ceil(run.steps / 20), 1)
+  return every < run.steps and every or nil
+end
+
+---Sets the length of a run, its micro-batches, its evaluation interval and its policies for bad losses. Where `epochs` sets the length,
+---params.steps becomes the number of steps, for schedules of the learning rate.
 ---@param run table the fields of the run, with recipe, params and data
 function options.schedule(run)
   local recipe, params = run.recipe, run.params
@@ -40,11 +73,9 @@ function options.schedule(run)
     pl.error("recipe", ("accumulate is %d, but recipe.step gets one batch a step: it would lose the others"):format(run.accumulate),
       "use the default step, which divides by all batches, or set accumulate = 1 and split the batch in recipe.step", recipe.step)
   end
-  local steps = params.steps or recipe.steps
-  if not steps and params.epochs then steps = math.ceil(params.epochs * run.data.train:batches() / run.accumulate) end
-  if not steps then pl.error("recipe", "neither params.steps nor params.epochs sets the length of the run", "add `steps = 1000` to recipe.params") end
-  run.steps = check.whole("recipe", "steps", steps, 0)
-  run.eval_every = params.eval_every or recipe.eval_every
+  run.steps = length(recipe, params, run.data.train, run.accumulate)
+  if params.epochs and not params.steps then params.steps = run.steps end
+  run.eval_every = interval(run)
   run.on_nan, run.on_spike = params.on_nan or recipe.on_nan or "stop", params.on_spike or recipe.on_spike or "warn"
   check.word("recipe", "on_nan", run.on_nan, { "stop", "skip", "warn" })
   check.word("recipe", "on_spike", run.on_spike, { "warn", "skip", "stop", "off" })

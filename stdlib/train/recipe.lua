@@ -32,16 +32,33 @@ local tree = require "perilune.tree"
 ---@field sharding table<string, "column"|"row"|"whole">? how layers are divided along tp, by paths in which * is one name; layers of the library have rules of their own
 ---@field strict boolean? findings of the data check before the first step end the run; the option --strict
 ---@field finish fun(run: perilune.Run)? called after the last step
+---@field on_step fun(run: perilune.Run, event: perilune.StepEvent)? observes every step once its numbers have been read, which is after the next one was issued
+---@field on_eval fun(run: perilune.Run, event: perilune.EvalEvent)? observes every evaluation
+---@field on_end fun(run: perilune.Run, status: "done"|"interrupted")? called last, also after a stop request; not after an error
+---@field sinks fun(event: table)[]? functions that get every event of the run, with the fields of metrics.jsonl
 ---@field sample (fun(run: perilune.Run, prompt: string?): any)? generates a text, which it returns: for run:generate, and the command `perilune sample`
 ---@field after_step fun(run: perilune.Run)? called after every step, before its evaluation and checkpoint; may assign States
 ---@field sample_log boolean? records the samples of every step with their losses, for run:samples, run:worst and run:sample
 ---@field migrate fun(old: table<string, perilune.State>, new: table<string, perilune.State>)? initializes new States after an edit that changed their names or shapes
 
+---@class perilune.StepEvent
+---@field step integer from 1
+---@field loss number
+---@field metrics table<string, number>
+---@field samples integer of the step
+---@field seconds number of training so far
+
+---@class perilune.EvalEvent
+---@field step integer steps done
+---@field split string
+---@field loss number? nil if recipe.evaluate returns metrics alone
+---@field metrics table<string, number>
+
 local recipe = {}
 
 local names = { "name", "description", "params", "data", "model", "optimizer", "loss", "evaluate", "step", "ema", "accumulate",
                 "steps", "eval_every", "early_stop", "finish", "precision", "migrate", "memory_budget", "keep", "on_nan", "on_spike",
-                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict", "sample_log", "after_step", "sample" }
+                "states", "mesh", "pipeline", "strict_shards", "sharding", "strict", "sample_log", "after_step", "sample", "on_step", "on_eval", "on_end", "sinks" }
 
 ---The values of `precision`.
 recipe.precisions = { "f32", "tf32", "bf16", "fp16", "fp8" }
@@ -83,6 +100,20 @@ function recipe.part(given, name, needed)
     pl.error("recipe", ("recipe.%s is %s"):format(name, check.show(fn)), ("write `function recipe.%s(...) ... end`"):format(name))
   end
   return fn
+end
+
+---Raises unless `sinks` is a list of functions.
+---@param given perilune.Recipe
+function recipe.check_sinks(given)
+  local sinks = given.sinks
+  if sinks == nil then return end
+  local hint = "write recipe.sinks = { function(event) ... end }"
+  if type(sinks) ~= "table" then pl.error("recipe", "recipe.sinks is " .. check.show(sinks), hint) end
+  for _, key in ipairs(tree.names(sinks)) do
+    if type(key) ~= "number" or not check.is(sinks[key], "function") then
+      pl.error("recipe", ("recipe.sinks[%s] is %s"):format(check.show(key), check.show(sinks[key])), hint)
+    end
+  end
 end
 
 ---Raises at the line where a function of the recipe begins.

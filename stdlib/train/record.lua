@@ -49,7 +49,7 @@ function record.guarded_step(run, get_batches)
   local loss, metrics, each = step(run, batches)
   local values = { loss = loss }
   for name, value in pairs(metrics) do values["." .. name] = value end
-  for i, part in ipairs(run.log and each or {}) do
+  for i, part in ipairs(run.sample_log and each or {}) do
     for name, value in pairs(part) do values[("#%d.%s"):format(i, name)] = value end
   end
   values[".expert_load"] = values[".expert_load"] or experts.busiest(run)

@@ -8,6 +8,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local experts = require "perilune.train.experts"
 local format = require "perilune.train.format"
+local log = require "perilune.train.log"
 local mixture = require "perilune.train.mixture"
 local optimizers = require "perilune.train.optimizers"
 local position = require "perilune.train.position"
@@ -42,6 +43,7 @@ local scope = require "perilune.train.scope"
 ---@field stopped boolean whether early stopping has ended the run
 ---@field early_stop {split: string, metric: string, mode: string, patience: integer, bad: integer, best: number?}?
 ---@field placements perilune.ExpertPlacement[] of the mixtures whose experts may change devices
+---@field dir string? the run directory; nil where no command drives the run
 ---@field batch table the training batch at the run's position, recorded at every read
 local Run = {}
 
@@ -49,9 +51,10 @@ local meta = {}
 function meta.__index(run, key)
   if key == "batch" then return (position.batch(run, 0)) end
   if key == "optimizer" then return rawget(run, "opt") end
+  if key == "dir" then return native.run_dir() end
   return Run[key]
 end
-meta.__methods, meta.__made = Run, { "batch", "optimizer" } -- names for completion
+meta.__methods, meta.__made = Run, { "batch", "optimizer", "dir" } -- names for completion
 
 local batch_names = setmetatable({}, { __mode = "k" }) ---@type table<table, string[]>
 
@@ -191,7 +194,7 @@ function Run:rates()
 end
 
 for _, part in ipairs { require "perilune.train.evaluate", require "perilune.train.state", require "perilune.train.dry_run",
-                        require "perilune.train.packing", require "perilune.train.generate", sample_log, pseudo } do
+                        require "perilune.train.packing", require "perilune.train.generate", log, sample_log, pseudo } do
   for name, method in pairs(part.methods) do Run[name] = method end
 end
 

@@ -89,11 +89,11 @@ end
 function sample_log.settle(run)
   local unread = run.unread
   run.unread = nil
-  if unread then (run.log --[[@as table]]):add(unread.step, unread.parts) end
+  if unread then (run.sample_log --[[@as table]]):add(unread.step, unread.parts) end
 end
 
 ---@class (partial) perilune.Run
----@field log table? the sample log, with recipe.sample_log
+---@field sample_log table? the sample log, with recipe.sample_log
 ---@field unread table? the values of the last step
 local Run = {}
 
@@ -101,9 +101,9 @@ local Run = {}
 ---@param op string
 ---@return table log
 local function log_of(run, op)
-  if not run.log then pl.error(op, "the run has no sample log", "set recipe.sample_log = true") end
+  if not run.sample_log then pl.error(op, "the run has no sample log", "set recipe.sample_log = true") end
   sample_log.settle(run)
-  return run.log --[[@as table]]
+  return run.sample_log --[[@as table]]
 end
 
 ---Reads the values of the last step into the sample log.

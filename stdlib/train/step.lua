@@ -31,7 +31,7 @@ local function step(run, batches)
     if scaler then term = scaler:scale(term) end
     term:backward()
     sums:add(metrics)
-    if run.log then each[#each + 1] = sample_log.values(run, "loss", samples, loss, own) end
+    if run.sample_log then each[#each + 1] = sample_log.values(run, "loss", samples, loss, own) end
   end
   -- Divide by the weights and the loss scale, clip, evaluate the learning-rate schedule, update weights and moments.
   local norm = opt:step { scale = sums:scale(), scaler = scaler }
@@ -49,7 +49,7 @@ return function(run, batches)
   if run.ema then run.ema:update() end
   if own then
     loss, metrics = recipes.check_loss(run.recipe, "step", 1, loss, metrics)
-    each = run.log and { sample_log.values(run, "step", batches[1][2], loss, each) }
+    each = run.sample_log and { sample_log.values(run, "step", batches[1][2], loss, each) }
   end
   return loss, metrics, each
 end

@@ -46,6 +46,8 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
             }
         }
     }
+    let missing = |wanted: &&dylib::Wanted| wanted.needed && dylib::find(wanted).is_none();
+    let missing: Vec<&str> = dylib::WANTED.iter().filter(missing).map(|wanted| wanted.name).collect();
     let gpu = Cuda::new(0);
     match &gpu {
         Ok(gpu) => {
@@ -65,16 +67,27 @@ pub fn doctor(args: &DoctorArgs) -> Result<(), Failure> {
         row("kernel cache", format!("{} · {n} files, {}", folder.display(), bytes(nbytes as usize)));
     }
     console_out::say(&out)?;
+    let verdict = verdict(gpu.as_ref().map(|gpu| gpu.describe()).ok(), &missing);
     if args.no_test {
-        return Ok(());
+        return console_out::say(&format!("  {:<14}{verdict}", "verdict"));
     }
     let start = Instant::now();
     match self_test(cpu) {
         Ok(speed) => {
             let seconds = start.elapsed().as_secs_f64();
-            console_out::say(&format!("  {:<14}passed in {seconds:.1} s · {speed}", "self test"))
+            console_out::say(&format!("  {:<14}passed in {seconds:.1} s · {speed}", "self test"))?;
+            console_out::say(&format!("  {:<14}{verdict}", "verdict"))
         }
         Err(why) => Err(Failure::System(format!("the self test failed: {why}"))),
+    }
+}
+
+/// Says in one sentence what recipes will run on, and what to install for more.
+fn verdict(gpu: Option<String>, missing: &[&str]) -> String {
+    match gpu {
+        Some(gpu) if missing.is_empty() => format!("recipes train on {gpu}"),
+        Some(_) => format!("recipes train on the CPU until {} can be found (see above)", missing.join(" and ")),
+        None => "recipes train on the CPU; no NVIDIA GPU is usable here".into(),
     }
 }
 

@@ -29,6 +29,7 @@ mod sample;
 mod stubs;
 mod submit;
 mod tokens;
+mod usage;
 
 use crate::failure::Failure;
 use crate::log;
@@ -136,7 +137,7 @@ fn arguments() -> Result<Vec<OsString>, Failure> {
 
 /// Parses the arguments of the process and runs the command.
 pub fn dispatch() -> Result<(), Failure> {
-    let cli = Cli::parse_from(arguments()?);
+    let cli = usage::parse(arguments()?);
     log::start(cli.log.as_deref())?;
     match cli.command {
         Command::Run(args) => run::run(*args),

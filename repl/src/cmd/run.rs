@@ -92,6 +92,9 @@ pub struct RunArgs {
     /// If the loss is far above its recent values: warn, skip the update, stop, or do nothing (off)
     #[arg(long, value_name = "warn|skip|stop|off", value_parser = ["warn", "skip", "stop", "off"], hide_possible_values = true)]
     on_spike: Option<String>,
+    /// Also write the run to the MLflow file store in DIR, such as mlruns; a resumed run continues there by itself
+    #[arg(long, value_name = "DIR")]
+    mlflow: Option<PathBuf>,
     /// The arguments come from a record.
     #[arg(skip)]
     recorded: Option<Recorded>,
@@ -240,6 +243,7 @@ impl RunArgs {
             changed_data: self.changed_data,
             verify_data: self.verify_data,
             watch: self.watch,
+            mlflow: self.mlflow.clone(),
             strict: self.strict,
             no_data_check: self.no_data_check,
             on_nan: self.on_nan.clone(),

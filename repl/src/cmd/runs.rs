@@ -38,6 +38,12 @@ pub struct RunsArgs {
     #[arg(long, num_args = 2, value_names = ["A", "B"],
           conflicts_with_all = ["dirs", "sort", "recipe", "status", "filters", "limit"])]
     compare: Option<Vec<PathBuf>>,
+    /// With --compare: fail if B is slower, needs more memory or uses its devices less than A by more than so many per cent
+    #[arg(long, value_name = "PERCENT", requires = "compare", value_parser = positive)]
+    alarm: Option<f64>,
+    /// Add the hours of devices, the energy and the cost of each run, at this price of a device an hour
+    #[arg(long, value_name = "PRICE", conflicts_with = "compare", value_parser = positive)]
+    price: Option<f64>,
     /// Print one JSON object for each run
     #[arg(long)]
     json: bool,
@@ -65,10 +71,16 @@ impl ValueEnum for StatusArg {
     }
 }
 
+/// Parses a number from 0.
+fn positive(text: &str) -> Result<f64, String> {
+    let number = text.parse::<f64>().ok().filter(|n| n.is_finite() && *n >= 0.0);
+    number.ok_or_else(|| "it must be a number from 0".into())
+}
+
 /// Lists or compares runs.
 pub fn runs(args: &RunsArgs) -> Result<(), Failure> {
     if let Some([a, b]) = args.compare.as_deref() {
-        return runs_compare::print(a, b, args.json);
+        return runs_compare::print(a, b, args.json, args.alarm);
     }
     let dirs = if args.dirs.is_empty() { vec![PathBuf::from(runs::RUNS)] } else { args.dirs.clone() };
     if args.dirs.is_empty() && !dirs[0].is_dir() {
@@ -92,7 +104,7 @@ pub fn runs(args: &RunsArgs) -> Result<(), Failure> {
         return say(&format!("no runs in {}{rest}", names.join(", ")));
     }
     let goals: Vec<Option<Goal>> = all.iter().map(goal_of).collect();
-    say(&table(&all, &goals, &varying).text(width(), color(std::io::stdout().is_terminal())))?;
+    say(&table(&all, &goals, &varying, args.price).text(width(), color(std::io::stdout().is_terminal())))?;
     for run in &all {
         if let Some(error) = run.error.as_ref().filter(|_| run.status == Status::Damaged) {
             complain("warning", error);
@@ -196,7 +208,7 @@ pub fn status_cell(status: Status) -> Cell {
     Cell::styled(status.name(), code)
 }
 
-fn table(all: &[RunSummary], goals: &[Option<Goal>], varying: &[String]) -> Table {
+fn table(all: &[RunSummary], goals: &[Option<Goal>], varying: &[String], price: Option<f64>) -> Table {
     let mut metrics: Vec<&Goal> = goals.iter().flatten().collect();
     metrics.dedup();
     let direction = |goal: &Goal| if goal.max { "highest" } else { "lowest" };
@@ -211,6 +223,9 @@ fn table(all: &[RunSummary], goals: &[Option<Goal>], varying: &[String]) -> Tabl
     out.text_column("status");
     out.number_column("step");
     out.text_column(common.as_deref().unwrap_or("best"));
+    if price.is_some() {
+        ["device h", "energy", "cost"].iter().for_each(|name| out.number_column(name));
+    }
     varying.iter().for_each(|name| out.wrapping_column(name));
     for (run, goal) in all.iter().zip(goals) {
         let best = goal.as_ref().and_then(|goal| {
@@ -229,6 +244,12 @@ fn table(all: &[RunSummary], goals: &[Option<Goal>], varying: &[String]) -> Tabl
             Cell::from(step),
             Cell::from(best),
         ];
+        if let Some(price) = price {
+            let hours = runs::device_hours(&run.record);
+            cells.push(Cell::from(hours.map(short)));
+            cells.push(Cell::from(runs::watt_hours(&run.record).map(|wh| format!("{} Wh", short(wh)))));
+            cells.push(Cell::from(hours.map(|hours| format!("{:.2}", hours * price))));
+        }
         cells.extend(varying.iter().map(|name| Cell::from(runs::value(&run.record, name))));
         out.row(cells);
     }

@@ -1,4 +1,4 @@
-//! `perilune runs --compare A B`: prints what differs between two runs, and the metrics of both side by side.
+//! `perilune runs --compare A B`: prints what differs between two runs, the metrics of both side by side, and what they have taken.
 
 use super::runs::{print_json, status_cell};
 use crate::console_out::{color, say};
@@ -11,13 +11,28 @@ use std::io::IsTerminal;
 use std::path::Path;
 
 /// Compares two runs that the command line names, and prints the result.
-pub fn print(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
+///
+/// # Errors
+/// With `alarm`, that B is worse than A by more than so many per cent in a measurement.
+pub fn print(a: &Path, b: &Path, json: bool, alarm: Option<f64>) -> Result<(), Failure> {
     let found = runs::compare(read(a)?, read(b)?)?;
     match json {
-        true => print_json(&found.json()),
-        false => say(&text(&found, width(), color(std::io::stdout().is_terminal()))),
+        true => print_json(&found.json())?,
+        false => say(&text(&found, width(), color(std::io::stdout().is_terminal()), alarm.unwrap_or(MARKED)))?,
     }
+    let Some(percent) = alarm else { return Ok(()) };
+    let worse = found.measured.iter().filter(|m| m.is_alarm(percent));
+    let list: Vec<String> =
+        worse.map(|m| format!("{} by {:.1} %", m.name, m.loss_percent.unwrap_or_default())).collect();
+    if list.is_empty() {
+        return Ok(());
+    }
+    let [a, b] = found.runs.each_ref().map(|run| run.dir.display().to_string());
+    Err(Failure::System(format!("{b} is worse than {a} in {}; --alarm {percent} allows less", list.join(", "))))
 }
+
+/// The loss in per cent from which on a measurement is marked.
+const MARKED: f64 = 5.0;
 
 fn read(named: &Path) -> Result<RunSummary, Failure> {
     let dir = runs::find(named)?;
@@ -27,7 +42,7 @@ fn read(named: &Path) -> Result<RunSummary, Failure> {
     })
 }
 
-fn text(found: &Comparison, width: Option<usize>, color: bool) -> String {
+fn text(found: &Comparison, width: Option<usize>, color: bool, alarm: f64) -> String {
     let bold = |text: String| if color { styled("1", &text) } else { text };
     let mut out = head(found).text(width, color);
     let mut section = |title: &str, body: String| out += &format!("\n{}\n{body}", bold(title.into()));
@@ -38,6 +53,9 @@ fn text(found: &Comparison, width: Option<usize>, color: bool) -> String {
     section("data", differences(&found.data, found.equal_data, "unchanged", width, color));
     section("recipe", code(found, color));
     section("metrics", metrics(found).text(width, color));
+    if !found.measured.is_empty() {
+        section("performance", measured(found, alarm).text(width, color));
+    }
     out
 }
 
@@ -103,6 +121,28 @@ fn code(found: &Comparison, color: bool) -> String {
         }
     }
     out
+}
+
+fn measured(found: &Comparison, alarm: f64) -> Table {
+    let mut table = Table::default();
+    table.text_column("");
+    table.number_column("A");
+    table.number_column("B");
+    table.text_column("");
+    for m in &found.measured {
+        let value = |run: usize| m.values[run].map(|v| format!("{} {}", short(v), m.unit));
+        let change = m.loss_percent.map(|loss| match loss {
+            loss if loss > 0.05 => format!("{loss:.1} % worse"),
+            loss if loss < -0.05 => format!("{:.1} % better", -loss),
+            _ => "equal".into(),
+        });
+        let change = match change {
+            Some(text) if m.is_alarm(alarm) => Cell::styled(format!("{text} !"), "31"),
+            text => Cell::from(text),
+        };
+        table.row(vec![Cell::from(m.name.to_string()), Cell::from(value(0)), Cell::from(value(1)), change]);
+    }
+    table
 }
 
 fn metrics(found: &Comparison) -> Table {

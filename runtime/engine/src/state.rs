@@ -79,6 +79,8 @@ pub(crate) struct StateTable {
     order: Vec<(StateId, NodeId)>,
     /// Whether a State of `order` was assigned again or is gone.
     revised: bool,
+    /// The observer of the run that is being called, which may assign none of its States.
+    pub(crate) read_only: Option<&'static str>,
     /// States without handles, dropped when the generation ends.
     gone: Vec<StateId>,
     /// The bool on which the assignments of the open step depend.
@@ -443,6 +445,14 @@ impl Engine {
     /// Assigns `value` to the State: later reads return it, and the end of the step writes it.
     pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
         let s = self.states.get(id)?;
+        // A State without a path does not belong to the run: an observer may keep some of its own.
+        if let Some(rule) = self.states.read_only.filter(|_| s.path.is_some()) {
+            return Err(Error::argument(
+                "assign",
+                format!("the State{} is assigned in {rule}, which only observes the run", s.name()),
+            )
+            .hint("change States in recipe.step or recipe.after_step, which a resumed run repeats exactly"));
+        }
         let (shape, dtype) = (s.desc.shape, s.desc.dtype);
         let from = self.recorder.graph.shape(value);
         if Shape::broadcast(&from, &shape) != Some(shape) {
@@ -463,6 +473,12 @@ impl Engine {
             Some(_) => self.states.revised = true,
         }
         Ok(())
+    }
+
+    /// Refuses assignments to the States of a run until it is called with `None`; `observer` names the function that attempts them in errors.
+    /// Returns the setting before.
+    pub fn set_states_read_only(&mut self, observer: Option<&'static str>) -> Option<&'static str> {
+        std::mem::replace(&mut self.states.read_only, observer)
     }
 
     /// Returns whether the open step assigns the State a value, other than the initial one of a State that it made.

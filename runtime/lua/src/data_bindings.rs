@@ -317,6 +317,8 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("loss_sum", lua.create_function(loss_sum)?)?;
     native.set("sample_losses", lua.create_function(crate::sample_log::losses)?)?;
     native.set("sample_log", lua.create_function(crate::sample_log::create)?)?;
+    crate::observers::install(lua, &native)?;
+    crate::script_run::install(lua, &native)?;
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;

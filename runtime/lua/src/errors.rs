@@ -4,6 +4,7 @@
 //! mlua error apart, adds the source line and a short stack, and removes all Rust names.
 
 use crate::boundary::recipe_line;
+use crate::caret;
 use crate::host::{Host, INTERNAL};
 use crate::runtime::Params;
 use crate::source_text;
@@ -451,6 +452,9 @@ impl fmt::Display for RecipeError {
         f.write_str(&self.message)?;
         if let (Some(source), Some(line)) = (&self.source, self.line) {
             write!(f, "\n  {line} | {source}")?;
+            if let Some(marks) = caret::below(source, &self.message) {
+                write!(f, "\n  {:>width$} | {marks}", "", width = line.to_string().len())?;
+            }
         }
         if let Some(hint) = &self.hint {
             write!(f, "\n  hint: {hint}")?;

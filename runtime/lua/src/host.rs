@@ -59,6 +59,10 @@ pub struct Host {
     pub fails: RefCell<Option<FailsHook>>,
     /// What decides the strict shards of a run.
     pub strict_shards: Cell<crate::mesh::StrictShards>,
+    /// What `run:log` is given, and the run directory.
+    pub observed: crate::observers::Observed,
+    /// Keeps the run of a plain script; `None` where there is no command to keep it.
+    pub script: RefCell<Option<Rc<dyn crate::script_run::ScriptDriver>>>,
     /// Whether the first step of a plain script ends it.
     pub first_step_only: Cell<bool>,
     /// Reads the runs of `pl.load_run`; `None` where no crate above this one does.
@@ -103,6 +107,8 @@ impl Host {
             offline: RefCell::default(),
             open_mesh: RefCell::default(),
             strict_shards: Cell::default(),
+            observed: Default::default(),
+            script: RefCell::default(),
             first_step_only: Cell::new(false),
             read_run: RefCell::default(),
             loading: Cell::default(),

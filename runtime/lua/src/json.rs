@@ -1,4 +1,4 @@
-//! Converts Lua values to JSON, for chat templates.
+//! Converts Lua values to JSON, for chat templates, and JSON to Lua values, for sinks.
 //!
 //! A table with entries 1 to n and no others is an array, another one an object with its keys in sorted order: Lua orders none, and
 //! a template may print them. An empty table is an object.
@@ -57,5 +57,32 @@ fn convert(lua: &Lua, op: &str, what: &str, value: &Value, depth: usize) -> mlua
             Json::Object(Map::from_iter(map))
         }
         other => return wrong(format!("{what} has {}; it holds texts, numbers, booleans and tables", show(other))),
+    })
+}
+
+/// Converts JSON to a Lua value. Null is nil, also in a list, which ends there.
+pub(crate) fn to_lua(lua: &Lua, value: &Json) -> mlua::Result<Value> {
+    Ok(match value {
+        Json::Null => Value::Nil,
+        Json::Bool(b) => Value::Boolean(*b),
+        Json::Number(n) => match n.as_i64() {
+            Some(i) => Value::Integer(i),
+            None => Value::Number(n.as_f64().unwrap_or(f64::NAN)),
+        },
+        Json::String(text) => Value::String(lua.create_string(text)?),
+        Json::Array(list) => {
+            let table = lua.create_table_with_capacity(list.len(), 0)?;
+            for (k, item) in (1..).zip(list) {
+                table.raw_set(k, to_lua(lua, item)?)?;
+            }
+            Value::Table(table)
+        }
+        Json::Object(map) => {
+            let table = lua.create_table_with_capacity(0, map.len())?;
+            for (name, item) in map {
+                table.raw_set(name.as_str(), to_lua(lua, item)?)?;
+            }
+            Value::Table(table)
+        }
     })
 }

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 include!(concat!(env!("OUT_DIR"), "/stdlib.rs"));
 
 /// The parts of the standard library that are fields of the module.
-pub const FIELDS: [&str; 13] = [
+pub const FIELDS: [&str; 14] = [
     "nn",
     "optim",
     "data",
@@ -24,6 +24,7 @@ pub const FIELDS: [&str; 13] = [
     "augment",
     "audio",
     "train",
+    "run",
     "init",
     "tree",
     "gradcheck",

@@ -102,8 +102,25 @@ pub fn error(
 /// fail far from its definition. (The training loop checks its own: `accumulate`, `steps`.)
 const COUNTS: [&str; 2] = ["batch", "context"];
 
+/// Params of the training loop that `--set` gives to any recipe, with a value of their type.
+const OF_ANY_RECIPE: [(&str, Value); 4] = [
+    ("accumulate", Value::Integer(1)),
+    ("epochs", Value::Number(1.0)),
+    ("eval_every", Value::Integer(1)),
+    ("steps", Value::Integer(1)),
+];
+
+/// Returns a value of the type that a param has: its default, or that of the training loop's own params in a recipe.
+fn typed(defaults: &Table, key: &str, in_recipe: bool) -> mlua::Result<Option<Value>> {
+    let default: Value = defaults.raw_get(key)?;
+    if !default.is_nil() {
+        return Ok(Some(default));
+    }
+    Ok(OF_ANY_RECIPE.into_iter().find(|(name, _)| *name == key && in_recipe).map(|(_, value)| value))
+}
+
 /// Applies `--set` values to the defaults of `params`; each value takes the type of its default.
-fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
+fn apply(lua: &Lua, defaults: &Table, name: &str, in_recipe: bool) -> mlua::Result<Table> {
     let host = host(lua)?;
     let out = lua.create_table()?;
     let mut names = Vec::new();
@@ -119,17 +136,17 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     names.sort();
     let Some(params) = lua.app_data_ref::<Params>().map(|p| p.clone()) else { return Ok(out) };
     for (key, text) in &params.given {
-        if !names.contains(key) {
+        let Some(default) = typed(defaults, key, in_recipe)? else {
             let near = did_you_mean(key, names.iter().map(String::as_str)).or_else(|| alias(key, &names));
             let near = near.map(|n| format!(". Did you mean '{n}'?")).unwrap_or_default();
             let known = if names.is_empty() { "it has none".into() } else { format!("params: {}", names.join(", ")) };
             let message = format!("unknown param '{key}' for recipe {name} ({known}){near}");
             return Err(mlua::Error::external(BadParam(message)));
-        }
-        let default: Value = defaults.raw_get(key.as_str())?;
+        };
         out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
     }
     for (key, text) in &params.offered {
+        // The length of a recipe without a param `steps` is a field of the recipe.
         if names.contains(key) {
             let default: Value = defaults.raw_get(key.as_str())?;
             out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
@@ -157,11 +174,26 @@ fn apply(lua: &Lua, defaults: &Table, name: &str) -> mlua::Result<Table> {
     }
     // A resumed run keeps its params, except those whose default was edited since.
     let said = |key: &String| params.given.iter().chain(&params.offered).any(|(name, _)| name == key);
-    let same = |key: &String| texts.contains_key(key) && params.baseline.get(key).is_none_or(|was| texts[key] == *was);
+    let same = |key: &String| match texts.get(key) {
+        Some(text) => params.baseline.get(key).is_none_or(|was| text == was),
+        None => in_recipe && OF_ANY_RECIPE.iter().any(|(name, _)| name == key),
+    };
     let kept: Vec<_> = params.kept.iter().filter(|(key, _)| !said(key) && same(key)).cloned().collect();
     for (key, text) in &kept {
-        let default: Value = defaults.raw_get(key.as_str())?;
-        out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+        if let Some(default) = typed(defaults, key, in_recipe)? {
+            out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
+        }
+    }
+    // Epochs that were asked for replace the recipe's own number of steps.
+    let asked = |name: &str| params.given.iter().chain(&params.offered).chain(&kept).any(|(key, _)| key == name);
+    if asked("epochs") {
+        if params.given.iter().filter(|(key, _)| key == "epochs" || key == "steps").count() == 2 {
+            let message = "--set steps=… and --set epochs=… both set the length of the run; give one of them";
+            return Err(mlua::Error::external(BadParam(message.into())));
+        }
+        if !asked("steps") {
+            out.raw_set("steps", Value::Nil)?;
+        }
     }
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
         seen.used = true;
@@ -312,7 +344,7 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
             ));
         }
     };
-    t.set("params", apply(lua, &params, &name.to_string_lossy())?)?;
+    t.set("params", apply(lua, &params, &name.to_string_lossy(), true)?)?;
     let loc = host.loc(lua);
     if let Some(mut seen) = lua.app_data_mut::<Params>() {
         seen.recipe = Some(loc);
@@ -325,5 +357,5 @@ pub fn recipe(lua: &Lua, given: Value) -> mlua::Result<Table> {
 
 /// `pl.params { samples = 1e6 }`: the params of a plain script, with `--set` applied.
 pub fn params(lua: &Lua, defaults: Table) -> mlua::Result<Table> {
-    apply(lua, &defaults, "script")
+    apply(lua, &defaults, "script", false)
 }

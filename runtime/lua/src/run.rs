@@ -39,7 +39,7 @@ pub enum ParamValue {
 }
 
 impl ParamValue {
-    fn of(v: Value) -> ParamValue {
+    pub(crate) fn of(v: Value) -> ParamValue {
         match v {
             Value::Integer(i) => ParamValue::Int(i),
             Value::Number(n) => ParamValue::Float(n),
@@ -260,7 +260,7 @@ impl Run {
 
     /// Returns the sample log, if the recipe has one.
     pub fn sample_log(&self) -> Option<Rc<RefCell<SampleLog>>> {
-        let log = self.table.get::<Option<AnyUserData>>("log").ok().flatten()?;
+        let log = self.table.get::<Option<AnyUserData>>("sample_log").ok().flatten()?;
         log.borrow::<LogData>().ok().map(|log| log.0.clone())
     }
 
@@ -282,7 +282,7 @@ impl Run {
     pub fn take_sample_log(&self, other: &Run) -> Result<(), Failed> {
         if self.sample_log().is_some() && other.sample_log().is_some() {
             other.settle_sample_log()?;
-            self.table.set("log", other.table.get::<Value>("log")?)?;
+            self.table.set("sample_log", other.table.get::<Value>("sample_log")?)?;
         }
         Ok(())
     }
@@ -417,6 +417,13 @@ impl Run {
             loader.raw_set("batch_at", timed)?;
         }
         Ok(())
+    }
+
+    /// Returns the steps in an epoch of the training data, if the loader counts its batches.
+    pub fn steps_per_epoch(&self) -> Option<f64> {
+        let batches = self.batches("train").filter(|n| *n > 0)? as f64;
+        let accumulate = self.table.get::<i64>("accumulate").ok().filter(|n| *n > 0)? as f64;
+        Some(batches / accumulate)
     }
 
     /// Returns the tokens in a training sample, if its loader states them.

@@ -81,7 +81,7 @@ impl UserData for Tensor {
         let fields = &mut crate::boundary::Methods(fields);
         fields.add_field_method_get("shape", |lua, this| {
             let (shape, _) = this.look(lua)?;
-            lua.create_sequence_from(shape.dims().iter().copied())
+            crate::shape_table::table(lua, &shape)
         });
         fields.add_field_method_get("dtype", |lua, this| this.look(lua).map(|m| m.1.name()));
         fields.add_field_method_get("device", |_, this| Ok(this.host.engine.borrow().backend().name().to_string()));

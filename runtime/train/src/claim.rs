@@ -5,6 +5,7 @@
 //! files that the recipe or a person put beside it stay.
 
 use crate::error::{Error, Result, disk};
+use crate::media::{self, MEDIA};
 use crate::run_files::{MAX_RECORD, file_name};
 use crate::run_lock::{LOCK, RunLock};
 use crate::run_log::{LEDGER, METRICS};
@@ -63,7 +64,7 @@ fn describes_run(record: &Map<String, Value>) -> bool {
 
 /// Returns an entry of the directory that no run writes.
 fn foreign(dir: &Directory) -> Result<Option<String>> {
-    let known = [RECORD, LOCK, RECIPE, METRICS, LEDGER, SAMPLES, BOARD, CHECKPOINTS];
+    let known = [RECORD, LOCK, RECIPE, METRICS, LEDGER, SAMPLES, BOARD, MEDIA, CHECKPOINTS];
     let ours = |name: &str| known.contains(&name) || known.iter().any(|k| temporary(k) == name) || is_version(name);
     Ok(dir.names()?.into_iter().map(|n| n.0).find(|name| !ours(name)))
 }
@@ -166,6 +167,7 @@ impl Claim {
             dir.remove(name)?;
         }
         remove_from(dir, BOARD, tensorboard::is_file_name)?;
+        remove_from(dir, MEDIA, media::is_file_name)?;
         remove_from(dir, CHECKPOINTS, is_checkpoint_name)?;
         Ok(self)
     }

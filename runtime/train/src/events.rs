@@ -5,12 +5,16 @@
 use crate::checkpoints::Stall;
 use crate::error::{Error, Result};
 use crate::history::{self, HistoryEntry};
+use crate::media;
+use crate::mlflow::Mlflow;
 use crate::monitor;
 use crate::numbers::{self, object};
 use crate::rundir::RunDir;
-use perilune_lua::StepNumbers;
+use crate::tensorboard::Summary;
+use perilune_lua::{Logged, LoggedValue, StepNumbers};
 use perilune_plan::Readings;
 use serde_json::{Map, Value, json};
+use std::cell::RefCell;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::Instant;
@@ -45,10 +49,12 @@ pub enum Event<'a> {
     Branched { step: u64, from: &'a Path, dir: &'a Path },
     /// A run that was to be resumed has no checkpoint and starts from its beginning, for this reason.
     Restarted { dir: &'a Path, reason: &'a str },
-    /// Another version of the recipe, or the first one, takes the next step. `peak` is the device's limit in FLOP/s.
-    Version { steps: u64, tokens_per_sample: Option<u64>, peak: Option<f64> },
-    /// A step has been issued: its seconds, those of them spent on batches, and the FLOP of its matrix products.
-    Issued { step: u64, seconds: f64, data_seconds: f64, flops: f64 },
+    /// Another version of the recipe, or the first one, takes the next step. `epoch`: the steps of an epoch, where the data has an end;
+    /// `peak`: the device's limit in FLOP/s.
+    Version { steps: u64, epoch: Option<f64>, tokens_per_sample: Option<u64>, peak: Option<f64> },
+    /// A step has been issued: its seconds, those of them spent on batches, the FLOP of its matrix products, and from time to time the
+    /// learning rate of the next one.
+    Issued { step: u64, seconds: f64, data_seconds: f64, flops: f64, rate: Option<f64> },
     /// The numbers of a step have been read, one step after it was issued.
     Step { step: u64, seconds: f64, loss: f64, metrics: &'a [(String, f64)], samples: u64 },
     /// Sensors of the device.
@@ -57,6 +63,8 @@ pub enum Event<'a> {
     Evaluation { step: u64, seconds: f64, metrics: &'a [(String, f64)] },
     /// The evaluation that is due every so many steps, without the name of its split in front.
     PeriodicEvaluation { step: u64, split: &'a str, metrics: &'a [(String, f64)] },
+    /// The recipe has logged values. `fields`: `metrics`, `texts`, `images` and `histograms` by name, where there are some.
+    Logged { step: u64, seconds: f64, fields: &'a Map<String, Value> },
     /// A checkpoint is complete on the disk; `stalled` is how long the loop waited for it.
     Checkpoint { step: u64, path: &'a Path, stalled: f64, note: Option<&'a str> },
     /// A new version waits for machine code that is compiled in the background.
@@ -110,6 +118,9 @@ impl Event<'_> {
             Event::Evaluation { step, seconds, metrics } => {
                 json!({ "event": "eval", "step": step, "seconds": plain(*seconds), "metrics": object(metrics) })
             }
+            Event::Logged { step, seconds, fields } => {
+                with(json!({ "event": "log", "step": step, "seconds": plain(*seconds) }), fields)
+            }
             Event::Checkpoint { step, path, stalled, note } => {
                 let ms = (stalled * 1e5).round() / 1e2;
                 let mut event = json!({
@@ -154,6 +165,23 @@ impl Event<'_> {
     }
 }
 
+/// Returns a logged value as a curve has it, if it is a number.
+fn figure(v: &Logged) -> Option<(String, f64)> {
+    match v.value {
+        LoggedValue::Figure(x) => Some((v.name.clone(), x)),
+        _ => None,
+    }
+}
+
+fn summary(value: &LoggedValue) -> Summary<'_> {
+    match value {
+        LoggedValue::Figure(v) => Summary::Scalar(*v),
+        LoggedValue::Text(text) => Summary::Text(text),
+        LoggedValue::Image(image) => Summary::Image(image),
+        LoggedValue::Histogram(h) => Summary::Histogram(h),
+    }
+}
+
 fn plain(v: f64) -> Value {
     serde_json::Number::from_f64(v).map_or(Value::Null, Value::Number)
 }
@@ -169,10 +197,13 @@ fn with(mut event: Value, more: &Map<String, Value>) -> Value {
 pub(crate) struct Reporter {
     listener: Rc<dyn Listener>,
     pub dir: Option<RunDir>,
+    pub mlflow: Option<Mlflow>,
     /// The last checkpoint that was written.
     pub checkpointed: Option<PathBuf>,
     /// The last value of every metric, for the last event.
     pub latest: Vec<(String, f64)>,
+    /// Events for the sinks of the recipe, with the steps that they belong to; `None` while it has no sinks.
+    outbox: RefCell<Option<Vec<(u64, Value)>>>,
     /// The time at which training began in this process, and the seconds of training in earlier processes of the run.
     begun: Instant,
     before: f64,
@@ -181,7 +212,8 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub fn new(listener: Rc<dyn Listener>) -> Reporter {
         let (begun, before) = (Instant::now(), 0.0);
-        Reporter { listener, dir: None, checkpointed: None, latest: Vec::new(), begun, before }
+        let outbox = RefCell::default();
+        Reporter { listener, dir: None, mlflow: None, checkpointed: None, latest: Vec::new(), outbox, begun, before }
     }
 
     /// Starts the clock of the events' `seconds` at the time that earlier processes of the run have taken.
@@ -190,7 +222,7 @@ impl Reporter {
     }
 
     /// Seconds of training so far, to the millisecond.
-    fn seconds(&self) -> f64 {
+    pub fn seconds(&self) -> f64 {
         ((self.before + self.begun.elapsed().as_secs_f64()) * 1e3).round() / 1e3
     }
 
@@ -203,20 +235,49 @@ impl Reporter {
         }
     }
 
-    /// Passes an event to the listener only.
+    /// Passes an event to the listener and the sinks only.
     pub fn tell(&self, event: &Event<'_>) {
         self.listener.event(event);
+        if let Some(outbox) = &mut *self.outbox.borrow_mut()
+            && let Some(json) = event.json()
+        {
+            let step = json.get("step").or(json.get("steps")).and_then(Value::as_u64).unwrap_or(0);
+            outbox.push((step, json));
+        }
+    }
+
+    /// Returns the events since the last call, and whether sinks want those that follow.
+    pub fn take_events(&self, wanted: bool) -> Vec<(u64, Value)> {
+        std::mem::replace(&mut *self.outbox.borrow_mut(), wanted.then(Vec::new)).unwrap_or_default()
     }
 
     /// Passes an event to the listener and writes it to the log, with the values of the curves.
     fn log(&mut self, event: &Event<'_>, step: u64, values: &[(String, f64)]) -> Result<()> {
         self.tell(event);
         let (Some(dir), Some(json)) = (self.dir.as_mut(), event.json()) else { return Ok(()) };
-        dir.log(&json, step, values)
+        dir.log(&json, step, values)?;
+        self.add_to_mlflow(step, values)
+    }
+
+    fn add_to_mlflow(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
+        let values = values.iter().map(|(name, v)| (name.as_str(), *v));
+        self.mlflow.as_mut().map_or(Ok(()), |mlflow| mlflow.metrics(step, values))
     }
 
     fn flush(&mut self) -> Result<()> {
+        self.mlflow.as_mut().map_or(Ok(()), Mlflow::flush)?;
         self.dir.as_mut().map_or(Ok(()), RunDir::flush)
+    }
+
+    /// Drops what was logged after a step that the run goes back to.
+    pub fn rewind(&mut self, step: u64) -> Result<()> {
+        self.mlflow.as_mut().map_or(Ok(()), |mlflow| mlflow.forget_after(step))?;
+        self.dir.as_mut().map_or(Ok(()), |dir| dir.rewind(step))
+    }
+
+    /// Ends the record of the run in MLflow, if there is one.
+    pub fn finish_mlflow(&mut self, status: &str) -> Result<()> {
+        self.mlflow.as_mut().map_or(Ok(()), |mlflow| mlflow.finish(status))
     }
 
     pub fn step(&mut self, step: u64, n: &StepNumbers) -> Result<()> {
@@ -240,6 +301,24 @@ impl Reporter {
         self.remember(&values);
         self.log(&Event::Evaluation { step, seconds: self.seconds(), metrics: &values }, step, &values)?;
         self.flush()
+    }
+
+    /// Reports values that the recipe has logged.
+    pub fn logged(&mut self, values: &[Logged]) -> Result<()> {
+        for of_step in values.chunk_by(|a, b| a.step == b.step) {
+            let step = of_step.first().map_or(0, |v| v.step);
+            let fields = media::describe(self.dir.as_ref(), of_step)?;
+            let event = Event::Logged { step, seconds: self.seconds(), fields: &fields };
+            self.tell(&event);
+            let figures: Vec<(String, f64)> = of_step.iter().filter_map(figure).collect();
+            self.remember(&figures);
+            if let (Some(dir), Some(json)) = (self.dir.as_mut(), event.json()) {
+                let values = of_step.iter().map(|v| (v.name.as_str(), summary(&v.value)));
+                dir.log_values(&json, step, values)?;
+                self.add_to_mlflow(step, &figures)?;
+            }
+        }
+        Ok(())
     }
 
     pub fn checkpoint(&mut self, step: u64, path: &Path, stall: &Stall) -> Result<()> {

@@ -7,6 +7,7 @@
 //! samples.bin              the samples of every step, if the recipe has a sample log (`sample_file.rs`)
 //! ledger.jsonl             edits and resumes, if there were any; sealed line by line
 //! tb/                      TensorBoard events (`tensorboard --logdir runs`)
+//! media/                   images that `run:log` was given (`media.rs`)
 //! checkpoints/step-N/      see `perilune_checkpoint`
 //! ```
 //!
@@ -21,7 +22,7 @@ use crate::run_files::{hostname, now};
 use crate::run_lock::RunLock;
 use crate::run_log::{self, LEDGER, LOGS, METRICS, RunLog};
 use crate::sample_file::{SAMPLES, SampleFile};
-use crate::tensorboard::EventFile;
+use crate::tensorboard::{EventFile, Summary};
 use perilune_checkpoint::{CHECKPOINTS, seal};
 use perilune_data::sample_log::SampleLog;
 use perilune_policy::Directory;
@@ -184,6 +185,11 @@ impl RunDir {
         Ok((dir, tail))
     }
 
+    /// Returns the fields of `run.json`.
+    pub(crate) fn record(&self) -> &Map<String, Value> {
+        &self.record
+    }
+
     /// Returns the handle of the directory.
     pub(crate) fn handle(&self) -> &Directory {
         &self.dir
@@ -257,9 +263,19 @@ impl RunDir {
 
     /// Appends an event to `metrics.jsonl`, and its numbers to the TensorBoard file.
     pub fn log(&mut self, event: &Value, step: u64, values: &[(String, f64)]) -> Result<()> {
+        let values = values.iter().map(|(k, v)| (k.as_str(), Summary::Scalar(*v)));
+        self.log_values(event, step, values)
+    }
+
+    /// Appends an event to `metrics.jsonl`, and values of any kind to the TensorBoard file.
+    pub fn log_values<'a>(
+        &mut self,
+        event: &Value,
+        step: u64,
+        values: impl Iterator<Item = (&'a str, Summary<'a>)>,
+    ) -> Result<()> {
         self.metrics.append(event)?;
-        let values = values.iter().map(|(k, v)| (k.as_str(), *v));
-        self.board.scalars(now(), step, values).map_err(disk("write to", &self.path))?;
+        self.board.values(now(), step, values).map_err(disk("write to", &self.path))?;
         if self.flushed.elapsed() > FLUSH { self.flush() } else { Ok(()) }
     }
 

@@ -43,6 +43,8 @@ pub struct RunSpec {
     pub verify_data: bool,
     /// Apply edits of the recipe, and of the files it requires, when they are saved.
     pub watch: bool,
+    /// Also write the run to the MLflow file store in this folder. A resumed run continues in the one that it began with.
+    pub mlflow: Option<PathBuf>,
     /// Findings of the data check are an error instead of warnings.
     pub strict: bool,
     /// Take no sample of the data before the first step.
@@ -78,18 +80,19 @@ impl RunSpec {
         Ok(out)
     }
 
-    /// Lists the options given that a plain script does not read; `params` are the names of those that it reads.
-    pub(crate) fn ignored_by_script(&self, params: &[String]) -> Vec<&'static str> {
+    /// Lists the options given that a plain script does not read; `params` are the names of those that it reads. `has_run`: it calls `pl.run`.
+    pub(crate) fn ignored_by_script(&self, params: &[String], has_run: bool) -> Vec<&'static str> {
         let given = [
             ("--steps", self.start.steps.is_some() && !params.iter().any(|n| n == "steps")),
-            ("--run-dir", self.run_dir.is_some()),
-            ("--overwrite", self.overwrite),
+            ("--run-dir", self.run_dir.is_some() && !has_run),
+            ("--overwrite", self.overwrite && !has_run),
             ("--precision", self.start.precision.is_some()),
             ("--memory-budget", self.start.memory_budget.is_some()),
             ("--checkpoint-every", self.checkpoint_every.is_some()),
             ("--watch", self.watch),
             ("--strict", self.strict),
             ("--no-data-check", self.no_data_check),
+            ("--mlflow", self.mlflow.is_some()),
             ("--on-nan", self.on_nan.is_some()),
             ("--on-spike", self.on_spike.is_some()),
         ];

@@ -11,15 +11,18 @@ use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
 use crate::hot_reload::{Reloader, StartOptions};
 use crate::job::Job;
+use crate::mlflow::{MLFLOW, Mlflow};
 use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
+use crate::performance::{PERFORMANCE, Performance};
 use crate::restart::{Beginning, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
 use crate::sample_file;
 use crate::saved_run::enable_load_run;
+use crate::script_run::Script;
 use crate::shared_run;
 use crate::source::Source;
 use crate::spec::RunSpec;
@@ -98,6 +101,7 @@ impl Trainer {
             // The caller needs to see the first error; a full disk may be its cause.
             let _ = dir.finish(fields);
         }
+        let _ = reporter.finish_mlflow("failed");
         let run_dir = reporter.dir.as_ref().map(|d| d.path.as_path());
         reporter.tell(&Event::Failed { error: &error, run_dir });
         Err(error)
@@ -147,21 +151,39 @@ impl Trainer {
         }
         let mut about = about(spec, &source, &runtime);
         about.insert("set".into(), Value::Object(set));
-        match source.load(&runtime)? {
+        let script = Script::enable(&runtime, (spec, job, &self.control), self.listener.clone(), &source, &about);
+        let loaded = source.load(&runtime);
+        if loaded.is_err()
+            && let Some(begun) = script.take_reporter()
+        {
+            *reporter = begun;
+        }
+        match loaded? {
             Loaded::Script if spec.resume => Err(Error::Usage(format!(
                 "--resume: {} is a plain script; only recipes have checkpoints",
                 source.path.display()
             ))),
             Loaded::Script => {
                 shared_run::check_mesh(job, &runtime)?;
-                self.finish_script(reporter, &runtime);
+                self.finish_script(reporter, &runtime, script.is_open());
+                if let Some((end, steps, run_dir)) = script.finish()? {
+                    return Ok(Outcome { end, steps, run_dir, weights: None });
+                }
                 about.insert("params".into(), json!({}));
                 reporter.tell(&Event::Start { fields: &about });
                 let seconds = begun.elapsed().as_secs_f64();
                 reporter.tell(&Event::Done { status: "done", steps: 0, seconds, metrics: &[], weights: None });
                 Ok(Outcome { end: End::Finished, steps: 0, run_dir: None, weights: None })
             }
+            Loaded::Recipe(_) if script.is_open() => {
+                *reporter = script.take_reporter().unwrap_or_else(|| Reporter::new(self.listener.clone()));
+                Err(Error::Usage(format!(
+                    "{} returns a recipe and calls pl.run; pl.run is for a script without one",
+                    source.path.display()
+                )))
+            }
             Loaded::Recipe(recipe) => {
+                *runtime.host().script.borrow_mut() = None;
                 let (runtime, recipe, source) = (&runtime, &recipe, &source);
                 let control = &self.control;
                 let mut session = Session { spec, control, job, source, runtime, recipe, begun, start, resume };
@@ -171,8 +193,8 @@ impl Trainer {
     }
 
     /// Warns about options that had no effect on a plain script, which has run.
-    fn finish_script(&self, reporter: &Reporter, runtime: &Runtime) {
-        let idle = self.spec.ignored_by_script(&runtime.params().names);
+    fn finish_script(&self, reporter: &Reporter, runtime: &Runtime, has_run: bool) {
+        let idle = self.spec.ignored_by_script(&runtime.params().names, has_run);
         if !idle.is_empty() {
             let name = self.spec.recipe.display();
             reporter.warning(&format!("{name} is a plain script: {} had no effect", idle.join(" and ")));
@@ -204,13 +226,30 @@ pub(crate) fn started() -> String {
     jiff::Zoned::now().strftime("%Y-%m-%dT%H:%M:%S%:z").to_string()
 }
 
+/// Returns the fields of `run.json` of a new run: those of `about`, and where, how and from what it was started.
+pub(crate) fn start_record(spec: &RunSpec, source: &Source, about: &Map<String, Value>) -> Map<String, Value> {
+    let mut record = about.clone();
+    record.insert("command".into(), spec.command.clone().into());
+    let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
+    record.insert("directory".into(), here.into());
+    record.insert("commit".into(), crate::git::commit(source.dir()).into());
+    record.insert("host".into(), hostname().into());
+    record.insert("pid".into(), std::process::id().into());
+    record
+}
+
 /// Returns a recipe's file and those it required: path below `recipe/`, text.
-fn own_files(source: &Source, required: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
+pub(crate) fn own_files(source: &Source, required: Vec<(PathBuf, String)>) -> Vec<(PathBuf, String)> {
     let name = source.path.file_name().map_or_else(|| PathBuf::from("recipe.lua"), PathBuf::from);
     let mut out = vec![(name, source.text.clone())];
     let inside = |path: &Path| path.strip_prefix(source.dir()).unwrap_or(path).to_path_buf();
     out.extend(required.into_iter().map(|(path, text)| (inside(&path), text)));
     out
+}
+
+/// Returns the status of a run that has ended without an error.
+fn status(end: End) -> &'static str {
+    if end == End::Finished { "done" } else { "interrupted" }
 }
 
 /// The run of a recipe that has been loaded.
@@ -337,9 +376,11 @@ impl Session<'_> {
         {
             *log.borrow_mut() = SampleLog::new(&sample_file::chain_name(dir.id()));
         }
+        self.open_mlflow(&run, reporter)?;
         let dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
         let dir = self.share_dir(dir)?;
         about.insert("run_dir".into(), dir.display().to_string().into());
+        reporter.take_events(self.spec.replay.is_none() && run.has_observer("sinks"));
         reporter.tell(&Event::Start { fields: &about });
         let device = self.runtime.host().engine.borrow().backend().describe();
         let (name, parameters, frozen) = (self.recipe.name(), run.num_parameters(), run.num_frozen());
@@ -376,6 +417,16 @@ impl Session<'_> {
         training.run.time_data(training.data_time.clone())?;
         training.announce_version();
         training.monitor = self.runtime.host().engine.borrow().backend().probe().and_then(Monitor::start);
+        {
+            let devices = self.runtime.host().engine.borrow().mesh().devices();
+            training.performance = Performance::new(training.reporter.dir.as_ref().map(RunDir::record), devices);
+        }
+        training.is_observed = replay.is_none();
+        if training.is_observed {
+            let dir = Some(dir).filter(|dir| !dir.as_os_str().is_empty());
+            self.runtime.host().observed.keep(dir);
+        }
+        training.pass_on()?;
         training.set_policies((self.spec.on_nan.clone(), self.spec.on_spike.clone()))?;
         training.remember(&tail.history);
         training.evaluated = tail.evaluated.into_iter().map(|(split, values)| (split, (run.count(), values))).collect();
@@ -391,10 +442,14 @@ impl Session<'_> {
                 Err(error) => training.recover(error)?,
             }
         };
-        let run = training.run.clone();
+        training.settle()?;
+        training.observe_end(status(end))?;
+        let (run, measured) = (training.run.clone(), training.measured());
         drop(training);
         checkpoints.finish(reporter)?;
-        self.close(&run, end, &mut data, reporter)
+        let outcome = self.close(&run, (end, measured), &mut data, reporter)?;
+        self.sink_last(&run, reporter)?;
+        Ok(outcome)
     }
 
     /// Moves a run that branches to its new directory, which begins as a copy of the run up to the checkpoint. Returns the directory of the
@@ -410,6 +465,17 @@ impl Session<'_> {
         let claim = || Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), false);
         self.resume = Some(branch(resume, claim)?);
         Ok(Some(from))
+    }
+
+    /// Begins or continues the run in MLflow, if it is asked for.
+    fn open_mlflow(&self, run: &Run, reporter: &mut Reporter) -> Result<()> {
+        let Some(dir) = reporter.dir.as_mut() else { return Ok(()) };
+        let known = dir.record().get(MLFLOW).and_then(|known| known["store"].as_str()).map(PathBuf::from);
+        let Some(store) = self.spec.mlflow.clone().or(known) else { return Ok(()) };
+        let mlflow = Mlflow::open(&store, dir.record(), &dir.path, (run.count(), self.spec.branch))?;
+        dir.update_soon([(MLFLOW, mlflow.record(&store))])?;
+        reporter.mlflow = Some(mlflow);
+        Ok(())
     }
 
     /// Creates the record of the data that the run reads, with what it is compared with.
@@ -479,15 +545,9 @@ impl Session<'_> {
 
     fn create_dir(&self, (about, data): (&Map<String, Value>, Value), restart: Option<Restart>) -> Result<RunDir> {
         let files = own_files(self.source, self.runtime.required());
-        let mut record = about.clone();
+        let mut record = start_record(self.spec, self.source, about);
         record.insert("files".into(), history::hashes(&files, Path::new("")));
         record.insert(DATA.into(), data);
-        record.insert("command".into(), self.spec.command.clone().into());
-        let here = std::env::current_dir().map(|d| d.display().to_string()).ok();
-        record.insert("directory".into(), here.into());
-        record.insert("commit".into(), crate::git::commit(self.source.dir()).into());
-        record.insert("host".into(), hostname().into());
-        record.insert("pid".into(), std::process::id().into());
         if let Some(precision) = &self.start.precision {
             record.insert(SET_PRECISION.into(), precision.as_str().into());
         }
@@ -516,16 +576,35 @@ impl Session<'_> {
         training.reporter.tell(&Event::Finished { steps, evaluations: &evaluations, run_dir: &dir });
         training.rng = training.run.rng();
         training.aside(|run| run.finish())?;
+        training.pass_on()?;
         Ok(self.job.stop_requested(self.control)?.map_or(End::Finished, |code| End::Stopped { code }))
     }
 
+    /// Passes the events of the end to the sinks.
+    fn sink_last(&self, run: &Run, reporter: &Reporter) -> Result<()> {
+        if self.spec.replay.is_some() {
+            return Ok(());
+        }
+        for (step, event) in reporter.take_events(false) {
+            run.sink(step, &event)?;
+        }
+        self.runtime.host().observed.end();
+        Ok(())
+    }
+
     /// Hashes the weights, waits for the hashes of the data, completes `run.json`, and compares a replay with its original.
-    fn close(&self, run: &Run, end: End, data: &mut DataRecord, reporter: &mut Reporter) -> Result<Outcome> {
+    fn close(
+        &self,
+        run: &Run,
+        (end, measured): (End, Value),
+        data: &mut DataRecord,
+        reporter: &mut Reporter,
+    ) -> Result<Outcome> {
         let seconds = self.begun.elapsed().as_secs_f64();
         let weights = weights_hash(run)?;
         self.job.agree("the States after the last step", || format!("BLAKE3 of all States: {weights}"))?;
         let (step, steps) = (run.count(), run.steps());
-        let status = if end == End::Finished { "done" } else { "interrupted" };
+        let status = status(end);
         if let End::Stopped { code } = end {
             let run_dir = reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
             let checkpoint = reporter.checkpointed.as_deref();
@@ -545,10 +624,12 @@ impl Session<'_> {
                 ("steps_done", step.into()),
                 ("seconds", numbers::json(seconds)),
                 ("metrics", metrics),
+                (PERFORMANCE, measured),
                 ("weights", weights.as_str().into()),
                 (DATA, data.json()),
             ])?;
         }
+        reporter.finish_mlflow(status)?;
         let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));
         reporter.tell(&Event::Done { status, steps: step, seconds, metrics, weights: hash });
         if let Some(was) = self.spec.replay.as_ref().and_then(|r| r.weights.as_ref())

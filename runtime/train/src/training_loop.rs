@@ -12,8 +12,9 @@ use crate::events::{Event, Reporter};
 use crate::hot_reload::{Candidate, Reloader, Trial};
 use crate::job::{Decision, Job};
 use crate::monitor::Monitor;
+use crate::performance::Performance;
 use perilune_lua::{Failed, ParamValue, Run, StepResult};
-use serde_json::Map;
+use serde_json::{Map, Value};
 use std::cell::Cell;
 use std::collections::HashMap;
 use std::rc::Rc;
@@ -43,6 +44,10 @@ pub(crate) struct TrainingLoop<'a> {
     pub until: Option<u64>,
     pub(crate) pending: Option<Pending>,
     pub(crate) detector: Detector,
+    /// Measures the run.
+    pub performance: Performance,
+    /// Whether the recipe's observers are called, and what it logs is kept.
+    pub is_observed: bool,
     /// Samples the device's sensors, if it has any.
     pub monitor: Option<Monitor>,
     /// The anomaly policies of the caller, for non-finite values and for spikes, and those in force.
@@ -56,6 +61,8 @@ pub(crate) struct TrainingLoop<'a> {
     /// Seconds spent on making batches, and how many of them have been reported.
     pub data_time: Rc<Cell<f64>>,
     pub data_seen: f64,
+    /// When the learning rate was last read for display.
+    rate_read: Option<Instant>,
     /// The durations of the last step and the last evaluation.
     last_step: Option<Duration>,
     last_evaluation: Option<Duration>,
@@ -74,6 +81,8 @@ pub(crate) struct Pending {
 
 /// A step or an evaluation may be cancelled once it takes this many times as long as the last of its kind.
 const LONG: u32 = 10;
+/// The time between two readings of the learning rate.
+const RATE_EVERY: Duration = Duration::from_millis(70);
 /// The shortest duration that this is applied to, and the estimate for the first of its kind.
 const LEAST: Duration = Duration::from_millis(500);
 const FIRST: Duration = Duration::from_secs(6);
@@ -117,6 +126,8 @@ impl<'a> TrainingLoop<'a> {
             until: None,
             pending: None,
             detector: Detector::new(),
+            performance: Performance::new(None, 1),
+            is_observed: false,
             monitor: None,
             policies: (None, None),
             on_nan: Policy::Stop,
@@ -126,10 +137,19 @@ impl<'a> TrainingLoop<'a> {
             last_loss: None,
             data_time: Rc::default(),
             data_seen: 0.0,
+            rate_read: None,
             last_step: None,
             last_evaluation: None,
             evaluated: HashMap::new(),
         }
+    }
+
+    /// Returns what the run has taken, for `run.json`.
+    pub fn measured(&self) -> Value {
+        let engine = self.run.host().engine.borrow();
+        let backend = engine.backend();
+        let peak = backend.peak_flops(&self.run.precision());
+        self.performance.json(self.run.tokens_per_sample(), peak, backend.memory().peak)
     }
 
     /// Sets the anomaly policies; those of the caller override those of the recipe.
@@ -237,11 +257,23 @@ impl<'a> TrainingLoop<'a> {
         let (seconds, flops) = (start.elapsed().as_secs_f64(), self.products() - products);
         let data_seconds = self.data_time.get() - self.data_seen;
         self.data_seen += data_seconds;
-        self.reporter.tell(&Event::Issued { step, seconds, data_seconds, flops });
+        let rate = self.rate();
+        self.performance.step(seconds, data_seconds, flops);
+        self.reporter.tell(&Event::Issued { step, seconds, data_seconds, flops, rate });
         if let Some(readings) = self.monitor.as_ref().and_then(Monitor::take) {
+            self.performance.readings(&readings);
             self.reporter.system(step, &readings)?;
         }
         Ok(None)
+    }
+
+    /// Returns the learning rate of the next step for display, unless it was asked for a moment ago: a schedule may be a Lua function.
+    fn rate(&mut self) -> Option<f64> {
+        if self.rate_read.is_some_and(|at| at.elapsed() < RATE_EVERY) {
+            return None;
+        }
+        self.rate_read = Some(Instant::now());
+        self.run.rates()?.first().copied()
     }
 
     /// Returns the FLOP of all matrix products so far.
@@ -283,7 +315,9 @@ impl<'a> TrainingLoop<'a> {
             dir.write_samples(&mut log.borrow_mut(), false)?;
         }
         let numbers = self.run.read(&pending.result)?;
+        self.performance.samples(numbers.samples);
         self.reporter.step(step, &numbers)?;
+        self.observe_step(step, &numbers)?;
         let scaled = self.run.precision() == "fp16";
         let norm = numbers.metrics.iter().find(|m| m.0 == "grad_norm" && !scaled).map(|m| m.1);
         self.sound = numbers.loss.is_finite();
@@ -322,6 +356,7 @@ impl<'a> TrainingLoop<'a> {
         self.reporter.evaluation(step, split, &values)?;
         self.checkpoints.evaluated(step, split, &values, self.reporter)?;
         self.evaluated.insert(split.to_string(), (step, values.clone()));
+        self.observe_evaluation(step, split, &values)?;
         Ok(values)
     }
 

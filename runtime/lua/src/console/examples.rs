@@ -36,6 +36,7 @@ const EXAMPLES: &[(&str, &str)] = &[
     ("params", "local p = pl.params({ lr = 1e-3, width = 64 }); p.lr"),
     ("plan", "pl.plan(pl.randn({8, 8}):softmax(-1))"),
     ("recipe", "pl.recipe({ name = \"digits\", params = { lr = 1e-3, steps = 800 } })"),
+    ("run", "local run = pl.run({ steps = 3 }); for step in run:each() do run:log({ loss = 1 / step }) end"),
     ("save", "pl.save(\"out/w.safetensors\", { weight = pl.randn({2, 3}) })"),
     ("seed", "pl.seed(7); pl.randn({2})"),
     ("state", "local w = pl.state(pl.zeros({2})); w:assign(w + 1); w"),

@@ -342,7 +342,8 @@ impl TrainingLoop<'_> {
         let peak = self.run.host().engine.borrow().backend().peak_flops(&self.run.precision());
         self.data_seen = self.data_time.get();
         let (steps, tokens_per_sample) = (self.run.steps(), self.run.tokens_per_sample());
-        self.reporter.tell(&Event::Version { steps, tokens_per_sample, peak });
+        let epoch = self.run.steps_per_epoch();
+        self.reporter.tell(&Event::Version { steps, epoch, tokens_per_sample, peak });
     }
 
     /// Updates everything that depends on the version, after a return to another one.
@@ -358,6 +359,8 @@ impl TrainingLoop<'_> {
     fn rewind(&mut self, step: u64) -> Result<()> {
         self.owed = None;
         self.checkpoints.forget_after(step, self.reporter)?;
-        self.reporter.dir.as_mut().map_or(Ok(()), |dir| dir.rewind(step))
+        // What void steps have logged is void.
+        self.run.host().observed.take();
+        self.reporter.rewind(step)
     }
 }

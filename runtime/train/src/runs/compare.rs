@@ -1,5 +1,6 @@
 //! Compares two runs: params, environment, data, recipe text and metrics.
 
+use super::measured::{self, Measurement};
 use super::metrics::{At, Extent, Goal};
 use super::summary::RunSummary;
 use super::varying::value;
@@ -55,6 +56,8 @@ pub struct Comparison {
     /// The recipe and the files that it requires, as they ran last.
     pub code: Vec<FileDiff>,
     pub metrics: Vec<MetricPair>,
+    /// What the runs have taken.
+    pub measured: Vec<Measurement>,
 }
 
 /// Fields of `run.json` that describe the environment of a run.
@@ -110,7 +113,8 @@ pub fn compare(mut a: RunSummary, mut b: RunSummary) -> Result<Comparison> {
         MetricPair { goal: Goal::of(name, record), values: [a.metric(name), b.metric(name)] }
     };
     let metrics = names.into_iter().map(metric).collect();
-    Ok(Comparison { params, equal_params, environment, data, equal_data, code, metrics, runs: [a, b] })
+    let measured = measured::compare(&a.record, &b.record);
+    Ok(Comparison { measured, params, equal_params, environment, data, equal_data, code, metrics, runs: [a, b] })
 }
 
 fn text(v: &Value) -> Option<String> {
@@ -200,8 +204,9 @@ impl Comparison {
             json!({ "name": pair.goal.metric, "max": pair.goal.max, "a": of(0), "b": of(1) })
         };
         let metrics: Value = self.metrics.iter().map(metric).collect();
+        let measured: Value = self.measured.iter().map(Measurement::json).collect();
         json!({
-            "event": "compare", "a": runs[0], "b": runs[1], "params": list(&self.params),
+            "event": "compare", "measured": measured, "a": runs[0], "b": runs[1], "params": list(&self.params),
             "environment": list(&self.environment), "data": list(&self.data), "code": code, "metrics": metrics,
         })
     }

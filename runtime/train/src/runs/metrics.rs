@@ -168,7 +168,7 @@ impl Metrics {
     fn add(&mut self, line: &[u8]) {
         let Ok(event) = serde_json::from_slice::<Value>(line) else { return };
         let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return };
-        if !matches!(kind, "step" | "eval") {
+        if !matches!(kind, "step" | "eval" | "log") {
             return;
         }
         self.reach(&event);

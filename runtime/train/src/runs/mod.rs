@@ -1,15 +1,17 @@
 //! Lists and compares run directories, also of runs that are being written: status, progress, metrics, params that differ.
 //!
-//! `summary.rs` reads one directory, `metrics.rs` its log, `varying.rs` finds the params in which runs differ, and `compare.rs`
-//! lists all differences of two. Nothing is written, and no lock is kept. A damaged directory is a run with the status
+//! `summary.rs` reads one directory, `metrics.rs` its log, `varying.rs` finds the params in which runs differ,
+//! `measured.rs` what they have taken, and `compare.rs` lists all differences of two. Nothing is written, and no lock is kept. A damaged directory is a run with the status
 //! [`Status::Damaged`], so that one of them does not hide the others.
 
 mod compare;
+mod measured;
 mod metrics;
 mod summary;
 mod varying;
 
 pub use compare::{Comparison, Difference, FileDiff, MetricPair, compare};
+pub use measured::{Measurement, device_hours, watt_hours};
 pub use metrics::{At, Extent, Goal, Metrics};
 pub use summary::{RunSummary, Status};
 pub use varying::{labels, value, varying};

@@ -193,7 +193,7 @@ impl RunSummary {
             "started": field("started"), "status": self.status.name(), "error": self.error, "step": self.step(),
             "steps": field("steps"), "seconds": self.metrics.seconds, "best": best, "metrics": last,
             "params": field("params"), "differs": differs, "seed": field("seed"), "device": field("device"),
-            "precision": field("precision"), "branch": field("branch"),
+            "precision": field("precision"), "branch": field("branch"), "performance": field("performance"),
         })
     }
 }
