@@ -1,6 +1,6 @@
 //! Runs the snippets of the Markdown pages and resolves their links.
 //!
-//! Every ```lua block of README.md and docs/guide.md is run alone, in the folder of the recipes. A block that returns a recipe
+//! Every ```lua block of README.md and of the pages in docs/guide is run alone, in the folder of the recipes. A block that returns a recipe
 //! is trained for three steps. A ```text block right after it is its expected output; after a ```lua error block it is the
 //! first line of the message. A ```repl block is a session of the prompt with the digits recipe: input follows `> `, the other
 //! lines are the answer, and `…` in an answer matches any text. Relative links of all pages must name an existing file, and
@@ -108,7 +108,8 @@ fn dots_fit_anything() {
     assert!(!fits("loss 0.41", "loss … · accuracy …") && !fits("ab", "a") && !fits("xa", "a…"));
 }
 
-fn check(path: &str, name: &str, least: usize) {
+/// Runs the snippets and sessions of a page. Fails with all differences, or if there are fewer than `least` snippets.
+fn check(path: &str, name: &str, least: usize) -> usize {
     let page = std::fs::read_to_string(path).unwrap();
     let all = blocks(&page);
     let (mut wrong, mut n) = (Vec::new(), 0);
@@ -129,6 +130,7 @@ fn check(path: &str, name: &str, least: usize) {
     }
     assert!(n >= least, "only {n} snippets in {path}");
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    n
 }
 
 #[test]
@@ -138,7 +140,21 @@ fn snippets_of_the_readme_run() {
 
 #[test]
 fn snippets_of_the_guide_run() {
-    check("../docs/guide.md", "guide", 12);
+    let contents = std::fs::read_to_string("../docs/guide/README.md").unwrap();
+    let mut listed: Vec<PathBuf> = links(&contents)
+        .into_iter()
+        .filter(|(_, target)| target.ends_with(".md") && !target.contains('/'))
+        .map(|(_, target)| Path::new("../docs/guide").join(target))
+        .collect();
+    let mut pages = Vec::new();
+    collect_pages(Path::new("../docs/guide"), &mut pages);
+    pages.retain(|p| !p.ends_with("README.md"));
+    pages.sort();
+    listed.sort();
+    assert!(pages.len() >= 20, "only {} pages in docs/guide", pages.len());
+    assert_eq!(pages, listed, "the pages of docs/guide, and those that its table of contents lists");
+    let snippets: usize = pages.iter().map(|page| check(page.to_str().unwrap(), "recipe", 0)).sum();
+    assert!(snippets >= 50, "only {snippets} snippets in docs/guide");
 }
 
 /// The first two commands build and run Perilune, and run its tests.
@@ -291,11 +307,11 @@ fn links_lead_to_files_and_headings() {
 #[test]
 fn broken_links_are_found() {
     let page = "# A page, `with code`\n\n\
-        [file](guide.md) [web](https://example.org/x) [self](#a-page-with-code) [again](#again-1)\n\
-        `[code](missing.md)` [gone](missing.md) [up](../docs/guide.md#tensors) [no](guide.md#no-such-heading) [none](#none)\n\n    \
+        [file](glossary.md) [web](https://example.org/x) [self](#a-page-with-code) [again](#again-1)\n\
+        `[code](missing.md)` [gone](missing.md) [up](../docs/guide/tensors.md#states) [no](glossary.md#no-such-heading) [none](#none)\n\n    \
         t[1](x)\n\n```lua\nt[2](x)\n# Not a heading\n```\n\n## Again\n\n## Again\n";
     let wrong = broken_links(Path::new("../docs/page.md"), page);
-    let places = ["no file missing.md", "no heading for guide.md#no-such-heading", "no heading for #none"];
+    let places = ["no file missing.md", "no heading for glossary.md#no-such-heading", "no heading for #none"];
     assert_eq!(wrong, places.map(|p| format!("../docs/page.md:4: {p}")));
     assert_eq!(anchors(page), ["a-page-with-code", "again", "again-1"]);
 }

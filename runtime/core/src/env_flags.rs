@@ -1,4 +1,4 @@
-//! Parses environment flags: one table, one parser. docs/guide.md documents each flag.
+//! Parses environment flags: one table, one parser. docs/guide/errors.md documents each flag.
 //!
 //! A command rejects unknown values before it computes anything ([`check`]). Later reads use the value as it is; in a
 //! program that is not a command, an unknown value means the default. An empty value counts as unset: `PERILUNE_FUSION=

@@ -8,7 +8,7 @@ use perilune_core::error::{Error, Kind};
 use perilune_core::graph::NodeId;
 use perilune_plan::Request;
 
-/// The switches, each also settable from Lua for a scope. The table in docs/guide.md describes them.
+/// The switches, each also settable from Lua for a scope. The table in docs/guide/errors.md describes them.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Switches {
     /// `PERILUNE_FUSION=0`: every primitive is a separate kernel.

@@ -269,7 +269,7 @@ fn guard(lua: &Lua, globals: &Table) -> mlua::Result<()> {
             }
             let hint = match name.as_str() {
                 "os" | "io" | "debug" | "package" => {
-                    Some("recipes have no access to the system; see docs/guide.md".into())
+                    Some("recipes have no access to the system; see docs/guide/data-files.md".into())
                 }
                 "torch" | "pl" => Some("write: local pl = require \"perilune\"".into()),
                 _ => did_you_mean(&name, known.iter().map(String::as_str)).map(|n| format!("did you mean '{n}'?")),
