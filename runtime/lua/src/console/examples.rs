@@ -237,6 +237,8 @@ const EXAMPLES: &[(&str, &str)] = &[
         "train.answer_log_probs",
         "pl.train.answer_log_probs(pl.zeros { 1, 3, 8 }, pl.tensor({ { -100, 2, 3 } }, { dtype = \"i64\" }))",
     ),
+    ("train.histogram", "pl.train.histogram(pl.randn({1000}), { bins = 32 })"),
+    ("train.image", "pl.train.image(pl.rand({16, 3, 8, 8}), { columns = 4 })"),
     ("train.dpo_loss", "pl.train.dpo_loss(pl.zeros { 2, 2 }, pl.zeros { 2, 2 }, { beta = 0.1 })"),
     ("train.memorise", "pl.train.memorise(run.recipe, run.params, { steps = 100 })"),
     ("train.new", "other = pl.train.new(run.recipe, run.params, { seed = 2 }); other:step(10)"),
