@@ -5,6 +5,7 @@
 mod support;
 
 use serde_json::{Value, json};
+use std::io::Read;
 use support::{Place, Ran, Running, TINY, place};
 
 /// The tiny recipe with these lines before its end.
@@ -320,5 +321,49 @@ fn the_loop_of_any_recipe_is_set_from_the_command_line() {
     ] {
         let r = p.run(&[&["run", "tiny.lua", "--run-dir", "z"], args].concat());
         assert!(r.status != Some(0) && r.err.contains(rule), "{args:?}: {}", r.err);
+    }
+}
+
+/// Everything that a run prints on a terminal of so many columns, with its control sequences.
+fn on_terminal(p: &Place, columns: u16, args: &[&str]) -> String {
+    let (pty, pts) = pty_process::blocking::open().unwrap();
+    pty.resize(pty_process::Size::new(40, columns)).unwrap();
+    let command = pty_process::blocking::Command::new(env!("CARGO_BIN_EXE_perilune"));
+    let mut child = command.args(args).current_dir(p.dir.path()).env_remove("NO_COLOR").env_remove("COLUMNS").spawn(pts).unwrap();
+    let mut out = Vec::new();
+    // On Linux the end of the output is an error.
+    let _ = std::fs::File::from(std::os::fd::OwnedFd::from(pty)).read_to_end(&mut out);
+    assert!(child.wait().unwrap().success(), "{}", String::from_utf8_lossy(&out));
+    String::from_utf8_lossy(&out).into_owned()
+}
+
+/// Removes control sequences: from ESC [ to a letter.
+fn plain(text: &str) -> String {
+    let mut out = String::new();
+    let mut parts = text.split("\x1b[");
+    out += parts.next().unwrap_or_default();
+    for part in parts {
+        out += part.split_once(|c: char| c.is_ascii_alphabetic()).map_or("", |(_, rest)| rest);
+    }
+    out
+}
+
+#[test]
+fn the_bar_fits_terminals_of_all_widths() {
+    let p = with("recipe.eval_every = 500");
+    for columns in [40, 60, 80, 120, 200] {
+        let dir = format!("w{columns}");
+        let out = on_terminal(&p, columns, &["run", "tiny.lua", "--steps", "1500", "--run-dir", &dir]);
+        let shown = plain(&out);
+        let bars: Vec<&str> = shown.split(['\r', '\n']).filter(|l| l.starts_with("step") && l.contains('█')).collect();
+        assert!(!bars.is_empty(), "{columns}: {shown}");
+        for bar in bars.iter().filter(|bar| !bar.contains("1500/1500")) {
+            assert!(bar.chars().count() <= usize::from(columns), "{columns}: {bar}");
+        }
+        let last = shown.lines().rfind(|l| l.contains("1500/1500")).unwrap();
+        if columns >= 120 {
+            assert!(last.contains(" · lr 0.100 · epoch ") && last.contains("off "), "{last}");
+        }
+        assert!(last.contains("loss") && out.contains("\x1b["), "{last}");
     }
 }

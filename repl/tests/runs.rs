@@ -189,6 +189,37 @@ fn a_comparison_lists_all_that_differs() {
 }
 
 #[test]
+fn runs_have_costs_and_a_worse_one_is_an_alarm() {
+    let p = three();
+    for run in list(&p, &[]) {
+        let value = |key: &str| run["performance"][key].as_f64();
+        assert!(value("step_ms").unwrap() > 0.0 && value("device_hours").unwrap() > 0.0, "{run}");
+        assert!(value("peak_memory_bytes").unwrap() > 0.0 && value("energy_joules").is_none(), "{run}");
+    }
+    for columns in [40, 200] {
+        let r = at_width(&p, columns, &["runs", "--price", "1000000"]);
+        assert!(r.out.contains("device h") && r.out.contains("cost"), "{}", r.out);
+        assert!(r.out.lines().all(|l| l.chars().count() <= columns), "{}", r.out);
+    }
+    // Of two runs one is slower, by however little.
+    let both = [["a", "b"], ["b", "a"]].map(|[a, b]| p.run(&["runs", "--compare", a, b, "--alarm", "0"]));
+    let e = &p.run(&["runs", "--compare", "a", "b", "--json"]).events()[0];
+    let step = e["measured"].as_array().unwrap().iter().find(|m| m["name"] == "step").unwrap();
+    let slower = step["b"].as_f64().unwrap().total_cmp(&step["a"].as_f64().unwrap());
+    let statuses = both.each_ref().map(|r| r.status.unwrap());
+    assert_eq!(statuses, match slower {
+        std::cmp::Ordering::Greater => [1, 0],
+        std::cmp::Ordering::Less => [0, 1],
+        std::cmp::Ordering::Equal => [0, 0],
+    }, "{}{}", both[0].err, both[1].err);
+    for r in both.iter().filter(|r| r.status == Some(1)) {
+        assert!(r.err.contains(" in step by ") && r.err.contains("--alarm 0 allows less"), "{}", r.err);
+    }
+    assert_eq!(p.run(&["runs", "--compare", "a", "b", "--alarm", "1e9"]).status, Some(0));
+    assert_eq!(p.run(&["runs", "--alarm", "5"]).status, Some(2));
+}
+
+#[test]
 fn wrong_usage_of_runs_names_the_cure() {
     let p = three();
     let cases: [(&[&str], &str); 8] = [

@@ -67,6 +67,48 @@ fn files() {
     says(&["check", "table.csv"], 2, "error: table.csv is not a Lua file: a recipe's name ends in .lua");
 }
 
+/// Clap's messages, with tips that it cannot have.
+#[test]
+fn options_and_commands() {
+    let p = tiny();
+    let cases: [(&[&str], &str); 8] = [
+        (&["run", "tiny.lua", "--lr", "1e-3"], "tip: params of a recipe are set by --set: --set lr=VALUE"),
+        (&["run", "tiny.lua", "--epochs=3"], "--set epochs=VALUE"),
+        (&["run", "tiny.lua", "--weight-decay", "1"], "--set weight_decay=VALUE"),
+        (&["run", "tiny.lua", "--sede", "3"], "tip: there is an option --seed"),
+        (&["run", "tiny.lua", "--steps", "-1"], "tip: -1 is below 0; --steps takes numbers from 0"),
+        (&["tiny"], "tip: to train the recipe: perilune run tiny.lua"),
+        (&["rnu"], "tip: did you mean run?"),
+        (&["plot", "runs/none"], "there is no run runs/none"),
+    ];
+    for (args, message) in cases {
+        let r = p.run(args);
+        assert!(r.status == Some(2) && r.err.contains(message), "{args:?}: {}", r.err);
+        assert!(!r.err.contains("local-world-size") && !r.out.contains("tip"), "{args:?}: {}", r.err);
+    }
+}
+
+#[test]
+fn an_error_marks_the_column_and_lists_what_there_is() {
+    let p = tiny();
+    let cases = [
+        ("print(x.shape[0])", "there is no shape[0]", "x:size(0) counts from 0", "x.shape"),
+        ("print(x:matmul(pl.zeros { 5, 5 }))", "matmul: shapes", "", "  |         ^^^^^^"),
+        ("prnt(x)", "global 'prnt' is not defined", "did you mean 'print'?", "  | ^^^^"),
+    ];
+    for (line, message, hint, marks) in cases {
+        p.file("line.lua", format!("local pl = require 'perilune' local x = pl.zeros {{ 2, 3 }}\n{line}"));
+        let r = p.run(&["run", "line.lua"]);
+        assert!(r.err.starts_with("line.lua:2: ") && [message, hint, marks].iter().all(|m| r.err.contains(m)), "{}", r.err);
+    }
+    p.file("batch.lua", TINY.replace("model(batch.x)", "model(batch.inputs)"));
+    let r = p.run(&["run", "batch.lua"]);
+    assert!(r.err.contains("hint: the batch has no field 'inputs'; it has x and y"), "{}", r.err);
+    // A field that may be missing is nil.
+    p.file("optional.lua", TINY.replace("model(batch.x)", "model(batch.inputs or batch.x)"));
+    assert_eq!(p.run(&["run", "optional.lua", "--quiet"]).status, Some(0));
+}
+
 #[test]
 fn recipes() {
     says(
@@ -79,11 +121,11 @@ fn recipes() {
         3,
         "error: lost.lua makes a recipe but does not return it\n  hint: end it with `return recipe`",
     );
-    says(&["run", "syntax.lua"], 3, "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)");
+    says(&["run", "syntax.lua"], 3, "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)\n    | ^^^^^");
     says(
         &["check", "syntax.lua"],
         3,
-        "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)",
+        "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)\n    | ^^^^^",
     );
 }
 

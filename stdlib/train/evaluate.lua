@@ -7,6 +7,7 @@ local check = require "perilune.check"
 local combine = require "perilune.train.combine"
 local format = require "perilune.train.format"
 local mixture = require "perilune.train.mixture"
+local position = require "perilune.train.position"
 local recipes = require "perilune.train.recipe"
 local scope = require "perilune.train.scope"
 
@@ -36,7 +37,7 @@ local function record_batch(run, loader, k)
   local fn, name = run.recipe.evaluate, "evaluate"
   if not fn then fn, name = recipes.part(run.recipe, "loss", true), "loss" end
   return pl.no_grad(function()
-    local batch, samples = loader:batch_at(k)
+    local batch, samples = position.named(loader:batch_at(k))
     local first, second, third = recipes.call(run, fn, run.model, batch)
     local values = {} ---@type table<string, any>
     if type(first) == "table" and not pl.is_tensor(first) then -- metrics, weight

@@ -6,6 +6,8 @@
 --
 -- A recipe's own loader, which has batch_at(k) and no stream, gets the number of the micro-batch in the run.
 
+---@type string, table the name of this module, and what only the library may call
+local _, native = ...
 local check = require "perilune.check"
 
 ---@class perilune.train.Segment
@@ -48,6 +50,18 @@ function position.sample(run, count)
   return (run.data.train:span((count - s.step) * s.accumulate, s.sample, s.size))
 end
 
+local batch_meta = { __index = function(batch, key) native.missed(batch, key) end }
+
+---Lets an error about a field that a batch does not have list those that it has. The field stays nil: recipes ask for optional ones.
+---@param batch table
+---@param samples integer
+---@return table batch
+---@return integer samples
+function position.named(batch, samples)
+  if type(batch) == "table" and getmetatable(batch) == nil then setmetatable(batch, batch_meta) end
+  return batch, samples
+end
+
 ---Makes micro-batch `i`, counted from 0, of the step at the run's position.
 ---@param run perilune.Run
 ---@param i integer
@@ -55,9 +69,9 @@ end
 ---@return integer samples
 function position.batch(run, i)
   local train = run.data.train
-  if not has_stream(train) then return train:batch_at(run.count * run.accumulate + i) end
+  if not has_stream(train) then return position.named(train:batch_at(run.count * run.accumulate + i)) end
   local s = segment_at(run, run.count)
-  return train:batch_at((run.count - s.step) * run.accumulate + i, s.sample)
+  return position.named(train:batch_at((run.count - s.step) * run.accumulate + i, s.sample))
 end
 
 ---Says which samples micro-batch `i`, counted from 0, of the step after `count` others has, for the sample log.

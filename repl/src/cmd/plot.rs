@@ -9,7 +9,7 @@ use crate::plot::{Figure, Look, Mark, Series};
 use crate::terminal::drawn;
 use perilune_core::error::did_you_mean;
 use perilune_train::record_of;
-use perilune_train::runs::labels;
+use perilune_train::runs::{self, labels};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::ErrorKind::{NotADirectory, NotFound};
@@ -246,7 +246,7 @@ fn size() -> (usize, usize) {
 
 /// Draws the curves.
 pub fn plot(args: &PlotArgs) -> Result<(), Failure> {
-    let mut runs = args.runs.iter().map(|dir| Curves::read(dir)).collect::<Result<Vec<_>, _>>()?;
+    let mut runs = args.runs.iter().map(|dir| Curves::read(&runs::find(dir)?)).collect::<Result<Vec<_>, _>>()?;
     name(&mut runs, &args.runs);
     let figure = figure(args, &runs)?;
     let Some(out) = &args.out else {

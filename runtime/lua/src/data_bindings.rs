@@ -319,6 +319,7 @@ pub fn install(lua: &Lua, pl: &Table) -> mlua::Result<()> {
     native.set("sample_log", lua.create_function(crate::sample_log::create)?)?;
     crate::observers::install(lua, &native)?;
     crate::script_run::install(lua, &native)?;
+    native.set("missed", lua.create_function(crate::missed_field::missed)?)?;
     native.set("dry_run", lua.create_function(crate::dry_run::dry_run)?)?;
     native.set("unsaved", lua.create_function(crate::state_migration::unsaved)?)?;
     native.set("mode", lua.create_function(crate::grads::mode)?)?;

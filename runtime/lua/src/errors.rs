@@ -6,6 +6,7 @@
 use crate::boundary::recipe_line;
 use crate::caret;
 use crate::host::{Host, INTERNAL};
+use crate::missed_field;
 use crate::runtime::Params;
 use crate::source_text;
 use mlua::Error as LuaError;
@@ -234,6 +235,11 @@ impl RecipeError {
         {
             out.file = Some(file);
             out.line = Some(line);
+        }
+        if let Some((file, line)) = out.file.as_ref().zip(out.line)
+            && let Some(hint) = missed_field::hint(file, line, &out.message)
+        {
+            out.hint = Some(hint);
         }
         if out.hint.is_none() {
             out.hint = nil_call(&out.message);

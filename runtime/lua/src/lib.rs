@@ -28,6 +28,7 @@ mod library_env;
 mod load_run;
 mod loader;
 mod mesh;
+mod missed_field;
 mod module_files;
 mod nan_guard;
 mod no_tail_calls;

@@ -3,7 +3,7 @@
 //! A [`RunSpec`] describes a run as plain data. A [`Trainer`] drives it in a [`perilune_lua::Runtime`] that the caller opens,
 //! and reports every [`Event`] to a [`Listener`]. Another thread, or a signal handler, makes requests through a [`Control`],
 //! which belongs to that run alone. The crate prints nothing, reads no arguments and never ends the process. It writes only to
-//! the run directory (`rundir.rs`). In a job of several processes each has a trainer, with the links to the others (`job.rs`).
+//! the run directory (`rundir.rs`), and to the MLflow store that the caller names. In a job of several processes each has a trainer, with the links to the others (`job.rs`).
 //!
 //! ```no_run
 //! use perilune_lua::{Runtime, RuntimeOptions};
