@@ -20,8 +20,9 @@ const WARM: u32 = 5;
 /// Half-life of a step in the speed of the live line, in seconds.
 const HALF: f64 = 10.0;
 
-/// Width of the bar.
+/// Width of the bar, where the terminal has room for it.
 const BAR: usize = 20;
+const LEAST_BAR: usize = 4;
 
 /// Metrics that the training loop adds, and the most metrics of the recipe that are shown.
 const OF_THE_LOOP: [&str; 3] = ["grad_norm", "loss_scale", "expert_load"];
@@ -74,6 +75,7 @@ pub struct Progress {
     screen: Rc<ConsoleOut>,
     total: u64,
     bar: Option<ProgressBar>,
+    bar_width: usize,
     /// All steps; those after the first few; the last ones of the running version.
     all: Pace,
     warm: Pace,
@@ -101,11 +103,12 @@ pub struct Progress {
 impl Progress {
     /// Creates the display of a run of `total` steps.
     pub fn new(screen: Rc<ConsoleOut>, total: u64) -> Progress {
+        let bar_width = table::width().map_or(BAR, |columns| (columns / 4).clamp(LEAST_BAR, BAR));
         let bar = screen.live.then(|| {
             let bar = ProgressBar::with_draw_target(Some(total), ProgressDrawTarget::stdout_with_hz(20));
             let width = total.to_string().len() + 1;
             let style = if screen.color { ".cyan" } else { "" };
-            let template = format!("step {{pos:>{width}}}/{{len}} {{bar:{BAR}{style}}} {{msg}}");
+            let template = format!("step {{pos:>{width}}}/{{len}} {{bar:{bar_width}{style}}} {{msg}}");
             let style = ProgressStyle::with_template(&template).unwrap_or_else(|_| ProgressStyle::default_bar());
             bar.set_style(style.progress_chars("█▉▊▋▌▍▎▏ "));
             bar
@@ -115,6 +118,7 @@ impl Progress {
             screen,
             total,
             bar,
+            bar_width,
             all: Pace::default(),
             warm: Pace::default(),
             recent: Pace::default(),
@@ -250,7 +254,7 @@ impl Progress {
     /// Returns the columns beside the bar; none without a terminal.
     fn room(&self) -> Option<usize> {
         let digits = self.total.to_string().len();
-        let taken = "step ".len() + (digits + 1) + 1 + digits + 1 + BAR + 1;
+        let taken = "step ".len() + (digits + 1) + 1 + digits + 1 + self.bar_width + 1;
         table::width().filter(|_| self.bar.is_some()).map(|columns| columns.saturating_sub(taken + 1))
     }
 
@@ -276,8 +280,9 @@ impl Progress {
         let between = match self.bar.take() {
             Some(bar) => {
                 bar.finish_and_clear();
-                let full = (self.step * BAR as u64 / self.total.max(1)).min(BAR as u64) as usize;
-                format!(" {}{}", "█".repeat(full), " ".repeat(BAR - full))
+                let width = self.bar_width;
+                let full = (self.step * width as u64 / self.total.max(1)).min(width as u64) as usize;
+                format!(" {}{}", "█".repeat(full), " ".repeat(width - full))
             }
             None => " ·".to_string(),
         };

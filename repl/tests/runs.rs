@@ -207,11 +207,17 @@ fn runs_have_costs_and_a_worse_one_is_an_alarm() {
     let step = e["measured"].as_array().unwrap().iter().find(|m| m["name"] == "step").unwrap();
     let slower = step["b"].as_f64().unwrap().total_cmp(&step["a"].as_f64().unwrap());
     let statuses = both.each_ref().map(|r| r.status.unwrap());
-    assert_eq!(statuses, match slower {
-        std::cmp::Ordering::Greater => [1, 0],
-        std::cmp::Ordering::Less => [0, 1],
-        std::cmp::Ordering::Equal => [0, 0],
-    }, "{}{}", both[0].err, both[1].err);
+    assert_eq!(
+        statuses,
+        match slower {
+            std::cmp::Ordering::Greater => [1, 0],
+            std::cmp::Ordering::Less => [0, 1],
+            std::cmp::Ordering::Equal => [0, 0],
+        },
+        "{}{}",
+        both[0].err,
+        both[1].err
+    );
     for r in both.iter().filter(|r| r.status == Some(1)) {
         assert!(r.err.contains(" in step by ") && r.err.contains("--alarm 0 allows less"), "{}", r.err);
     }

@@ -99,7 +99,11 @@ fn an_error_marks_the_column_and_lists_what_there_is() {
     for (line, message, hint, marks) in cases {
         p.file("line.lua", format!("local pl = require 'perilune' local x = pl.zeros {{ 2, 3 }}\n{line}"));
         let r = p.run(&["run", "line.lua"]);
-        assert!(r.err.starts_with("line.lua:2: ") && [message, hint, marks].iter().all(|m| r.err.contains(m)), "{}", r.err);
+        assert!(
+            r.err.starts_with("line.lua:2: ") && [message, hint, marks].iter().all(|m| r.err.contains(m)),
+            "{}",
+            r.err
+        );
     }
     p.file("batch.lua", TINY.replace("model(batch.x)", "model(batch.inputs)"));
     let r = p.run(&["run", "batch.lua"]);
@@ -121,7 +125,11 @@ fn recipes() {
         3,
         "error: lost.lua makes a recipe but does not return it\n  hint: end it with `return recipe`",
     );
-    says(&["run", "syntax.lua"], 3, "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)\n    | ^^^^^");
+    says(
+        &["run", "syntax.lua"],
+        3,
+        "syntax.lua:2: '}' expected (to close '{' at line 1) near 'print'\n  2 | print(x)\n    | ^^^^^",
+    );
     says(
         &["check", "syntax.lua"],
         3,

@@ -146,9 +146,7 @@ fn apply(lua: &Lua, defaults: &Table, name: &str, in_recipe: bool) -> mlua::Resu
         out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
     }
     for (key, text) in &params.offered {
-        // The length of a recipe without a param `steps` is a field of the recipe.
-        if names.contains(key) {
-            let default: Value = defaults.raw_get(key.as_str())?;
+        if let Some(default) = typed(defaults, key, in_recipe)? {
             out.raw_set(key.as_str(), parse(lua, key, text, &default)?)?;
         }
     }
