@@ -55,7 +55,7 @@ end
 
 ---@class perilune.PoolOptions
 ---@field stride integer|integer[]? the kernel size by default
----@field padding integer|integer[]?
+---@field padding integer|integer[]? added to each side; 0 by default
 ---@field ceil_mode boolean? whether a last window may extend beyond the end
 
 ---@class perilune.AvgPoolOptions: perilune.PoolOptions

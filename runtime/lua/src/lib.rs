@@ -63,7 +63,7 @@ pub use loader::stdlib_files;
 pub use mesh::{OpenMesh, OpenedMesh, StrictShards, set_mesh_options};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
-pub use reference::{reference_markdown, stubs};
+pub use reference::{Page as ReferencePage, pages as reference_pages, stubs};
 pub use run::{CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use state_migration::{Described, DroppedStates, Source, StateMigration, Taking, compare};
