@@ -56,7 +56,7 @@ end
 ---@class perilune.PoolOptions
 ---@field stride integer|integer[]? the kernel size by default
 ---@field padding integer|integer[]? added to each side; 0 by default
----@field ceil_mode boolean? whether a last window may extend beyond the end
+---@field ceil_mode boolean? whether a last window may extend beyond the end; false by default
 
 ---@class perilune.AvgPoolOptions: perilune.PoolOptions
 ---@field count_include_pad boolean? whether the zeros of the padding count; true by default

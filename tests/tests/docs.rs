@@ -157,6 +157,29 @@ fn snippets_of_the_guide_run() {
     assert!(snippets >= 50, "only {snippets} snippets in docs/guide");
 }
 
+/// `perilune reference --out docs/reference` writes the pages.
+#[test]
+fn the_reference_is_up_to_date_and_explains_every_option() {
+    let pages = perilune_lua::reference_pages().unwrap();
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let path = Path::new("../docs/reference").join(page.file);
+        if std::fs::read_to_string(&path).ok().as_deref() != Some(&page.text) {
+            wrong.push(format!("{} is not what is generated", path.display()));
+        }
+        let mut section = "";
+        for line in page.text.lines() {
+            section = line.strip_prefix("## ").or(line.strip_prefix("### ")).unwrap_or(section);
+            if line.starts_with("| `") && line.ends_with("|  |") {
+                wrong.push(format!("{}, {section}: an option without a meaning: {line}", page.file));
+            }
+        }
+    }
+    let functions: usize = pages.iter().map(|p| p.text.lines().filter(|l| l.starts_with("##")).count()).sum();
+    assert!(functions >= 500, "only {functions} functions in the reference");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
 /// The first two commands build and run Perilune, and run its tests.
 #[test]
 fn the_readme_opens_with_the_two_commands() {

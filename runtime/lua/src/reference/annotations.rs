@@ -286,8 +286,15 @@ pub fn defaults(place: Place) -> Vec<(String, String)> {
 /// Splits a table of Lua into names and values that are literals.
 fn pairs_of(table: Option<&str>) -> Vec<(String, String)> {
     let pairs = parts(table.unwrap_or_default()).into_iter().filter_map(|p| p.split_once('='));
-    let literal = |value: &str| value.starts_with(['"', '{', '-']) || value.starts_with(|c: char| c.is_ascii_digit()) || matches!(value, "true" | "false");
-    pairs.map(|(name, value)| (name.trim().to_string(), value.trim().to_string())).filter(|(_, value)| literal(value)).collect()
+    let literal = |value: &str| {
+        value.starts_with(['"', '{', '-'])
+            || value.starts_with(|c: char| c.is_ascii_digit())
+            || matches!(value, "true" | "false")
+    };
+    pairs
+        .map(|(name, value)| (name.trim().to_string(), value.trim().to_string()))
+        .filter(|(_, value)| literal(value))
+        .collect()
 }
 
 /// Returns the table that `local NAME = { … }` assigns in a function.
@@ -328,7 +335,10 @@ mod tests {
         let split = |text| split_type(text);
         assert_eq!(split("integer the number of rows"), ("integer".into(), "the number of rows".into()));
         assert_eq!(split("{a?: integer, b: string}? a: one").0, "{a?: integer, b: string}?");
-        assert_eq!(split("fun(a: table): perilune.Tensor, table? the loss").0, "fun(a: table): perilune.Tensor, table?");
+        assert_eq!(
+            split("fun(a: table): perilune.Tensor, table? the loss").0,
+            "fun(a: table): perilune.Tensor, table?"
+        );
         assert_eq!(split("\"a b\"|\"c\" which").0, "\"a b\"|\"c\"");
     }
 

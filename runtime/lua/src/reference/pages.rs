@@ -62,8 +62,20 @@ const LIBRARY: &[LibraryPage] = &[
         &["Draws"],
     ),
     ("audio.md", "audio: sounds", "Spectrograms on the device.", &["audio"], &[]),
-    ("metrics.md", "metrics", "Scalar tensors to return from `recipe.loss` and `recipe.evaluate`.", &["metrics"], &["Mean"]),
-    ("train.md", "train: runs", "Training runs in scripts and at the prompt.", &["train"], &["Run", "StepResult", "Sample", "PseudoLabel"]),
+    (
+        "metrics.md",
+        "metrics",
+        "Scalar tensors to return from `recipe.loss` and `recipe.evaluate`.",
+        &["metrics"],
+        &["Mean"],
+    ),
+    (
+        "train.md",
+        "train: runs",
+        "Training runs in scripts and at the prompt.",
+        &["train"],
+        &["Run", "StepResult", "Sample", "PseudoLabel"],
+    ),
     (
         "kernel.md",
         "Kernels and checks",
@@ -92,7 +104,8 @@ pub fn pages() -> Result<Vec<Page>, Failed> {
     }
     out.push(Page { file: "tensors.md", title: TENSORS, text: functions_page() });
     for (file, title, subject, parts, shown) in LIBRARY {
-        let text = library_page(&runtime, &classes, title, subject, parts, shown).map_err(|e| Failed::Usage(e.to_string()))?;
+        let text =
+            library_page(&runtime, &classes, title, subject, parts, shown).map_err(|e| Failed::Usage(e.to_string()))?;
         out.push(Page { file, title, text });
     }
     let index = index(&out);
@@ -143,7 +156,10 @@ fn operation(out: &mut String, op: &'static Op) {
 
 /// Functions that are not ops: `pl.tensor`, `Tensor:item`.
 fn functions_page() -> String {
-    let mut out = head(TENSORS, "Functions of `pl` and methods of tensors that are not operations. A `?` marks an optional parameter.");
+    let mut out = head(
+        TENSORS,
+        "Functions of `pl` and methods of tensors that are not operations. A `?` marks an optional parameter.",
+    );
     for f in own().filter(|f| !FILES.contains(&format!("\n## {}\n", f.name))) {
         let _ = writeln!(out, "\n## {}\n\n    {}", f.name, f.call);
         if !f.doc.is_empty() {
@@ -210,8 +226,7 @@ fn class_section(out: &mut String, classes: &[Class], name: &str, class: &Class)
 /// Formats `nn.Linear(in_dim, out_dim, [opts])`.
 fn call(name: &str, arguments: &[String], doc: &Doc) -> String {
     let optional = |a: &String| doc.params.iter().any(|p| p.name == *a && p.ty.ends_with('?'));
-    let list: Vec<String> =
-        arguments.iter().map(|a| if optional(a) { format!("[{a}]") } else { a.clone() }).collect();
+    let list: Vec<String> = arguments.iter().map(|a| if optional(a) { format!("[{a}]") } else { a.clone() }).collect();
     format!("{name}({})", list.join(", "))
 }
 
