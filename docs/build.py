@@ -42,7 +42,9 @@ def stage():
     for page in sorted((ROOT / "docs").rglob("*.md")):
         to = PAGES / page.relative_to(ROOT / "docs")
         to.parent.mkdir(parents=True, exist_ok=True)
-        to.write_text(linked(page, page.read_text()))
+        # Hundreds of records of decisions would bury the book in results of a search.
+        head = "---\nsearch:\n  exclude: true\n---\n" if to.parent.name == "adr" else ""
+        to.write_text(head + linked(page, page.read_text()))
     shutil.copy(ROOT / "docs" / "site.css", PAGES)
     rows = []
     (PAGES / "recipes").mkdir()
