@@ -35,9 +35,9 @@ local records = require "perilune.data.records"
 ---@field id fun(self, token: string): integer? the id of a token
 ---@field token fun(self, id: integer): string? the token of an id, as it stands in the vocabulary
 ---@field encode fun(self, text: string, opts: {specials: ("text"|"parse")?, add_specials: boolean?, tensor: boolean?}?): any ids as a list, or (N) i64
----@field decode fun(self, ids: integer[]|perilune.Tensor, opts: {skip_specials: boolean?}?): string
----@field chat fun(self, messages: perilune.Message[], opts: perilune.ChatOptions?): perilune.ChatSample
----@field render fun(self, messages: perilune.Message[], opts: perilune.RenderOptions?): string
+---@field decode fun(self, ids: integer[]|perilune.Tensor, opts: {skip_specials: boolean?}?): string the text of ids
+---@field chat fun(self, messages: perilune.Message[], opts: perilune.ChatOptions?): perilune.ChatSample ids of a conversation by the chat template, and which of them the loss trains
+---@field render fun(self, messages: perilune.Message[], opts: perilune.RenderOptions?): string the text of a conversation by the chat template
 
 local tokenizer = {}
 

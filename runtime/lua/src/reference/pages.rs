@@ -46,13 +46,19 @@ const LIBRARY: &[LibraryPage] = &[
         &["optim"],
         &["Optimizer", "Schedule", "EMA", "LossScaler"],
     ),
-    ("data.md", "data: datasets", "Functions that open data.", &["data"], &[]),
+    (
+        "data.md",
+        "data: datasets",
+        "Functions that open data. A hash is `\"sha256:…\"` or `\"blake3:…\"`, or for several addresses a table of them by address.",
+        &["data"],
+        &[],
+    ),
     (
         "datasets.md",
         "Datasets and loaders",
         "The methods of what the functions of `data` return.",
         &[],
-        &["Set", "Loader", "Rows", "Records", "Columns", "Text", "Tokenizer"],
+        &["Set", "Loader", "Rows", "Records", "Columns", "Text", "Tokenizer", "ChatOptions", "ChatSample", "Candidate"],
     ),
     (
         "augment.md",
@@ -84,6 +90,57 @@ const LIBRARY: &[LibraryPage] = &[
         &["KernelOptions", "SourceKernelOptions"],
     ),
     ("tree.md", "tree: nested tables", "Functions on tables that hold States.", &["tree"], &["Entry"]),
+];
+
+/// Members of classes that only the runtime uses, or that stay its own choice.
+const INTERNAL: &[(&str, &[&str])] = &[
+    (
+        "Run",
+        &[
+            "place",
+            "segments",
+            "looked",
+            "unfinished",
+            "placements",
+            "log",
+            "unread",
+            "loss_limit",
+            "optimizers",
+            "dry_run",
+            "diagnose",
+            "documents_are_separate",
+            "settle_sample_log",
+            "cursor",
+            "counters",
+            "updates_of_states",
+            "seek",
+        ],
+    ),
+    (
+        "Optimizer",
+        &[
+            "place",
+            "scope",
+            "on_device",
+            "measured",
+            "norm",
+            "states_list",
+            "batches",
+            "absences",
+            "counts",
+            "set_counts",
+        ],
+    ),
+    ("Set", &["source", "index", "maps", "parts"]),
+    ("Records", &["pads", "parts", "checked", "live", "pseudo"]),
+    ("Text", &["corpus", "low", "high", "parts"]),
+    (
+        "Loader",
+        &[
+            "make", "prefetch", "ids", "what", "records", "live", "packed", "pseudo", "checked", "images", "place",
+            "span", "ids_at",
+        ],
+    ),
 ];
 
 /// Returns all pages of the reference, the index first.
@@ -119,15 +176,24 @@ fn head(title: &str, subject: &str) -> String {
     format!("# {title}\n\n{subject}\n")
 }
 
+/// Returns the anchor of a heading: lower case, without punctuation.
+fn anchor(heading: &str) -> String {
+    heading.to_lowercase().chars().filter(|c| c.is_alphanumeric() || matches!(c, '_' | '-')).collect()
+}
+
 /// Lists the pages with the names on each.
 fn index(pages: &[Page]) -> String {
     let mut out = String::from(
         "# Reference\n\nMade from the op registry and the annotations of the standard library by `perilune reference`; edit those, not these pages. \
-         `?name` at the prompt shows the same.\n\n| page | |\n|---|---|\n",
+         `?name` at the prompt shows the same.\n\n| page | what it has |\n|---|---|\n",
     );
     for page in pages {
-        let names: Vec<String> =
-            page.text.lines().filter_map(|l| l.strip_prefix("## ")).map(|n| format!("`{n}`")).collect();
+        let sections = page.text.lines().filter_map(|l| l.strip_prefix("## "));
+        let mut names: Vec<String> = sections.map(|n| format!("[{n}]({}#{})", page.file, anchor(n))).collect();
+        if names.is_empty() {
+            let rows = page.text.lines().filter_map(|l| l.strip_prefix("| `"));
+            names = rows.filter_map(|l| l.split('`').next()).map(|name| format!("`{name}`")).collect();
+        }
         let _ = writeln!(out, "| [{}]({}) | {} |", page.title, page.file, names.join(" "));
     }
     out
@@ -211,12 +277,15 @@ fn function(out: &mut String, classes: &[Class], f: &Public) {
 
 fn class_section(out: &mut String, classes: &[Class], name: &str, class: &Class) {
     let _ = writeln!(out, "\n## {name}");
-    let fields: Vec<Named> = fields_of(classes, &class.name).into_iter().filter(|f| !f.text.is_empty()).collect();
+    let hidden = INTERNAL.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, members)| members);
+    let shown = |f: &Named| !f.text.is_empty() && !hidden.contains(&f.name.as_str());
+    let fields: Vec<Named> = fields_of(classes, &class.name).into_iter().filter(shown).collect();
     if !fields.is_empty() {
         option_table(out, "field", &fields, &[]);
     }
     let receiver = name.to_lowercase();
-    for method in class.methods.iter().filter(|m| !m.doc.text.is_empty()) {
+    let documented_methods = class.methods.iter().filter(|m| !m.doc.text.is_empty());
+    for method in documented_methods.filter(|m| !hidden.contains(&m.name.as_str())) {
         let full = format!("{receiver}:{}", method.name);
         let _ = writeln!(out, "\n### {full}\n\n    {}", call(&full, &method.arguments, &method.doc));
         documented(out, classes, &method.doc, method.place);
@@ -311,7 +380,9 @@ fn prose(lines: &[String]) -> String {
         if is_code {
             let _ = writeln!(out, "    {}", line.trim_start());
         } else {
-            let _ = writeln!(out, "{}", line.replace(" * ", " \\* ").replace("<", "\\<"));
+            // A formula that a line begins with is no list and no table.
+            let mark = if line.starts_with("- ") || line.starts_with('|') { "\\" } else { "" };
+            let _ = writeln!(out, "{mark}{}", line.replace(" * ", " \\* ").replace('<', "\\<"));
         }
     }
     out.trim_end().to_string()
