@@ -14,7 +14,7 @@ local function mel_of(hz) return 2595 * math.log(1 + hz / 700, 10) end
 local function hz_of(mel) return 700 * (10 ^ (mel / 2595) - 1) end
 
 ---Makes the matrix (bins, mels) of triangular bands that are even on the mel scale from `low` to `high` Hz, without normalization.
----@param opts {rate: integer, window?: integer, mels?: integer, low?: number, high?: number}
+---@param opts {rate: integer, window?: integer, mels?: integer, low?: number, high?: number} rate: samples a second; window: samples of a Fourier transform; mels: number of bands; low: lowest frequency in Hz; high: highest frequency in Hz, half the rate by default
 ---@return perilune.Tensor (window // 2 + 1, mels) f32
 function audio.mel_bands(opts)
   local op = "audio.mel_bands"
@@ -57,7 +57,7 @@ end
 
 ---Computes the power spectrum of overlapping windows of sounds: Hann windows of `window` samples, `hop` apart, from the first sample on.
 ---@param x perilune.Tensor (..., N) floats
----@param opts {window?: integer, hop?: integer}? 400 and 160 by default: 25 and 10 ms at 16 kHz
+---@param opts {window?: integer, hop?: integer}? window: samples of a Fourier transform, 25 ms at 16 kHz; hop: samples between two windows, 10 ms at 16 kHz
 ---@return perilune.Tensor (..., frames, window // 2 + 1) f32 (f64 of f64), frames = (N - window) // hop + 1
 function audio.power(x, opts)
   local op = "audio.power"
@@ -77,7 +77,7 @@ end
 
 ---Computes the log-mel spectrogram of sounds: log(power in mel bands + eps).
 ---@param x perilune.Tensor (..., N) floats
----@param opts {rate: integer, window?: integer, hop?: integer, mels?: integer, low?: number, high?: number, eps?: number}
+---@param opts {rate: integer, window?: integer, hop?: integer, mels?: integer, low?: number, high?: number, eps?: number} rate: samples a second; window: samples of a Fourier transform; hop: samples between two windows; mels: number of bands; low: lowest frequency in Hz; high: highest frequency in Hz, half the rate by default; eps: added before the logarithm
 ---@return perilune.Tensor (..., frames, mels) f32
 function audio.log_mel(x, opts)
   local op = "audio.log_mel"

@@ -37,14 +37,14 @@ end
 
 ---Makes zeros.
 ---@param shape integer[]
----@param opts {dtype?: string}?
+---@param opts {dtype?: string}? dtype: of the result, f32 by default
 function init.zeros(shape, opts)
   return pl.zeros(shape, check.options("init.zeros", opts, { dtype = "f32" }))
 end
 
 ---Makes ones.
 ---@param shape integer[]
----@param opts {dtype?: string}?
+---@param opts {dtype?: string}? dtype: of the result, f32 by default
 function init.ones(shape, opts)
   return pl.ones(shape, check.options("init.ones", opts, { dtype = "f32" }))
 end
@@ -52,14 +52,14 @@ end
 ---Makes a tensor of one value.
 ---@param shape integer[]
 ---@param value number
----@param opts {dtype?: string}?
+---@param opts {dtype?: string}? dtype: of the result, f32 by default
 function init.constant(shape, value, opts)
   return pl.full(shape, value, check.options("init.constant", opts, { dtype = "f32" }))
 end
 
 ---Makes an identity matrix: 1 on the diagonal, 0 elsewhere.
 ---@param shape integer[] (rows, columns)
----@param opts {dtype?: string}?
+---@param opts {dtype?: string}? dtype: of the result, f32 by default
 function init.eye(shape, opts)
   local o = check.options("init.eye", opts, { dtype = "f32" })
   if #shape ~= 2 then pl.error("init.eye", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
@@ -71,7 +71,7 @@ end
 ---Makes a convolution weight that is the identity: 1 at the center of the kernel where input and output channel are equal, in
 ---each of `groups` groups of output channels. Zagoruyko and Komodakis, DiracNets (2017).
 ---@param shape integer[] (out, in, kernel...)
----@param opts {groups?: integer, dtype?: string}?
+---@param opts {groups?: integer, dtype?: string}? groups: of output channels; dtype: of the result, f32 by default
 function init.dirac(shape, opts)
   local o = check.options("init.dirac", opts, { groups = 1, dtype = "f32" })
   if #shape < 3 or #shape > 5 then
@@ -87,7 +87,7 @@ end
 
 ---Draws uniform numbers in [a, b).
 ---@param shape integer[]
----@param opts {a?: number, b?: number, dtype?: string}?
+---@param opts {a?: number, b?: number, dtype?: string}? a: lower bound; b: upper bound; dtype: of the result, f32 by default
 function init.uniform(shape, opts)
   local o = check.options("init.uniform", opts, { a = 0, b = 1, dtype = "f32" })
   return pl.rand(shape, { dtype = o.dtype }) * (o.b - o.a) + o.a
@@ -95,7 +95,7 @@ end
 
 ---Draws normal numbers.
 ---@param shape integer[]
----@param opts {mean?: number, std?: number, dtype?: string}?
+---@param opts {mean?: number, std?: number, dtype?: string}? mean: of the distribution; std: its standard deviation; dtype: of the result, f32 by default
 function init.normal(shape, opts)
   local o = check.options("init.normal", opts, { mean = 0, std = 1, dtype = "f32" })
   return pl.randn(shape, { dtype = o.dtype }) * o.std + o.mean
@@ -134,7 +134,7 @@ end
 
 ---Draws normal numbers truncated to [a, b], by inversion of the distribution function: one draw for each value.
 ---@param shape integer[]
----@param opts {mean?: number, std?: number, a?: number, b?: number, dtype?: string}?
+---@param opts {mean?: number, std?: number, a?: number, b?: number, dtype?: string}? mean: of the distribution; std: its standard deviation; a: lower bound; b: upper bound; dtype: of the result, f32 by default
 function init.trunc_normal(shape, opts)
   local o = check.options("init.trunc_normal", opts, { mean = 0, std = 1, a = -2, b = 2, dtype = "f32" })
   if o.a >= o.b then pl.error("init.trunc_normal", ("a = %g must be less than b = %g"):format(o.a, o.b)) end
@@ -147,7 +147,7 @@ end
 ---Draws uniform numbers in +-gain * sqrt(6 / (fan_in + fan_out)).
 ---Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010).
 ---@param shape integer[]
----@param opts {gain?: number, dtype?: string}?
+---@param opts {gain?: number, dtype?: string}? gain: factor of the bound; dtype: of the result, f32 by default
 function init.xavier_uniform(shape, opts)
   local o = check.options("init.xavier_uniform", opts, { gain = 1, dtype = "f32" })
   local fan_in, fan_out = init.fans(shape)
@@ -157,7 +157,7 @@ end
 
 ---Draws normal numbers of standard deviation gain * sqrt(2 / (fan_in + fan_out)). Glorot and Bengio (2010).
 ---@param shape integer[]
----@param opts {gain?: number, dtype?: string}?
+---@param opts {gain?: number, dtype?: string}? gain: factor of the deviation; dtype: of the result, f32 by default
 function init.xavier_normal(shape, opts)
   local o = check.options("init.xavier_normal", opts, { gain = 1, dtype = "f32" })
   local fan_in, fan_out = init.fans(shape)
@@ -173,7 +173,7 @@ end
 
 ---Draws uniform numbers of standard deviation gain / sqrt(fan). He et al., Delving deep into rectifiers (2015).
 ---@param shape integer[]
----@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
+---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}? a: slope of leaky_relu; mode: "fan_in" or "fan_out"; nonlinearity: what follows the layer, for its gain; dtype: of the result, f32 by default
 function init.kaiming_uniform(shape, opts)
   local std, dtype = kaiming_std("init.kaiming_uniform", shape, opts)
   local bound = math.sqrt(3) * std
@@ -182,7 +182,7 @@ end
 
 ---Draws normal numbers of standard deviation gain / sqrt(fan). He et al. (2015).
 ---@param shape integer[]
----@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}?
+---@param opts {a?: number, mode?: string, nonlinearity?: string, dtype?: string}? a: slope of leaky_relu; mode: "fan_in" or "fan_out"; nonlinearity: what follows the layer, for its gain; dtype: of the result, f32 by default
 function init.kaiming_normal(shape, opts)
   local std, dtype = kaiming_std("init.kaiming_normal", shape, opts)
   return init.normal(shape, { std = std, dtype = dtype })
@@ -192,7 +192,7 @@ end
 ---Martens, Deep learning via Hessian-free optimization (2010).
 ---@param shape integer[] (rows, columns)
 ---@param sparsity number
----@param opts {std?: number, dtype?: string}?
+---@param opts {std?: number, dtype?: string}? std: of the values that are not 0; dtype: of the result, f32 by default
 function init.sparse(shape, sparsity, opts)
   local o = check.options("init.sparse", opts, { std = 0.01, dtype = "f32" })
   if #shape ~= 2 then pl.error("init.sparse", ("shape {%s} must have 2 dims"):format(table.concat(shape, ", "))) end
@@ -207,7 +207,7 @@ end
 ---Computes the polar factor of a Gaussian matrix, whose distribution equals that of PyTorch's QR factor, with matmuls only:
 ---Newton-Schulz iterations in f64, 15 quintic ones to bring every singular value near 1, then 8 cubic ones to converge.
 ---@param shape integer[]
----@param opts {gain?: number, dtype?: string}?
+---@param opts {gain?: number, dtype?: string}? gain: factor of the matrix; dtype: of the result, f32 by default
 function init.orthogonal(shape, opts)
   local o = check.options("init.orthogonal", opts, { gain = 1, dtype = "f32" })
   local fan_in = init.fans(shape)

@@ -26,7 +26,7 @@ end
 ---Computes the fraction of labels that equal the class of the highest score.
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
----@param opts {ignore_index?: integer}?
+---@param opts {ignore_index?: integer}? ignore_index: label to exclude
 ---@return perilune.Tensor # scalar f32
 function metrics.accuracy(scores, target, opts)
   local o = check.options("metrics.accuracy", opts, {}, { ignore_index = "number" })
@@ -38,7 +38,7 @@ end
 ---@param scores perilune.Tensor (..., C)
 ---@param target perilune.Tensor (...)
 ---@param k integer
----@param opts {ignore_index?: integer}?
+---@param opts {ignore_index?: integer}? ignore_index: label to exclude
 ---@return perilune.Tensor # scalar f32
 function metrics.top_k(scores, target, k, opts)
   check.whole("metrics.top_k", "k", k)
@@ -53,7 +53,7 @@ end
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
 ---@param classes integer? C; required with labels
----@param opts {ignore_index?: integer}? label to exclude
+---@param opts {ignore_index?: integer}? ignore_index: label to exclude
 ---@return perilune.Tensor (C, C) f32
 function metrics.confusion_matrix(scores, target, classes, opts)
   local ignored = check.options("metrics.confusion_matrix", opts, {}, { ignore_index = "number" }).ignore_index
@@ -77,7 +77,7 @@ end
 ---average: "macro" (mean over classes), "micro", "weighted" (by number of labels) or "none" (one score per class).
 ---@param scores perilune.Tensor (..., C), or labels (...)
 ---@param target perilune.Tensor (...)
----@param opts {average?: string, classes?: integer, ignore_index?: integer}?
+---@param opts {average?: string, classes?: integer, ignore_index?: integer}? average: "macro", "micro", "weighted" or "none"; classes: their number, required with labels; ignore_index: label to exclude
 ---@return perilune.Tensor # scalar, or (C) for "none"
 function metrics.f1(scores, target, opts)
   local o = check.options("metrics.f1", opts, { average = "macro" }, { classes = "number", ignore_index = "number" })
@@ -97,7 +97,7 @@ end
 ---Evaluations and accumulating steps average `mean` over their batches, by weight, and call `finish` once on the result:
 ---  metrics.new { mean = loss, finish = function(m) return m:exp() end }
 ---  metrics.new { mean = { hit = hit, all = all }, finish = function(m) return m.hit / m.all end }
----@param of {mean: perilune.Tensor|table<string, perilune.Tensor>, finish: fun(mean: any): perilune.Tensor}
+---@param of {mean: perilune.Tensor|table<string, perilune.Tensor>, finish: fun(mean: any): perilune.Tensor} mean: what is averaged, a tensor or several by name; finish: makes the metric of the means
 ---@return perilune.Tensor # scalar: the metric of this batch; what is computed from it is averaged like any tensor
 function metrics.new(of)
   local o = check.options("metrics.new", of, {}, { mean = "tensor|table", finish = "function" })

@@ -61,7 +61,7 @@ end
 ---`set:batch(size, { ids = true })`: the same sample in the same epoch gets the same numbers, wherever and whenever it is used.
 ---  set:shuffle(1):map(augment.compose({ augment.RandomCrop(32, { padding = 4 }), augment.RandomFlip() }, { seed = 1 })):batch(64, { ids = true })
 ---@param steps perilune.AugmentStep[]
----@param opts {seed?: integer, column?: string, fill?: number}? column: that of the images ("x"); fill: value in [0, 1] outside of the images
+---@param opts {seed?: integer, column?: string, fill?: number}? seed: of all draws; column: that of the images; fill: value in [0, 1] outside of the images
 ---@return fun(batch: table<string, perilune.Tensor>): table<string, perilune.Tensor>
 local function compose(steps, opts)
   local op = "augment.compose"

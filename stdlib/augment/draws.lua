@@ -75,7 +75,7 @@ end
 
 ---Makes the draws of a batch from the columns `id` and `visit` that `set:batch(size, { ids = true })` adds.
 ---@param batch table<string, perilune.Tensor>
----@param opts {seed?: integer}?
+---@param opts {seed?: integer}? seed: of all draws
 ---@return perilune.Draws
 local function draws(batch, opts)
   local op = "augment.draws"

@@ -24,7 +24,7 @@ end
 ---@param top integer|perilune.Tensor row of the first pixel, or (B)
 ---@param left integer|perilune.Tensor
 ---@param size integer|integer[]
----@param opts {fill?: number}?
+---@param opts {fill?: number}? fill: value outside of the images
 ---@return perilune.Tensor (B, C, height, width)
 function fixed.crop(x, top, left, size, opts)
   local op = "augment.crop"
@@ -35,7 +35,7 @@ end
 
 ---Mirrors images: left to right, or top to bottom with `axis = "rows"`.
 ---@param x perilune.Tensor (B, C, H, W)
----@param opts {axis?: "columns"|"rows"}?
+---@param opts {axis?: "columns"|"rows"}? axis: "columns" mirrors left to right, "rows" top to bottom
 ---@return perilune.Tensor
 function fixed.flip(x, opts)
   local op = "augment.flip"
@@ -60,7 +60,7 @@ end
 ---Rotates images counter-clockwise about their centre, as torchvision's rotate with bilinear interpolation.
 ---@param x perilune.Tensor (B, C, H, W)
 ---@param degrees number|perilune.Tensor a number, or (B)
----@param opts {fill?: number}?
+---@param opts {fill?: number}? fill: value outside of the images
 ---@return perilune.Tensor
 function fixed.rotate(x, degrees, opts)
   local op = "augment.rotate"
@@ -71,7 +71,7 @@ end
 
 ---Rotates clockwise, translates, scales and shears images about their centre, as torchvision's affine with bilinear interpolation.
 ---@param x perilune.Tensor (B, C, H, W)
----@param params {angle?: number|perilune.Tensor, translate?: table, scale?: number|perilune.Tensor, shear?: table, fill?: number} angles in degrees, translate in pixels { x, y }, shear { x, y }; numbers, or (B)
+---@param params {angle?: number|perilune.Tensor, translate?: table, scale?: number|perilune.Tensor, shear?: table, fill?: number} angle: degrees clockwise, a number or (B); translate: pixels { x, y }, numbers or (B); scale: a number or (B); shear: degrees { x, y }, numbers or (B); fill: value outside of the images
 ---@return perilune.Tensor
 function fixed.affine(x, params)
   local op = "augment.affine"

@@ -52,7 +52,7 @@ end
 
 ---Adds to each image times s another one times 1 - s, s drawn from Beta(alpha, alpha). Zhang et al., mixup (2018).
 ---@param classes integer K
----@param opts {alpha?: number, p?: number, label?: string}? alpha: 0.2; p: share of the images that are mixed; label: column of the labels
+---@param opts {alpha?: number, p?: number, label?: string}? alpha: of the Beta distribution of the share; p: share of the images that are mixed; label: column of the labels
 ---@return perilune.AugmentStep
 function mix.MixUp(classes, opts)
   return step("MixUp", classes, opts, 0.2, function(x, other, share, draws)
@@ -64,7 +64,7 @@ end
 ---Replaces a box of each image by that of another one; the box has the fraction 1 - s of the area, s drawn from Beta(alpha, alpha), and is cut at the border.
 ---Yun et al., CutMix (2019).
 ---@param classes integer K
----@param opts {alpha?: number, p?: number, label?: string}? alpha: 1
+---@param opts {alpha?: number, p?: number, label?: string}? alpha: of the Beta distribution of the area; p: share of the images that are mixed; label: column of the labels
 ---@return perilune.AugmentStep
 function mix.CutMix(classes, opts)
   return step("CutMix", classes, opts, 1, function(x, other, share, draws)

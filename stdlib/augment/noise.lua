@@ -25,7 +25,7 @@ end
 
 ---Erases a random rectangle with probability p. Zhong et al., Random Erasing Data Augmentation (2020).
 ---@param p number? 0.5 by default
----@param opts {scale?: number[], ratio?: number[], value?: number}? fractions of the area ({ 0.02, 0.33 }), ratios of height to width ({ 0.3, 3.3 }), and the value in [0, 1]
+---@param opts {scale?: number[], ratio?: number[], value?: number}? scale: fractions of the area; ratio: ratios of height to width; value: of the rectangle, in [0, 1]
 ---@return perilune.AugmentStep
 function noise.RandomErasing(p, opts)
   local op = "augment.RandomErasing"

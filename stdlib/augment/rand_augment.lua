@@ -15,7 +15,7 @@ for i, name in ipairs(OPS) do NUMBER[name] = i - 1 end
 
 ---Applies `ops` random ops, each of magnitude m out of 30: rotations to 30 degrees, shears to 0.3, translations to 0.45 of the size,
 ---brightness, saturation and contrast changed by 0.9, 4 bits left, inversion of all values, all times m / 30.
----@param opts {ops?: integer, magnitude?: number}? 2 and 9 by default
+---@param opts {ops?: integer, magnitude?: number}? ops: number of ops; magnitude: of each, from 0 to 30
 ---@return perilune.AugmentStep
 local function RandAugment(opts)
   local op = "augment.RandAugment"

@@ -45,7 +45,7 @@ steps.range, steps.between = range, between
 
 ---Crops at a random position, after padding with zeros.
 ---@param size integer|integer[] of the result: a number, or { height, width }
----@param opts {padding?: integer}? pixels added to each side first
+---@param opts {padding?: integer}? padding: pixels added to each side first
 ---@return perilune.AugmentStep
 function steps.RandomCrop(size, opts)
   local op = "augment.RandomCrop"
@@ -89,7 +89,7 @@ end
 
 ---Crops a random part of the image and scales it, without a filter.
 ---@param size integer|integer[]
----@param opts {scale?: number[], ratio?: number[]}? fractions of the area ({ 0.08, 1 }), and ratios of width to height ({ 3/4, 4/3 })
+---@param opts {scale?: number[], ratio?: number[]}? scale: fractions of the area; ratio: ratios of width to height
 ---@return perilune.AugmentStep
 function steps.RandomResizedCrop(size, opts)
   local op = "augment.RandomResizedCrop"
@@ -110,7 +110,7 @@ end
 
 ---Mirrors an image with probability p: left to right, or top to bottom with `axis = "rows"`.
 ---@param p number? 0.5 by default
----@param opts {axis?: "columns"|"rows"}?
+---@param opts {axis?: "columns"|"rows"}? axis: "columns" mirrors left to right, "rows" top to bottom
 ---@return perilune.AugmentStep
 function steps.RandomFlip(p, opts)
   local op = "augment.RandomFlip"
@@ -133,7 +133,7 @@ function steps.RandomRotation(degrees)
 end
 
 ---Rotates, translates, scales and shears by random amounts.
----@param opts {degrees?: number|number[], translate?: number[], scale?: number[], shear?: number|number[]}? translate: largest fractions of width and height; scale: { low, high }; shear: along x, in degrees
+---@param opts {degrees?: number|number[], translate?: number[], scale?: number[], shear?: number|number[]}? degrees: largest rotation, or { low, high }; translate: largest fractions of width and height; scale: { low, high }; shear: along x, in degrees
 ---@return perilune.AugmentStep
 function steps.RandomAffine(opts)
   local op = "augment.RandomAffine"
@@ -151,7 +151,7 @@ end
 
 ---Changes brightness, contrast, saturation and hue by random factors, in this order. Factors are uniform in [max(0, 1 - x), 1 + x], the turn
 ---of the hue in [-x, x].
----@param opts {brightness?: number, contrast?: number, saturation?: number, hue?: number}
+---@param opts {brightness?: number, contrast?: number, saturation?: number, hue?: number} brightness: x of its factor; contrast: x of its factor; saturation: x of its factor; hue: largest turn, at most 0.5
 ---@return perilune.AugmentStep
 function steps.ColorJitter(opts)
   local op = "augment.ColorJitter"

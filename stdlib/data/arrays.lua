@@ -25,7 +25,7 @@ end
 ---  local x = data.idx("train-images-idx3-ubyte.gz"):unsqueeze(1)   -- (60000, 1, 28, 28) u8
 ---`max_bytes` limits its plain bytes: 4 GiB by default, of a compressed file 100 times its size, or 32 MiB if that is more.
 ---@param path string relative to the recipe's folder, or absolute; or an address
----@param opts {max_bytes?: integer, hash?: perilune.Hash}? hash: of the content of an address
+---@param opts {max_bytes?: integer, hash?: perilune.Hash}? max_bytes: limit of its plain bytes; hash: of the content of an address
 ---@return perilune.Tensor
 function arrays.idx(path, opts)
   local op = "data.idx"
@@ -50,7 +50,7 @@ end
 ---Reads the WAV files of a folder that contains one folder for each class, FOLDER/CLASS/*.wav, into memory: x (N, rate * seconds) f32 and
 ---y (N) i64. A longer file is cut, a shorter one padded with zeros. Class ids are positions in the sorted names; `classes` fixes them.
 ---@param path string relative to the recipe's folder, or absolute
----@param opts {rate: integer, seconds: number, classes?: string[]}
+---@param opts {rate: integer, seconds: number, classes?: string[]} rate: samples a second; seconds: length to which sounds are cut or padded; classes: names in the order of their ids, as of a training set
 ---@return perilune.Set
 function arrays.sounds(path, opts)
   local op = "data.sounds"

@@ -84,7 +84,7 @@ end
 
 ---Makes the encoder of a fit: the fields `numbers` and `categories` that data.fit_columns returned, stored elsewhere meanwhile.
 ---  local columns = data.columns { numbers = { { name = "age", mean = 39, deviation = 12 } }, categories = { { name = "city", values = { "Bern", "Rome" } } } }
----@param fit {numbers: perilune.NumberColumn[]?, categories: perilune.CategoryColumn[]?}
+---@param fit {numbers: perilune.NumberColumn[]?, categories: perilune.CategoryColumn[]?} numbers: name, mean and deviation of each; categories: name and values of each
 ---@return perilune.Columns
 function columns.columns(fit)
   local op = "data.columns"
@@ -129,7 +129,7 @@ end
 ---the training records lack, and from 2 those of the sorted values.
 ---Sums are f64 in the order of the records. A fit on all rows leaks the evaluation rows: give the training part only.
 ---@param set perilune.Records the training part
----@param opts {numbers: string[]?, categories: string[]?, indicators: (string[]|boolean)?} indicators: those of `numbers` that need one, or true for all
+---@param opts {numbers: string[]?, categories: string[]?, indicators: (string[]|boolean)?} numbers: fields of numbers; categories: fields of texts or whole numbers; indicators: those of `numbers` that need one, or true for all
 ---@return perilune.Columns
 function columns.fit_columns(set, opts)
   local op = "data.fit_columns"

@@ -111,7 +111,7 @@ end
 ---a list of names of classes (B, classes) f32 of zeros and ones. `label = { "breed", "age" }` makes a column of each field.
 ---  data.images("train.csv", { path = "file", label = "breed", pixels = 224 })
 ---@param source string|perilune.Records a folder or a file of records, relative to the recipe's folder or absolute; or records
----@param opts {pixels: integer, crop?: "center"|"random", resize?: integer, scale?: number[], ratio?: number[], classes?: string[]|table<string, string[]>, threads?: integer, path?: string, label?: string|string[], folder?: string}
+---@param opts {pixels: integer, crop?: "center"|"random", resize?: integer, scale?: number[], ratio?: number[], classes?: string[]|table<string, string[]>, threads?: integer, path?: string, label?: string|string[], folder?: string} pixels: width and height of the result; crop: "center" or "random"; resize: pixels of the shorter side before a center crop, 256 / 224 of `pixels` by default; scale: fractions of the area for a random crop, { 0.08, 1 } by default; ratio: of width to height for a random crop, { 3/4, 4/3 } by default; classes: names in the order of their ids, as of a training set; threads: that decode, one per processor by default; path: field of a list that names the file; label: field of a list, or fields, with the labels; folder: where the files of a list are, its own by default
 ---@return perilune.Set
 local function images(source, opts)
   local op = "data.images"

@@ -10,7 +10,7 @@ local check = require "perilune.check"
 
 ---Rounds a length up to its bucket. Raises if `n` exceeds `to`.
 ---@param n integer
----@param opts {from?: integer, to?: integer}? shortest and longest bucket; from is even, 32 by default
+---@param opts {from?: integer, to?: integer}? from: shortest bucket, even; to: longest bucket
 ---@return integer
 local function bucket(n, opts)
   local op = "data.bucket"
@@ -33,7 +33,7 @@ end
 
 ---Pads a batch of sequences to one tensor; L is the bucket of the longest.
 ---@param sequences integer[][]|number[][]
----@param opts {from?: integer, to?: integer, value?: number, dtype?: perilune.DType}? value: the padding, 0 by default; dtype: i64 by default
+---@param opts {from?: integer, to?: integer, value?: number, dtype?: perilune.DType}? from: shortest bucket, even; to: longest bucket; value: of the padding; dtype: of the result, i64 by default
 ---@return perilune.Tensor padded (B, L)
 ---@return perilune.Tensor lengths (B) i64
 local function pad(sequences, opts)

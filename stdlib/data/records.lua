@@ -151,7 +151,7 @@ end
 ---Applies a function to each record; it returns the new one. It runs in parallel workers, each with a copy of the values that it captures.
 ---Its `math.random` is a function of the seed and of the record's number in the stream.
 ---@param fn fun(record: perilune.Record): perilune.Record
----@param opts {seed: integer?}? seed: 0 by default
+---@param opts {seed: integer?}? seed: that of math.random
 ---@return perilune.Records
 function Records:map(fn, opts)
   local op = "records:map"
@@ -165,7 +165,7 @@ end
 ---`pl.augment.text` has functions of texts. Split before: a record and its rewrites belong to one part.
 ---  records:augment(function(r, draw) r.text = pl.augment.text.delete(r.text, draw, 0.1); return r end, { seed = 1, keep = 0.5 })
 ---@param fn fun(record: perilune.Record, draw: fun(low: integer?, high: integer?): number): perilune.Record
----@param opts {seed: integer?, keep: number?, copies: integer?}? seed: 0 by default
+---@param opts {seed: integer?, keep: number?, copies: integer?}? seed: of the draws; keep: probability that an epoch has the original; copies: rewrites of each record in an epoch, beside the original
 ---@return perilune.Records
 function Records:augment(fn, opts)
   local op = "records:augment"
@@ -179,7 +179,7 @@ end
 
 ---Encodes a text field as token ids (N) i32, in another field. `end_with` appends a token, such as "<|endoftext|>".
 ---@param tokenizer perilune.Tokenizer
----@param opts {field: string?, to: string?, end_with: string?, specials: ("text"|"parse")?, add_specials: boolean?}? field: "text"; to: "ids"
+---@param opts {field: string?, to: string?, end_with: string?, specials: ("text"|"parse")?, add_specials: boolean?}? field: that has the text, "text" by default; to: that gets the ids, "ids" by default; end_with: a token to append, such as "<|endoftext|>"; specials: whether special tokens in a text are text or tokens; add_specials: whether those of the tokenizer are added
 ---@return perilune.Records
 function Records:tokenize(tokenizer, opts)
   return encoded(self.native:tokenize(tokenizer, opts), self, tokenizer)
@@ -202,7 +202,7 @@ end
 ---@field end_with string? token behind an answer of text, such as "<|endoftext|>"
 ---@field padding integer? id behind the answers, 0 by default
 ---@field keep string[]? fields that stay, such as a number of the pair
----@field specials ("text"|"parse")?
+---@field specials ("text"|"parse")? whether special tokens in a text are text ("text", the default) or tokens ("parse")
 ---@field add_specials boolean? those of the tokenizer in front of a prompt of text
 
 ---Encodes preference pairs { prompt, chosen, rejected }, for direct preference optimization (Rafailov et al. 2023): texts, or lists of messages,
@@ -324,7 +324,7 @@ end
 
 ---Sorts the records by a field or the result of a function: numbers or strings.
 ---@param key string|fun(record: perilune.Record): number|string
----@param opts {descending: boolean?}?
+---@param opts {descending: boolean?}? descending: whether the largest comes first
 ---@return perilune.Records
 function Records:sort(key, opts)
   local o = check.options("records:sort", opts, { descending = false })
@@ -463,7 +463,7 @@ end
 ---Returns a loader of batches of `size` records: an endless stream if they are shuffled or mixed, else one epoch in order (data/loader.lua).
 ---Each field becomes a tensor (size, ...): integers i64, other numbers f32, booleans bool, lists of numbers with their dims.
 ---@param size integer
----@param opts {drop_last: boolean?, threads: integer?, context: integer?}? threads: by default one per processor; context: as of set:batch
+---@param opts {drop_last: boolean?, threads: integer?, context: integer?}? drop_last: whether an incomplete last batch is left out; threads: by default one per processor; context: as of set:batch
 ---@return perilune.Loader
 function Records:batch(size, opts)
   local op = "records:batch"

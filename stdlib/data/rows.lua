@@ -18,7 +18,7 @@ local meta = { __index = Rows }
 ---`max_bytes` limits the text and the table in memory (its text and 4 bytes a cell). By default 1 GiB of text and 4 GiB of table; of a
 ---compressed file 100 times its size, or 32 MiB if that is more.
 ---@param path string relative to the recipe's folder, or absolute; or an address
----@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?, hash: perilune.Hash?}? hash: of the content of an address
+---@param opts {header: boolean?, delimiter: string?, comment: string?, missing: number?, max_bytes: integer?, hash: perilune.Hash?}? header: whether the first row has names, found by default; delimiter: one character, found by default; comment: lines that begin with it are skipped; missing: value of empty cells; max_bytes: limit of the text and the table; hash: of the content of an address
 ---@return perilune.Rows
 local function csv(path, opts)
   if type(path) ~= "string" then pl.error("data.csv", "the path is " .. check.show(path)) end

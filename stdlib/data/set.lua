@@ -159,7 +159,7 @@ end
 ---@param size integer
 ---`context` states that samples are sequences of so many positions, dim 1 of a batch's tensors: devices along cp divide them.
 ---`ids` adds the columns `id` and `visit` (B) i64: the number of each sample in its source and its epoch, from which `pl.augment` draws.
----@param opts {drop_last?: boolean, context?: integer, ids?: boolean}?
+---@param opts {drop_last?: boolean, context?: integer, ids?: boolean}? drop_last: whether an incomplete last batch is left out; context: positions of a sample that is a sequence, which devices along cp divide; ids: whether batches have the columns `id` and `visit`
 ---@return perilune.Loader
 function Set:batch(size, opts)
   local o = check.options("set:batch", opts, { drop_last = false, ids = false }, { context = "number" })

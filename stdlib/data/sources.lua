@@ -26,7 +26,7 @@ local MOST <const> = 1 << 48
 ---  local pairs = data.generate(1000, function(i) return { x = { math.random(), math.random() }, y = i % 2 } end, { seed = 1 })
 ---@param n integer
 ---@param fn fun(number: integer): perilune.Record
----@param opts {seed: integer?}? seed: 0 by default
+---@param opts {seed: integer?}? seed: that of math.random
 ---@return perilune.Records
 local function generate(n, fn, opts)
   local op = "data.generate"
@@ -66,7 +66,7 @@ end
 ---Files may be compressed (gzip, zstd): their text is written to the program's cache folder once.
 ---  local chats = data.jsonl("data/train-*.jsonl")
 ---@param paths string|string[] relative to the recipe's folder, or absolute; the last part may be a pattern, whose files are sorted by name; or addresses
----@param opts {on_error: ("raise"|"skip")?, hash: perilune.Hash?}? "skip" leaves out malformed lines and prints how many; hash: of the content of addresses
+---@param opts {on_error: ("raise"|"skip")?, hash: perilune.Hash?}? on_error: "skip" leaves out malformed lines and prints how many; hash: of the content of addresses
 ---@return perilune.Records
 local function jsonl(paths, opts)
   local op = "data.jsonl"
@@ -77,7 +77,7 @@ end
 
 ---Opens text files as records { text } of their lines; blank lines are none.
 ---@param paths string|string[] as of data.jsonl
----@param opts {hash: perilune.Hash?}?
+---@param opts {hash: perilune.Hash?}? hash: of the content of addresses
 ---@return perilune.Records
 local function lines(paths, opts)
   local op = "data.lines"
@@ -119,7 +119,7 @@ end
 ---Dates, times and timestamps are ISO 8601 text, decimals the nearest float, durations integers in the unit of the file.
 ---  local web = data.parquet("data/train-*.parquet", { columns = { "text" } })
 ---@param paths string|string[] as of data.jsonl
----@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record; all columns of the first file without it
+---@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record, all columns of the first file without it; hash: of the content of addresses
 ---@return perilune.Records
 local function parquet(paths, opts)
   return columnar("data.parquet", paths, opts)
@@ -128,7 +128,7 @@ end
 ---Opens Arrow IPC files and streams, such as the cache files of Hugging Face datasets. A record batch is read at a time. Values are those of
 ---data.parquet.
 ---@param paths string|string[] as of data.jsonl
----@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record; all columns of the first file without it
+---@param opts {columns: string[]?, hash: perilune.Hash?}? columns: the fields of a record, all columns of the first file without it; hash: of the content of addresses
 ---@return perilune.Records
 local function arrow(paths, opts)
   return columnar("data.arrow", paths, opts)
@@ -139,7 +139,7 @@ end
 ---An empty cell is nil among numbers and "" among strings.
 ---  local reviews = data.table("data/reviews.csv", { columns = { "text", "stars" } })
 ---@param paths string|string[] as of data.jsonl
----@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; types: those of columns that are not found by their cells; "skip" leaves out rows with another number of cells, no UTF-8 text or a cell of another type than given, and prints how many
+---@param opts {delimiter: string?, columns: string[]?, types: table<string, "integer"|"number"|"string">?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? delimiter: one character, by default a tab for .tsv and a comma otherwise; columns: the fields of a record, all by default; types: those of columns that are not found by their cells; on_error: "skip" leaves out rows with another number of cells, no UTF-8 text or a cell of another type than given, and prints how many; hash: of the content of addresses
 ---@return perilune.Records
 local function table_(paths, opts)
   local op = "data.table"
@@ -164,7 +164,7 @@ end
 ---Opens JSON files that are one array of objects, or an object with such an array in a field.
 ---  local tasks = data.json("data/tasks.json", { field = "train" })
 ---@param paths string|string[] as of data.jsonl
----@param opts {field: string?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? field: that which has the array; "skip" leaves out elements that are no objects, or malformed inside, and prints how many
+---@param opts {field: string?, on_error: ("raise"|"skip")?, hash: perilune.Hash?}? field: that which has the array; on_error: "skip" leaves out elements that are no objects, or malformed inside, and prints how many; hash: of the content of addresses
 ---@return perilune.Records
 local function json(paths, opts)
   local op = "data.json"
@@ -236,7 +236,7 @@ end
 ---  data.mix({ web = web, sft = sft }, function(step) return { web = 1, sft = step > 1000 and 1 or 0 } end)
 ---@param sets table<string, perilune.Records>
 ---@param weights table<string, number>|fun(step: integer, metrics: table<string, number>): table<string, number>
----@param opts {seed: integer?, every: integer?}? every: 16 by default
+---@param opts {seed: integer?, every: integer?}? seed: of the order; every: steps between two calls of a function of weights
 ---@return perilune.Records
 local function mix(sets, weights, opts)
   local op = "data.mix"

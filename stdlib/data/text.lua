@@ -106,7 +106,7 @@ end
 
 ---Makes the loaders of a language model: windows of token files, the first 95 % for training.
 ---`tokens` is a path or pattern for data.token_files, or a .safetensors file. With "" the ids are random, for measurements of speed.
----@param opts {tokens: string, vocab: integer, context: integer, batch: integer, seed: integer}
+---@param opts {tokens: string, vocab: integer, context: integer, batch: integer, seed: integer} tokens: a path or pattern for data.token_files, or a .safetensors file; vocab: number of different ids; context: tokens of a window; batch: windows of a batch; seed: of the positions
 ---@return {train: perilune.Loader, valid: perilune.Loader}
 local function language(opts)
   local op = "data.language"
@@ -157,7 +157,7 @@ function Text:ids(first, count)
 end
 
 ---Returns a loader of windows of `length` tokens: at random positions with a `seed`, else adjacent, one epoch in order.
----@param opts {length: integer, batch: integer, seed: integer?}
+---@param opts {length: integer, batch: integer, seed: integer?} length: tokens of a window; batch: windows of a batch; seed: of random positions, without it windows are adjacent and cover the text once
 ---@return perilune.Loader
 function Text:windows(opts)
   local op = "text:windows"

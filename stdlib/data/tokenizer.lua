@@ -35,9 +35,9 @@ local records = require "perilune.data.records"
 ---@field id fun(self, token: string): integer? the id of a token
 ---@field token fun(self, id: integer): string? the token of an id, as it stands in the vocabulary
 ---@field encode fun(self, text: string, opts: {specials: ("text"|"parse")?, add_specials: boolean?, tensor: boolean?}?): any ids as a list, or (N) i64
----@field decode fun(self, ids: integer[]|perilune.Tensor, opts: {skip_specials: boolean?}?): string
----@field chat fun(self, messages: perilune.Message[], opts: perilune.ChatOptions?): perilune.ChatSample
----@field render fun(self, messages: perilune.Message[], opts: perilune.RenderOptions?): string
+---@field decode fun(self, ids: integer[]|perilune.Tensor, opts: {skip_specials: boolean?}?): string the text of ids
+---@field chat fun(self, messages: perilune.Message[], opts: perilune.ChatOptions?): perilune.ChatSample ids of a conversation by the chat template, and which of them the loss trains
+---@field render fun(self, messages: perilune.Message[], opts: perilune.RenderOptions?): string the text of a conversation by the chat template
 
 local tokenizer = {}
 
@@ -60,7 +60,7 @@ end
 ---`model` is "bpe" (byte-level, Sennrich et al. 2016), "wordpiece" (Schuster and Nakajima 2012) or "unigram" (Kudo 2018). The same texts and
 ---options give the same tokenizer. `special` lists special tokens, which get the first ids; the first of a bpe vocabulary ends documents.
 ---@param source string|string[]|perilune.Records paths relative to the recipe's folder, or absolute; or records
----@param opts {vocab: integer, model?: "bpe"|"wordpiece"|"unigram", field?: string, pattern?: "gpt2"|"llama3"|"qwen2", special?: string[], min_frequency?: integer, out?: string, hash?: perilune.Hash} vocab: ids in all; field: of a text or of messages, "text" by default; pattern: how bpe splits text; min_frequency: of pairs that merge, 2 by default; out: the path of a tokenizer.json to write
+---@param opts {vocab: integer, model?: "bpe"|"wordpiece"|"unigram", field?: string, pattern?: "gpt2"|"llama3"|"qwen2", special?: string[], min_frequency?: integer, out?: string, hash?: perilune.Hash} vocab: ids in all; model: kind of vocabulary; field: of a text or of messages; pattern: how bpe splits text; special: tokens that get the first ids; min_frequency: of pairs that merge; out: the path of a tokenizer.json to write; hash: of the content of an address
 ---@return perilune.Tokenizer
 function tokenizer.train(source, opts)
   local op = "data.train_tokenizer"

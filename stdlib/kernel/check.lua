@@ -12,7 +12,7 @@ local op = "kernel_check"
 ---Compares a kernel with its reference on a GPU. Returns true, or raises with the element that differs most.
 ---@param kernel fun(...: any): perilune.Tensor ... from pl.kernel { source = ..., cpu = ... }
 ---@param arguments any[] of the call
----@param opts {rtol?: number, atol?: number}?
+---@param opts {rtol?: number, atol?: number}? rtol: relative tolerance; atol: absolute tolerance
 ---@return boolean
 local function kernel_check(kernel, arguments, opts)
   local known = require("perilune.kernel.source").known[kernel]

@@ -13,7 +13,7 @@ local check = require "perilune.check"
 ---@field name string? for errors
 ---@field inputs string names of the tensors, in order: "x" or "x, y: bf16"; an argument must have the dtype declared
 ---@field scalars string? names of the numbers that follow the tensors
----@field expr string
+---@field expr string an expression of the inputs and scalars
 ---@field backward (fun(grad: perilune.Tensor, ...: any): perilune.Tensor?, ...)? returns the gradient of each input, from the gradient of the result and the arguments of the call
 
 ---@class perilune.SourceKernelOptions

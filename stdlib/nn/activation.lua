@@ -22,7 +22,7 @@ local function gelu(self, x) return x:gelu(self.options) end
 
 ---Applies GELU elementwise. approximate is "none" (x * Phi(x) by erf) or "tanh".
 ---Hendrycks and Gimpel, Gaussian Error Linear Units (2016).
----@param opts {approximate?: string}?
+---@param opts {approximate?: string}? approximate: "none" by the error function, "tanh" as GPT-2
 ---@return perilune.Module
 function activation.GELU(opts)
   local o = check.options("nn.GELU", opts, { approximate = "none" })

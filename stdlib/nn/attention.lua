@@ -66,7 +66,7 @@ end
 ---`factor` times slower, one that turns more than `high` times keeps its rate, and those between are interpolated.
 ---Grattafiori et al., The Llama 3 Herd of Models (2024); the arithmetic of transformers' "llama3".
 ---@param head_dim integer
----@param opts {base?: number, scaling?: {factor: number, low: number, high: number, original: integer}}?
+---@param opts {base?: number, scaling?: {factor: number, low: number, high: number, original: integer}}? base: of the rates; scaling: of the context, as Llama 3.1 does
 ---@return perilune.Tensor (head_dim / 2) f64
 local function rope_rates(head_dim, opts)
   local op = "nn.rope_rates"
@@ -129,7 +129,7 @@ end
 ---@class perilune.AttentionOptions
 ---@field kv_heads integer? number of key-value heads, `heads` by default; a divisor of `heads` groups the queries
 ---@field head_dim integer? width // heads by default
----@field bias boolean? true by default
+---@field bias boolean? whether biases are added; true by default
 ---@field causal boolean? each position attends to itself and earlier ones; false by default
 ---@field window integer? each position attends to the last `window` positions, itself included; implies causal
 ---@field rope boolean|{base?: number, interleaved?: boolean, rates?: perilune.Tensor}? rotary positions of queries and keys

@@ -41,7 +41,7 @@ end
 
 ---Normalizes each channel of x (B, C) or (B, C, T).
 ---@param channels integer
----@param opts {eps?: number, momentum?: number, affine?: boolean}?
+---@param opts {eps?: number, momentum?: number, affine?: boolean}? eps: added to the variance; momentum: weight of the present batch in the running statistics; affine: whether it scales and shifts
 ---@return perilune.Module
 local function BatchNorm1d(channels, opts)
   return batch_norm("BatchNorm1d", 3, channels, opts)
@@ -49,7 +49,7 @@ end
 
 ---Normalizes each channel of x (B, C, H, W).
 ---@param channels integer
----@param opts {eps?: number, momentum?: number, affine?: boolean}?
+---@param opts {eps?: number, momentum?: number, affine?: boolean}? eps: added to the variance; momentum: weight of the present batch in the running statistics; affine: whether it scales and shifts
 ---@return perilune.Module
 local function BatchNorm2d(channels, opts)
   return batch_norm("BatchNorm2d", 4, channels, opts)

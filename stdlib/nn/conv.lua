@@ -67,11 +67,11 @@ local function forward2d(self, x) return pl.conv2d(x, self.weight, self.bias, se
 local function forward_transpose2d(self, x) return pl.conv_transpose2d(x, self.weight, self.bias, self.options) end
 
 ---@class perilune.ConvOptions
----@field stride integer|integer[]?
----@field padding integer|integer[]|"same"|"valid"?
----@field dilation integer|integer[]?
----@field groups integer?
----@field bias boolean?
+---@field stride integer|integer[]? distance of two windows; 1 by default
+---@field padding integer|integer[]|"same"|"valid"? zeros added to each side, or "same" or "valid"; 0 by default
+---@field dilation integer|integer[]? distance of two elements of the kernel; 1 by default
+---@field groups integer? parts of the channels that are convolved apart; 1 by default
+---@field bias boolean? whether a bias is added; true by default
 
 ---Convolves x (B, in, T) -> (B, out, T'), T' = (T + 2 padding - dilation (kernel - 1) - 1) // stride + 1; with padding "same", T' = T.
 ---@param in_dim integer
@@ -97,7 +97,7 @@ end
 ---@param in_dim integer
 ---@param out_dim integer
 ---@param kernel integer|integer[]
----@param opts perilune.ConvOptions|{output_padding: integer|integer[]}?
+---@param opts perilune.ConvOptions|{output_padding: integer|integer[]}? output_padding: rows and columns added at the end of the result
 ---@return perilune.Module
 local function ConvTranspose2d(in_dim, out_dim, kernel, opts)
   return conv("ConvTranspose2d", 2, forward_transpose2d, in_dim, out_dim, kernel, opts, true)

@@ -12,7 +12,7 @@ end
 ---Looks up ids (...) i64, counted from 0 -> (..., dim). The weight (num, dim) starts normal with `std` (1, as in PyTorch).
 ---@param num integer number of ids
 ---@param dim integer
----@param opts {std?: number}?
+---@param opts {std?: number}? std: of the initial values
 ---@return perilune.Module
 local function Embedding(num, dim, opts)
   check.whole("nn.Embedding", "num", num)

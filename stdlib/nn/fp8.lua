@@ -140,7 +140,7 @@ end
 ---Switches every Linear of `model` to fp8 whose sizes are multiples of 16, except those made with `fp8 = false`.
 ---Returns the number of layers in fp8, those switched before included.
 ---@param model perilune.Module
----@param opts {history?: integer, margin?: integer}?
+---@param opts {history?: integer, margin?: integer}? history: uses that the largest magnitude is over; margin: powers of two of room above it
 ---@return integer
 local function use_fp8(model, opts)
   local op = "nn.use_fp8"

@@ -17,7 +17,7 @@ end
 ---`fp8` computes its products in fp8 (nn/fp8.lua); false excludes the layer from precision = "fp8".
 ---@param in_dim integer
 ---@param out_dim integer
----@param opts {bias?: boolean, fp8?: boolean|{history?: integer, margin?: integer}}?
+---@param opts {bias?: boolean, fp8?: boolean|{history?: integer, margin?: integer}}? bias: whether a bias is added; fp8: true or options for products in 8 bits, false to exclude the layer from nn.use_fp8
 ---@return perilune.Module
 local function Linear(in_dim, out_dim, opts)
   check.whole("nn.Linear", "in_dim", in_dim)

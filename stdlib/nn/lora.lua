@@ -24,7 +24,7 @@ end
 
 ---Wraps a Linear: freezes it and trains a (rank, in) and b (out, rank) instead.
 ---@param linear perilune.Module
----@param opts {rank?: integer, alpha?: number, dropout?: number}?
+---@param opts {rank?: integer, alpha?: number, dropout?: number}? rank: of the product A B; alpha: the adapter is scaled by alpha / rank; dropout: of the adapter's input, in training
 ---@return perilune.Module
 local function LoRA(linear, opts)
   if not nn.is_module(linear) or linear.kind ~= "Linear" then
@@ -44,7 +44,7 @@ end
 ---Freezes a model and wraps every Linear whose path `match` accepts in a LoRA, in place. Returns the number of wrapped layers.
 ---@param model perilune.Module
 ---@param match string|fun(path: string): boolean a Lua pattern or a function of the path
----@param opts {rank?: integer, alpha?: number, dropout?: number}?
+---@param opts {rank?: integer, alpha?: number, dropout?: number}? rank: of the product A B; alpha: the adapter is scaled by alpha / rank; dropout: of the adapter's input, in training
 ---@return integer
 local function add_lora(model, match, opts)
   if not check.is(match, "string|function") then

@@ -44,7 +44,7 @@ end
 
 ---@class perilune.MoEOptions
 ---@field top integer? experts per token, 2 by default
----@field kind "swiglu"|"gelu"?
+---@field kind "swiglu"|"gelu"? of an expert
 ---@field hidden integer? hidden width of an expert, 4 * width by default
 ---@field approximate "none"|"tanh"? of GELU
 ---@field rebalance perilune.RebalanceOptions? lets experts move among the devices along `ep`, and have replicas

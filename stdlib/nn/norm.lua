@@ -23,7 +23,7 @@ end
 ---Normalizes x (..., dims) to mean 0 and variance 1 over its last dims, then scales and shifts.
 ---Ba et al., Layer Normalization (2016).
 ---@param dims integer|integer[] sizes of the last dims
----@param opts {eps?: number, bias?: boolean, affine?: boolean}?
+---@param opts {eps?: number, bias?: boolean, affine?: boolean}? eps: added to the variance; bias: whether it shifts; affine: whether it scales and shifts
 ---@return perilune.Module
 local function LayerNorm(dims, opts)
   dims = dims_of("nn.LayerNorm", dims)
@@ -43,7 +43,7 @@ end
 ---Divides x (..., dim) by its root mean square over the last dim, then scales: x / rms(x) * weight.
 ---Zhang and Sennrich, Root Mean Square Layer Normalization (2019).
 ---@param dim integer
----@param opts {eps?: number, affine?: boolean}?
+---@param opts {eps?: number, affine?: boolean}? eps: added to the mean square; affine: whether it scales
 ---@return perilune.Module
 local function RMSNorm(dim, opts)
   check.whole("nn.RMSNorm", "dim", dim)
@@ -62,7 +62,7 @@ end
 ---Wu and He, Group Normalization (2018).
 ---@param groups integer a divisor of channels
 ---@param channels integer
----@param opts {eps?: number, affine?: boolean}?
+---@param opts {eps?: number, affine?: boolean}? eps: added to the variance; affine: whether it scales and shifts
 ---@return perilune.Module
 local function GroupNorm(groups, channels, opts)
   check.whole("nn.GroupNorm", "groups", groups)

@@ -82,10 +82,10 @@ local function forward(self, x, h, c)
 end
 
 ---@class perilune.RNNOptions
----@field layers integer?
----@field bias boolean?
----@field batch_first boolean?
----@field bidirectional boolean?
+---@field layers integer? stacked on each other
+---@field bias boolean? whether biases are added
+---@field batch_first boolean? whether x is (B, T, in) instead of (T, B, in)
+---@field bidirectional boolean? whether each layer reads in both directions
 ---@field dropout number? between layers, in training
 ---@field nonlinearity "tanh"|"relu"? of nn.RNN
 

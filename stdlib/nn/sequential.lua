@@ -19,7 +19,7 @@ end
 ---Chains modules: nn.Sequential { nn.Linear(64, 32), nn.GELU(), nn.Linear(32, 10) }
 ---`checkpoint = n` recomputes the activations of n parts at a time in the backward pass instead of storing them; true means 1.
 ---@param list (perilune.Module|fun(x: perilune.Tensor): perilune.Tensor)[]
----@param opts {checkpoint: integer|boolean}?
+---@param opts {checkpoint: integer|boolean}? checkpoint: recomputes n parts at a time in the backward pass instead of storing activations, true means 1
 ---@return perilune.Module
 local function Sequential(list, opts)
   if type(list) ~= "table" or #list == 0 then

@@ -55,8 +55,8 @@ end
 
 ---@class perilune.PoolOptions
 ---@field stride integer|integer[]? the kernel size by default
----@field padding integer|integer[]?
----@field ceil_mode boolean? whether a last window may extend beyond the end
+---@field padding integer|integer[]? added to each side; 0 by default
+---@field ceil_mode boolean? whether a last window may extend beyond the end; false by default
 
 ---@class perilune.AvgPoolOptions: perilune.PoolOptions
 ---@field count_include_pad boolean? whether the zeros of the padding count; true by default

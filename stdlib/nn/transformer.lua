@@ -22,7 +22,7 @@ local function swiglu_mlp(self, x) return self.down(self.gate(x):silu() * self.u
 ---Makes a feed-forward layer: x (..., width) -> (..., width). `kind` is "gelu" or "swiglu".
 ---The hidden width is 4 * width, for swiglu two thirds of that, rounded up to a multiple of 64: about as many weights.
 ---@param width integer
----@param opts {kind?: string, hidden?: integer, bias?: boolean, approximate?: string}?
+---@param opts {kind?: string, hidden?: integer, bias?: boolean, approximate?: string}? kind: "gelu" or "swiglu"; hidden: width between the two products; bias: whether biases are added; approximate: of GELU, "none" or "tanh"
 ---@return perilune.Module
 local function FeedForward(width, opts)
   local op = "nn.FeedForward"
@@ -72,9 +72,9 @@ local function forward(self, x_BTC, call)
 end
 
 ---@class perilune.BlockOptions: perilune.AttentionOptions
----@field norm "layer"|"rms"?
----@field eps number?
----@field mlp "gelu"|"swiglu"?
+---@field norm "layer"|"rms"? of both branches, LayerNorm or RMSNorm
+---@field eps number? of the norms, that of the layer by default
+---@field mlp "gelu"|"swiglu"? kind of the feed-forward layer
 ---@field hidden integer? hidden width of the MLP
 ---@field approximate "none"|"tanh"? of GELU
 ---@field experts integer? replaces the MLP by a mixture of so many experts (nn.MoE), which have no biases; 0 by default: an MLP

@@ -124,7 +124,7 @@ end
 ---@param model perilune.Module
 ---@param path string a .safetensors or .npz file
 ---@param rules perilune.NameRule[]? name mapping, see the head of this file
----@param opts {dtype?: perilune.DType}? the dtype in the file, that of the State by default
+---@param opts {dtype?: perilune.DType}? dtype: in the file, that of the State by default
 local function save_weights(model, path, rules, opts)
   local op = "nn.save_weights"
   local o = check.options(op, opts, {}, { dtype = "string" })

@@ -52,7 +52,7 @@ end
 
 ---Makes Adafactor: adaptive rates with factored second moments. Shazeer and Stern (2018).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
----@param opts {lr?: number|perilune.Schedule, beta2_decay?: number, eps?: number, d?: number, weight_decay?: number, clip_norm?: number, clip_value?: number}?
+---@param opts {lr?: number|perilune.Schedule, beta2_decay?: number, eps?: number, d?: number, weight_decay?: number, clip_norm?: number, clip_value?: number}? lr: learning rate, schedule or function of the step, the largest rate, 1e-2 by default; beta2_decay: exponent of the decay of the second moment; eps: smallest root mean square of a weight to which a step is relative; d: largest root mean square of an update; weight_decay: decoupled; clip_norm: limit of the norm of all gradients together; clip_value: limit of each element of a gradient
 ---@return perilune.Optimizer
 local function Adafactor(target, opts)
   local defaults = { beta2_decay = -0.8, eps = 1e-3, d = 1.0, weight_decay = 0 }

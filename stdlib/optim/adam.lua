@@ -61,12 +61,12 @@ local function check_betas(op, betas)
 end
 
 ---@class perilune.AdamOptions
----@field lr number|perilune.Schedule? 1e-3 by default
----@field betas number[]? { 0.9, 0.999 } by default
----@field eps number? 1e-8 by default
----@field weight_decay number? Adam: L2, 0 by default; AdamW: decoupled, 0.01 by default
----@field clip_norm number?
----@field clip_value number?
+---@field lr number|perilune.Schedule? learning rate, schedule or function of the step; 1e-3 by default
+---@field betas number[]? decays of the mean and of the mean square; { 0.9, 0.999 } by default
+---@field eps number? added to the root mean square; 1e-8 by default
+---@field weight_decay number? L2 for Adam, 0 without it; decoupled for AdamW, 0.01 without it
+---@field clip_norm number? limit of the norm of all gradients together
+---@field clip_value number? limit of each element of a gradient
 
 local function new(kind, rule, weight_decay, target, opts)
   local defaults = { betas = { 0.9, 0.999 }, eps = 1e-8, weight_decay = weight_decay }

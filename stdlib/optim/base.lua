@@ -207,7 +207,7 @@ function Optimizer:counts()
 end
 
 ---Sets the counts of updates to those that `counts` returned.
----@param counts {count: integer, missed: integer[]?}
+---@param counts {count: integer, missed: integer[]?} count: updates done; missed: updates of each parameter in which it had no gradient
 function Optimizer:set_counts(counts)
   local missed, k = counts.missed or {}, 0
   self.count, self.batches = counts.count, nil

@@ -89,7 +89,7 @@ end
 ---Pascanu et al., On the difficulty of training recurrent neural networks (2013).
 ---@param params perilune.Module|perilune.State[]|perilune.Entry[]
 ---@param max number
----@param opts {norm_type?: number}?
+---@param opts {norm_type?: number}? norm_type: p of the p-norm, math.huge for the largest magnitude
 ---@return perilune.Tensor norm
 function clip.clip_grad_norm(params, max, opts)
   local op = "optim.clip_grad_norm"

@@ -67,7 +67,7 @@ end
 ---With `warmup`, the decay after n updates is at most (1 + n) / (10 + n), so that the initial weights fade quickly.
 ---@param model perilune.Module
 ---@param decay number? 0.999 by default
----@param opts {warmup?: boolean}?
+---@param opts {warmup?: boolean}? warmup: after n updates the decay is at most (1 + n) / (10 + n)
 ---@return perilune.EMA
 local function new(model, decay, opts)
   decay = check.between("optim.EMA", "decay", decay or 0.999, 0, 1)

@@ -21,7 +21,7 @@ end
 
 ---Makes Lion: steps of size lr along the sign of an averaged gradient. Chen et al. (2023).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups
----@param opts {lr?: number|perilune.Schedule, betas?: number[], weight_decay?: number, clip_norm?: number, clip_value?: number}?
+---@param opts {lr?: number|perilune.Schedule, betas?: number[], weight_decay?: number, clip_norm?: number, clip_value?: number}? lr: learning rate, schedule or function of the step, 1e-4 by default; betas: decays of the update and of the average; weight_decay: decoupled; clip_norm: limit of the norm of all gradients together; clip_value: limit of each element of a gradient
 ---@return perilune.Optimizer
 local function Lion(target, opts)
   return base.new("Lion", target, opts, { betas = { 0.9, 0.99 }, weight_decay = 0 }, nil, function(o)

@@ -44,15 +44,15 @@ function rule.update(w, g, s, o, lr)
 end
 
 ---@class perilune.MuonOptions
----@field lr number|perilune.Schedule? 0.02 by default
----@field momentum number? 0.95 by default
----@field nesterov boolean? true by default
----@field weight_decay number?
----@field ns_steps integer? 5 by default
+---@field lr number|perilune.Schedule? learning rate of matrices, schedule or function of the step; 0.02 by default
+---@field momentum number? decay of the mean of gradients; 0.95 by default
+---@field nesterov boolean? whether the step looks ahead along the momentum; true by default
+---@field weight_decay number? decoupled
+---@field ns_steps integer? Newton-Schulz iterations; 5 by default
 ---@field adamw {lr: number|perilune.Schedule, betas: number[], eps: number, weight_decay: number}? options of the parameters that AdamW updates
 ---@field adamw_for (fun(path: string, state: perilune.State): boolean)? selects matrices for AdamW
----@field clip_norm number?
----@field clip_value number?
+---@field clip_norm number? limit of the norm of all gradients together
+---@field clip_value number? limit of each element of a gradient
 
 ---Makes Muon: orthogonalized momentum for matrices, AdamW for other parameters. Jordan et al. (2024).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups

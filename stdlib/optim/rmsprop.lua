@@ -31,14 +31,14 @@ function rule.update(w, g, s, o, lr)
 end
 
 ---@class perilune.RMSpropOptions
----@field lr number|perilune.Schedule? 1e-2 by default
+---@field lr number|perilune.Schedule? learning rate, schedule or function of the step; 1e-2 by default
 ---@field alpha number? decay of the second moment, 0.99 by default
----@field eps number?
----@field momentum number?
----@field centered boolean?
+---@field eps number? added to the root mean square
+---@field momentum number? decay of the sum of updates
+---@field centered boolean? whether the variance takes the place of the mean square
 ---@field weight_decay number? L2, added to the gradient
----@field clip_norm number?
----@field clip_value number?
+---@field clip_norm number? limit of the norm of all gradients together
+---@field clip_value number? limit of each element of a gradient
 
 ---Makes RMSprop: the gradient divided by its root mean square. Tieleman and Hinton (2012).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups

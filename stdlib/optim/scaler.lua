@@ -48,7 +48,7 @@ function Scaler:states()
 end
 
 ---Makes a dynamic loss scaler: its factor grows until gradients overflow and is then halved.
----@param opts {init: number?, growth: number?, backoff: number?, growth_interval: integer?}? 65536, 2, 0.5 and 2000 by default, as in PyTorch
+---@param opts {init: number?, growth: number?, backoff: number?, growth_interval: integer?}? init: first factor; growth: factor of its growth; backoff: factor after an overflow; growth_interval: updates without an overflow before it grows
 ---@return perilune.LossScaler
 local function LossScaler(opts)
   local op = "optim.LossScaler"

@@ -55,7 +55,7 @@ function schedule.constant(rate)
 end
 
 ---Makes a schedule that rises linearly to `peak` during `warmup` steps, then stays constant.
----@param opts {peak: number, warmup: integer}
+---@param opts {peak: number, warmup: integer} peak: rate after the warm-up; warmup: steps
 ---@return perilune.Schedule
 function schedule.linear_warmup(opts)
   local o = numbers("optim.linear_warmup", opts, { "peak", "warmup" }, {})
@@ -66,7 +66,7 @@ end
 
 ---Makes a cosine schedule: warm-up, then half a cosine from `peak` to `floor` at `steps`, then `floor`.
 ---Loshchilov and Hutter, SGDR (2017), without restarts.
----@param opts {peak: number, steps: integer, warmup: integer?, floor: number?}
+---@param opts {peak: number, steps: integer, warmup: integer?, floor: number?} peak: largest rate; steps: at which the floor is reached, the warm-up included; warmup: steps; floor: last rate
 ---@return perilune.Schedule
 function schedule.cosine(opts)
   local o = numbers("optim.cosine", opts, { "peak", "steps" }, { warmup = 0, floor = 0 })
@@ -79,7 +79,7 @@ end
 
 ---Makes a warmup-stable-decay schedule: `peak` until the last `decay` steps, then linear to `floor`.
 ---Hu et al., MiniCPM (2024).
----@param opts {peak: number, steps: integer, decay: integer, warmup: integer?, floor: number?}
+---@param opts {peak: number, steps: integer, decay: integer, warmup: integer?, floor: number?} peak: rate between warm-up and decay; steps: at which the floor is reached; decay: last steps, in which the rate falls; warmup: steps; floor: last rate
 ---@return perilune.Schedule
 function schedule.wsd(opts)
   local o = numbers("optim.wsd", opts, { "peak", "steps", "decay" }, { warmup = 0, floor = 0 })
@@ -95,7 +95,7 @@ end
 
 ---Makes a one-cycle schedule: half a cosine from peak / div up to `peak` over the fraction `start` of the steps, then half a
 ---cosine down to peak / div / final_div. Smith and Topin, Super-Convergence (2018); defaults of PyTorch's OneCycleLR.
----@param opts {peak: number, steps: integer, start: number?, div: number?, final_div: number?}
+---@param opts {peak: number, steps: integer, start: number?, div: number?, final_div: number?} peak: largest rate; steps: length of the cycle; start: fraction of the steps that rise; div: peak over first rate; final_div: first rate over last rate
 ---@return perilune.Schedule
 function schedule.one_cycle(opts)
   local o = numbers("optim.one_cycle", opts, { "peak", "steps" }, { start = 0.3, div = 25, final_div = 1e4 })
@@ -115,7 +115,7 @@ end
 
 ---Makes a schedule from a list of { step, rate }: each rate applies from its step on; `linear = true` interpolates between them.
 ---optim.piecewise { { 0, 1e-3 }, { 5000, 1e-4 } }
----@param points {[integer]: {[1]: integer, [2]: number}, linear: boolean?}
+---@param points {[integer]: {[1]: integer, [2]: number}, linear: boolean?} linear: whether rates between the points are interpolated
 ---@return perilune.Schedule
 function schedule.piecewise(points)
   local op = "optim.piecewise"

@@ -30,13 +30,13 @@ function rule.update(w, g, s, o, lr, step)
 end
 
 ---@class perilune.SGDOptions
----@field lr number|perilune.Schedule? 1e-3 by default
----@field momentum number?
----@field dampening number?
----@field nesterov boolean?
+---@field lr number|perilune.Schedule? learning rate, schedule or function of the step; 1e-3 by default
+---@field momentum number? decay of the sum of gradients
+---@field dampening number? share of a gradient that is left out of the momentum
+---@field nesterov boolean? whether the step looks ahead along the momentum
 ---@field weight_decay number? L2, added to the gradient
----@field clip_norm number?
----@field clip_value number?
+---@field clip_norm number? limit of the norm of all gradients together
+---@field clip_value number? limit of each element of a gradient
 
 ---Makes stochastic gradient descent, optionally with (Nesterov) momentum. Sutskever et al. (2013).
 ---@param target perilune.Module|perilune.State[]|table[] model, list of States, or groups

@@ -25,7 +25,7 @@ local train = { answer_log_probs = preference.answer_log_probs, dpo_loss = prefe
 ---All random numbers derive from the seed. Raises if a part of the recipe is missing or has the wrong type.
 ---@param recipe perilune.Recipe
 ---@param params table? the final value of every param; recipe.params by default
----@param opts {seed?: integer, precision?: string, memory_budget?: string|integer}? seed: params.seed or 0 by default; precision: recipe.precision or "f32" by default
+---@param opts {seed?: integer, precision?: string, memory_budget?: string|integer}? seed: params.seed or 0 by default; precision: recipe.precision or "f32" by default; memory_budget: device memory of a step, such as "20GiB"
 ---@return perilune.Run
 function train.new(recipe, params, opts)
   local op = "train.new"
@@ -38,7 +38,7 @@ end
 ---Trains on batch 0 until its loss is at most `threshold`. A model that fails has an error that more data does not correct.
 ---@param recipe perilune.Recipe
 ---@param params table?
----@param opts {steps?: integer, threshold?: number, seed?: integer}? at most 300 steps, to a loss of 0.05 by default
+---@param opts {steps?: integer, threshold?: number, seed?: integer}? steps: at most so many; threshold: loss at which it ends; seed: of all random numbers, params.seed or 0 by default
 ---@return {ok: boolean, first: number, last: number, steps: integer}
 function train.memorise(recipe, params, opts)
   local o = check.options("train.memorise", opts, { steps = 300, threshold = 0.05 }, { seed = "number" })

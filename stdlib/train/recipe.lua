@@ -7,10 +7,10 @@ local check = require "perilune.check"
 local tree = require "perilune.tree"
 
 ---@class perilune.Recipe
----@field name string
----@field params table<string, any>
----@field data fun(params: table): table<string, perilune.Loader>
----@field model fun(params: table, data: table): perilune.Module
+---@field name string of the run directory and the progress line
+---@field params table<string, any> what --set can change, with defaults, whose types a value must have
+---@field data fun(params: table): table<string, perilune.Loader> returns loaders by name, of which `train` is required, and other values for the model
+---@field model fun(params: table, data: table): perilune.Module returns the module to train
 ---@field optimizer (fun(params: table, model: perilune.Module): perilune.Optimizer|table<string, perilune.Optimizer>)? one optimizer, or several by name for a `step` of the recipe
 ---@field loss (fun(model: perilune.Module, batch: table): perilune.Tensor, table?, any, any)? the mean loss, metrics (scalar tensors by name), the weight of the batch, and the losses of its samples for the sample log
 ---@field evaluate (fun(model: perilune.Module, batch: table): any, table?, any)? replaces `loss` in evaluations

@@ -18,22 +18,22 @@ local sample_log = require "perilune.train.sample_log"
 local scope = require "perilune.train.scope"
 
 ---@class (partial) perilune.Run
----@field recipe perilune.Recipe
+---@field recipe perilune.Recipe what it was made of
 ---@field place integer source location of the recipe's loss (or step): that of ops which the loop itself records
----@field params table
----@field data table<string, perilune.Loader>
----@field model perilune.Module
+---@field params table the value of every param
+---@field data table<string, perilune.Loader> what recipe.data returned
+---@field model perilune.Module what recipe.model returned
 ---@field opt any the perilune.Optimizer, or a table of several by name, that recipe.optimizer returned; nil if it has none
 ---@field optimizers perilune.train.NamedOptimizer[]
----@field ema perilune.EMA?
+---@field ema perilune.EMA? the averages of the weights, if the recipe has `ema`
 ---@field steps integer length of the run
 ---@field count integer steps done
 ---@field accumulate integer micro-batches of a step
 ---@field segments perilune.train.Segment[] parts of the run with one batch size each
----@field precision string
+---@field precision string of products
 ---@field scaler perilune.LossScaler? with precision "fp16"
----@field eval_every integer?
----@field seed integer
+---@field eval_every integer? steps between two evaluations
+---@field seed integer of all random numbers
 ---@field evaluated table<string, number> metrics of the last evaluation of each split, such as "valid/loss"
 ---@field on_nan "stop"|"skip"|"warn" with "stop" and "skip" a step whose loss or gradient norm is not finite changes no State
 ---@field on_spike "warn"|"skip"|"stop"|"off" with "skip" a step whose loss exceeds `loss_limit` changes no State

@@ -120,7 +120,7 @@ end
 ---Lists the `k` samples with the largest losses, the largest first. Needs recipe.sample_log.
 ---  for _, s in ipairs(run:worst(10, { by = "mean" })) do print(s.source, s.row, s.mean) end
 ---@param k integer
----@param opts {by: ("last"|"mean"|"gradient")?}? "last" by default: the loss when it was trained on last
+---@param opts {by: ("last"|"mean"|"gradient")?}? by: "last" the loss when it was trained on last, "mean" over all steps, "gradient" the norm
 ---@return perilune.SampleStats[]
 function Run:worst(k, opts)
   local o = check.options("run:worst", opts, { by = "last" })
@@ -130,7 +130,7 @@ end
 
 ---Returns the statistics of a sample, nil if no step has trained on it. Needs recipe.sample_log.
 ---@param row integer from 0
----@param opts {source: string?, sub: integer?}? source: the first one by default
+---@param opts {source: string?, sub: integer?}? source: file of the sample, the first one by default; sub: number of the sample among those of its row
 ---@return perilune.SampleStats?
 function Run:sample(row, opts)
   local op = "run:sample"

@@ -1,10 +1,10 @@
 //! Runs the snippets of the Markdown pages and resolves their links.
 //!
-//! Every ```lua block of README.md and of the pages in docs/guide is run alone, in the folder of the recipes. A block that returns a recipe
-//! is trained for three steps. A ```text block right after it is its expected output; after a ```lua error block it is the
-//! first line of the message. A ```repl block is a session of the prompt with the digits recipe: input follows `> `, the other
-//! lines are the answer, and `…` in an answer matches any text. Relative links of all pages must name an existing file, and
-//! their anchors an existing heading.
+//! Every ```lua block of README.md and of the pages in docs/guide is run alone, in the folder of the recipes. A block that returns
+//! a recipe is trained for three steps. A ```text block right after it is its expected output; after a ```lua error block it is the
+//! first line of the message. A ```lua base block needs a run, and belongs to repl/tests/book.rs. A ```repl block is a session of
+//! the prompt with the digits recipe: input follows `> `, the other lines are the answer, and `…` in an answer matches any text.
+//! Relative links of all pages must name an existing file, and their anchors an existing heading.
 #![allow(clippy::unwrap_used)]
 
 use perilune_lua::{Console, Loaded};
@@ -113,7 +113,7 @@ fn check(path: &str, name: &str, least: usize) -> usize {
     let page = std::fs::read_to_string(path).unwrap();
     let all = blocks(&page);
     let (mut wrong, mut n) = (Vec::new(), 0);
-    for (k, block) in all.iter().enumerate().filter(|(_, b)| b.info.starts_with("lua")) {
+    for (k, block) in all.iter().enumerate().filter(|(_, b)| b.info.starts_with("lua") && b.info != "lua base") {
         n += 1;
         assert!(["lua", "lua error"].contains(&block.info.as_str()), "{path}:{}: ```{}", block.line, block.info);
         // The fence of the output is on the line after the end of the snippet.
@@ -151,10 +151,34 @@ fn snippets_of_the_guide_run() {
     pages.retain(|p| !p.ends_with("README.md"));
     pages.sort();
     listed.sort();
+    listed.dedup();
     assert!(pages.len() >= 20, "only {} pages in docs/guide", pages.len());
     assert_eq!(pages, listed, "the pages of docs/guide, and those that its table of contents lists");
     let snippets: usize = pages.iter().map(|page| check(page.to_str().unwrap(), "recipe", 0)).sum();
     assert!(snippets >= 50, "only {snippets} snippets in docs/guide");
+}
+
+/// `perilune reference --out docs/reference` writes the pages.
+#[test]
+fn the_reference_is_up_to_date_and_explains_every_option() {
+    let pages = perilune_lua::reference_pages().unwrap();
+    let mut wrong = Vec::new();
+    for page in &pages {
+        let path = Path::new("../docs/reference").join(page.file);
+        if std::fs::read_to_string(&path).ok().as_deref() != Some(&page.text) {
+            wrong.push(format!("{} is not what is generated", path.display()));
+        }
+        let mut section = "";
+        for line in page.text.lines() {
+            section = line.strip_prefix("## ").or(line.strip_prefix("### ")).unwrap_or(section);
+            if line.starts_with("| `") && line.ends_with("|  |") {
+                wrong.push(format!("{}, {section}: an option without a meaning: {line}", page.file));
+            }
+        }
+    }
+    let functions: usize = pages.iter().map(|p| p.text.lines().filter(|l| l.starts_with("##")).count()).sum();
+    assert!(functions >= 500, "only {functions} functions in the reference");
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
 /// The first two commands build and run Perilune, and run its tests.

@@ -94,8 +94,8 @@ enum Command {
     FetchProcess,
     /// Create a directory with a recipe and type stubs for an editor
     Init(init::InitArgs),
-    /// Print the reference of all tensor operations (Markdown)
-    Reference,
+    /// Print the reference of operations and of the standard library (Markdown), or write it as pages
+    Reference(reference::ReferenceArgs),
     /// Print type stubs for lua-language-server (LuaCATS)
     Stubs,
     /// Print a completion script
@@ -160,7 +160,7 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Fetch(args) => fetch::fetch(&args),
         Command::FetchProcess => fetch::serve(),
         Command::Init(args) => init::init(&args),
-        Command::Reference => reference::reference(),
+        Command::Reference(args) => reference::reference(&args),
         Command::Stubs => stubs::stubs(),
         Command::Completions { shell } => completions::completions(shell, &mut Cli::command()),
     }

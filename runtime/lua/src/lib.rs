@@ -69,7 +69,7 @@ pub use mesh::{OpenMesh, OpenedMesh, StrictShards, set_mesh_options};
 pub use observers::{Histogram, Logged, LoggedImage, LoggedValue, Observed};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
-pub use reference::{reference_markdown, stubs};
+pub use reference::{Page as ReferencePage, pages as reference_pages, stubs};
 pub use run::{CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use script_run::{ScriptDriver, ScriptRun};

@@ -1,4 +1,10 @@
-//! Generates texts from the op registry: `help`, the editor stubs, the reference page.
+//! Generates texts from the op registry and the annotations of the standard library: `help`, the editor stubs, the reference.
+
+mod annotations;
+mod library;
+mod pages;
+
+pub use pages::{Page, pages};
 
 use crate::args::{self, signature};
 use mlua::{Lua, Value};
@@ -96,7 +102,7 @@ fn overload_results(results: Results) -> String {
 }
 
 /// Returns the documented functions that are not ops, from the stubs.
-pub const STUBS_HEAD: &str = include_str!("stubs_head.lua");
+pub const STUBS_HEAD: &str = include_str!("../stubs_head.lua");
 
 /// Generates a LuaCATS file for lua-language-server and similar tools.
 pub fn stubs() -> String {
@@ -157,47 +163,8 @@ pub fn stubs() -> String {
     out
 }
 
-/// Generates the reference page: every op with signature, doc and options, then the functions that are not ops.
-pub fn reference_markdown() -> String {
-    let mut out = String::from(
-        "# Reference: tensor operations\n\nMade from the op registry by `perilune reference`; edit the op, not this page.\n\
-         Coordinates count from 0 and dims may be negative. Options are a trailing table.\n",
-    );
-    for op in public() {
-        let sig = signature(op);
-        let _ = write!(out, "\n## {}\n\n    {}", op.name, args::usage(op));
-        if sig.is_method {
-            let rest: Vec<String> = sig.params[1..sig.positional]
-                .iter()
-                .map(|p| if p.optional { format!("[{}]", p.name) } else { p.name.to_string() })
-                .collect();
-            let _ = write!(out, "\n    {}:{}({})", sig.params[0].name, op.name, rest.join(", "));
-        }
-        let _ = writeln!(out, "\n\n{}", op.doc);
-        for p in &sig.params[sig.positional..] {
-            let default = p.default_text.map(|d| format!(", default {d}")).unwrap_or_default();
-            let _ = writeln!(out, "- `{}`: {}{default}", p.name, args::want(&p.ty));
-        }
-    }
-    out.push_str("\n# Reference: tensors, States, steps, gradients\n\nFunctions that are not ops. A `?` marks an optional parameter.\n");
-    for f in own().filter(|f| !FILES.contains(&format!("\n## {}\n", f.name))) {
-        let _ = writeln!(out, "\n## {}\n\n    {}", f.name, f.call);
-        if !f.doc.is_empty() {
-            let _ = writeln!(out, "\n{}", f.doc.join("\n"));
-        }
-        for (i, (name, ty)) in f.params.iter().enumerate() {
-            let gap = if i == 0 { "\n" } else { "" };
-            let _ = writeln!(out, "{gap}- `{name}`: {}", ty.replace("perilune.", ""));
-        }
-    }
-    out.push_str(FILES);
-    out
-}
-
 /// The two functions on files that are not ops.
 const FILES: &str = "
-# Reference: files of tensors
-
 ## load
 
     load(path)
