@@ -240,6 +240,8 @@ fn a_script_gets_a_run() {
     );
     let listed = ok(p.run(&["runs", "r"]));
     assert!(listed.out.contains("finished"), "{}", listed.out);
+    let compared = ok(p.run(&["runs", "--compare", "r", "r"]));
+    assert!(compared.out.contains("no difference"), "{}", compared.out);
     // It is not overwritten, and not resumed.
     let r = p.run(&["run", "decay.lua", "--run-dir", "r"]);
     assert!(r.status != Some(0) && r.err.contains("already contains a run"), "{}", r.err);

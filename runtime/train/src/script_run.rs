@@ -4,6 +4,7 @@ use crate::cancel::Control;
 use crate::claim::Claim;
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter};
+use crate::history;
 use crate::job::Job;
 use crate::numbers::{self, object};
 use crate::params;
@@ -15,7 +16,7 @@ use crate::training_loop::End;
 use perilune_lua::{Logged, LoggedValue, Runtime, ScriptDriver, ScriptRun, StepNumbers};
 use serde_json::{Map, Value};
 use std::cell::RefCell;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::rc::{Rc, Weak};
 use std::time::Instant;
 
@@ -119,10 +120,11 @@ impl Script {
         record.insert("recipe".into(), name.as_str().into());
         record.insert("params".into(), params::to_json(&run.params));
         record.insert("steps".into(), run.steps.unwrap_or(0).into());
+        let files = own_files(&self.source, Vec::new());
+        record.insert("files".into(), history::hashes(&files, Path::new("")));
         let mut reporter = Reporter::new(self.listener.clone());
         if self.job.is_first() {
             let claim = Claim::take(self.spec.run_dir.as_deref(), &name, self.spec.overwrite)?;
-            let files = own_files(&self.source, Vec::new());
             let dir = RunDir::create(claim, record.clone(), &files)?;
             host.policy.grant_directory(&dir.path).map_err(|e| Error::System(e.to_string()))?;
             reporter.dir = Some(dir);
