@@ -64,7 +64,9 @@ pub use mesh::{OpenMesh, OpenedMesh, StrictShards, set_mesh_options};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
 pub use reference::{reference_markdown, stubs};
-pub use run::{CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
+pub use run::{
+    CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, RateRamp, Recipe, Run, StepNumbers, StepResult,
+};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use state_migration::{Described, DroppedStates, Source, StateMigration, Taking, compare};
 pub use tensor::{Ref, Tensor};
