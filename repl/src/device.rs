@@ -131,6 +131,11 @@ impl PlaceArgs {
         self.threads.unwrap_or_else(|| std::thread::available_parallelism().map_or(1, usize::from))
     }
 
+    /// Whether the device is the CPU.
+    pub fn is_cpu(&self) -> bool {
+        self.device == "cpu" || (self.device == "auto" && Cuda::count().map_or(true, |n| n == 0))
+    }
+
     /// Adds in the order of a recorded run, unless the command line gives another one, so that bits are those of the run.
     pub fn sum_as(&mut self, record: &Map<String, Value>) {
         let recorded = record.get("strict_shards").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());

@@ -135,6 +135,13 @@ impl RunPrinter {
                 }
                 lines.iter().for_each(|line| out.result(line));
             }
+            Event::Paused { step, steps, evaluations, run_dir } => {
+                for (split, values) in *evaluations {
+                    out.line(&format!("{split} {}", metrics(values)));
+                }
+                let text = format!("stopped at step {} of {} (--until)", grouped(*step), grouped(*steps));
+                out.result(&beside(&text, run_dir, out));
+            }
             Event::Failed { run_dir: Some(dir), .. } => {
                 out.line(&out.dim(&format!("the record of the failed run is in {}", dir.display())));
             }
@@ -184,7 +191,7 @@ impl Listener for RunPrinter {
                     self.warning(&failure.message());
                 }
             }
-            Event::HashesData => self.signals.stopped(),
+            Event::HashesData | Event::Paused { .. } => self.signals.stopped(),
             Event::Stopped { code, step, steps, run_dir, checkpoint } => {
                 self.signals.stopped();
                 let name = signals::name(*code);
@@ -213,7 +220,8 @@ fn continuing(words: &[String], run_dir: &Path) -> String {
             // Its value, the run, is another one if this run is a branch.
             "--resume" => drop(given.next_if(|next| !next.starts_with('-') && !is_recipe(next))),
             "--at" => drop(given.next()),
-            word if once.contains(&word) || word.starts_with("--resume=") || word.starts_with("--at=") => {}
+            "--until" => drop(given.next()),
+            word if once.contains(&word) || ["--resume=", "--at=", "--until="].iter().any(|o| word.starts_with(o)) => {}
             _ => words.push(word.clone()),
         }
     }

@@ -9,6 +9,7 @@ local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
 local base = require "perilune.optim.base"
+local schedule = require "perilune.optim.schedule"
 local parts = require "perilune.train.recipe"
 
 local optimizers = {}
@@ -191,6 +192,65 @@ function optimizers.scope(run)
   for _, o in ipairs(run.optimizers) do known[o.opt] = true end
   base.scope = { known = known }
   return setmetatable({}, { __close = function() base.scope = before end })
+end
+
+-- The largest rate of a schedule over the steps of a run; long runs are sampled.
+local function peak(op, rate, steps)
+  if type(rate) == "number" then return rate end
+  local top = 0
+  for step = 0, steps - 1, math.max(1, steps // 2000) do top = math.max(top, schedule.at(op, rate, step)) end
+  return top
+end
+
+---@class perilune.train.RateRamp
+---@field peak number the largest rate of the first group that has one above 0, with the recipe's own schedule
+---@field rate fun(step: integer): number the rate of that group at a step of the ramp, from 0
+---@field stands fun(): boolean whether no step has replaced a rate of the ramp
+
+---Replaces the rates of all groups by a geometric ramp from `from` to `to` over `steps` updates. The groups keep the ratios of
+---their largest rates: that of the first group with a rate above 0 follows the ramp itself. The counts of updates go on.
+---@param run perilune.Run
+---@param from number
+---@param to number
+---@param steps integer at least 2
+---@return perilune.train.RateRamp
+function optimizers.ramp(run, from, to, steps)
+  local owners, peaks, first = {}, {}, nil ---@type {table: table, from: integer}[], table<any, number>, number?
+  local function add(o, owner)
+    local rate = owner.lr
+    peaks[rate] = peaks[rate] or peak("optim." .. o.opt.kind, rate, run.steps)
+    if not first and peaks[rate] > 0 then first = peaks[rate] end
+    owners[#owners + 1] = { table = owner, from = o.opt.count }
+  end
+  for _, o in ipairs(run.optimizers) do
+    for _, group in ipairs(o.opt.groups) do
+      if #group.params > 0 then add(o, group.options) end
+      for _, p in ipairs(group.params) do
+        if p.lr then add(o, p) end
+      end
+    end
+  end
+  if not first then
+    local message = #owners == 0 and "the recipe has no optimizer" or "all learning rates are 0"
+    pl.error("recipe", message, "a ramp of rates needs an optimizer with a rate above 0, returned by recipe.optimizer")
+  end
+  local function at(step) return from * (to / from) ^ (step / (steps - 1)) end
+  -- Parameters of the same rate keep one function, so that they are updated together.
+  local ramps, set = {}, {} ---@type table<any, function>, table<table, function>
+  for _, owner in ipairs(owners) do
+    local rate, start = owner.table.lr, owner.from
+    local ratio = peaks[rate] / first
+    ramps[rate] = ramps[rate] or function(count) return ratio * at(count - start) end
+    set[owner.table] = ramps[rate]
+  end
+  for owner, ramp in pairs(set) do owner.lr = ramp end
+  local function stands()
+    for owner, ramp in pairs(set) do
+      if owner.lr ~= ramp then return false end
+    end
+    return true
+  end
+  return { peak = first, rate = at, stands = stands }
 end
 
 ---Sets whether the next step computes the norm of all gradients although nothing is clipped. Returns what was set before.

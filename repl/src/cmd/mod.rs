@@ -15,6 +15,7 @@ mod data;
 mod doctor;
 mod eval;
 mod fetch;
+mod find;
 mod init;
 mod launch;
 mod plot;
@@ -28,6 +29,7 @@ mod runs_compare;
 mod sample;
 mod stubs;
 mod submit;
+mod sweep;
 mod tokens;
 mod usage;
 
@@ -65,6 +67,11 @@ enum Command {
     Ckpt(ckpt::CkptArgs),
     /// Compare the speed of Perilune and PyTorch on the same device
     Bench(bench::BenchArgs),
+    /// Train a recipe with many values of its params, and compare the results
+    Sweep(Box<sweep::SweepArgs>),
+    /// Find a learning rate, or the largest batch that fits
+    #[command(subcommand)]
+    Find(find::FindArgs),
     /// List runs with their status, best metric and params, or compare two
     Runs(runs::RunsArgs),
     /// Evaluate a checkpoint of a run on a split of its data
@@ -117,6 +124,18 @@ fn recorded_run(mut words: Vec<String>) -> Option<run::RunArgs> {
     }
 }
 
+/// Parses the words of a `perilune run`; the error is what clap says of them.
+fn parse_run(words: Vec<String>) -> Result<run::RunArgs, String> {
+    match Cli::try_parse_from(words).map(|cli| cli.command) {
+        Ok(Command::Run(args)) => Ok(*args),
+        Ok(_) => Err("they are not those of perilune run".into()),
+        Err(e) => {
+            let text = e.to_string();
+            Err(text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_string())
+        }
+    }
+}
+
 /// Returns the arguments, with `run` put before a file name.
 fn arguments() -> Result<Vec<OsString>, Failure> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
@@ -151,6 +170,8 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Eval(args) => eval::eval(&args),
         Command::Sample(args) => sample::sample(&args),
         Command::Plot(args) => plot::plot(&args),
+        Command::Sweep(args) => sweep::sweep(*args),
+        Command::Find(args) => find::find(args),
         Command::Replay(args) => replay::replay(args),
         Command::Launch(args) => launch::launch(args),
         Command::Submit(args) => submit::submit(args),

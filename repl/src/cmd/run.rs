@@ -10,6 +10,8 @@ use crate::prompt;
 use crate::retention::RetentionArgs;
 use crate::run_printer::RunPrinter;
 use crate::signals::{self, Signals};
+use perilune_dist::launch::end_with_launcher;
+use perilune_dist::rendezvous::process_env;
 use perilune_lua::RuntimeOptions;
 use perilune_policy::PolicyBuilder;
 use perilune_train::history::Files;
@@ -31,6 +33,9 @@ pub struct RunArgs {
     /// Train this many steps instead of the recipe's
     #[arg(long, value_name = "N")]
     steps: Option<u32>,
+    /// Stop after this step with an evaluation and a checkpoint, from which --resume continues; schedules are those of all steps
+    #[arg(long, value_name = "STEP", value_parser = clap::value_parser!(u64).range(1..), conflicts_with = "watch")]
+    until: Option<u64>,
     /// The seed of all random numbers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
     seed: Option<i64>,
@@ -131,6 +136,11 @@ impl RunArgs {
         self.recipe.as_deref().unwrap_or(Path::new(""))
     }
 
+    /// Returns the recipe, the params, and the options of files and of the device.
+    pub fn parts(&self) -> (&Path, &[(String, String)], &PolicyArgs, &DeviceArgs) {
+        (self.recipe(), &self.set, &self.files, &self.device)
+    }
+
     /// Resolves `--resume RUN`: finds the run, and takes its recipe where none is given.
     fn completed(mut self) -> Result<RunArgs, Failure> {
         // The optional value of --resume takes the word after it, which may be the recipe.
@@ -183,6 +193,7 @@ impl RunArgs {
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.overwrite, self.resume, self.edited, self.watch) = (false, None, false, false);
         (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
+        self.until = None;
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
@@ -200,6 +211,10 @@ impl RunArgs {
         }
         let place = self.job.place()?;
         if place.processes == 1 {
+            // A sweep starts its runs as its children.
+            if !end_with_launcher(&process_env) {
+                return Err(Failure::System("the process that started this run has ended".into()));
+            }
             return Job::alone();
         }
         // What all processes have to be given alike; process 0 gives them the rest.
@@ -234,6 +249,7 @@ impl RunArgs {
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
             overwrite: self.overwrite,
+            until: self.until,
             resume: self.resume.is_some(),
             resume_from: self.resume.clone().flatten(),
             at: self.at,
@@ -300,7 +316,7 @@ fn train(args: RunArgs, job: &Job) -> Result<(), Failure> {
         Ok(runtime)
     })?;
     match outcome.end {
-        End::Finished => Ok(()),
+        End::Finished | End::Paused => Ok(()),
         End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
         End::LeftBreakpoint => Err(Failure::Signal(130)),
     }

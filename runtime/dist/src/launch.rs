@@ -416,5 +416,17 @@ pub fn end_with_launcher(env: Env) -> bool {
     true
 }
 
+/// Prepares a command as a child that ends with this process: it gets SIGTERM when this process dies, if it calls
+/// [`end_with_launcher`]. A group of its own keeps the terminal's signals from it, so that this process decides what it gets.
+pub fn bind_child(command: &mut Command) {
+    command.process_group(0).env(LAUNCHER, std::process::id().to_string());
+}
+
+/// Asks a child to stop. It must not have been waited for.
+pub fn stop_child(child: &Child) {
+    // It can have ended a moment ago; it is not reaped yet, so the number is still its own.
+    let _ = kill_process(Pid::from_child(child), Signal::TERM);
+}
+
 #[cfg(test)]
 mod tests;

@@ -70,7 +70,9 @@ pub use observers::{Histogram, Logged, LoggedImage, LoggedValue, Observed};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};
 pub use perilune_policy::Policy;
 pub use reference::{Page as ReferencePage, pages as reference_pages, stubs};
-pub use run::{CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, Recipe, Run, StepNumbers, StepResult};
+pub use run::{
+    CheckedRecords, KeepSaid, NotFinite, ParamReads, ParamValue, RateRamp, Recipe, Run, StepNumbers, StepResult,
+};
 pub use runtime::{Failed, Loaded, Memory, Params, Runtime, RuntimeOptions};
 pub use script_run::{ScriptDriver, ScriptRun};
 pub use state_migration::{Described, DroppedStates, Source, StateMigration, Taking, compare};

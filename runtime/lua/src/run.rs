@@ -161,6 +161,25 @@ pub struct StepResult {
     table: Table,
 }
 
+/// Learning rates that a ramp has replaced.
+pub struct RateRamp {
+    table: Table,
+    /// The largest rate of the recipe's own schedule, of the first group that has one.
+    pub peak: f64,
+}
+
+impl RateRamp {
+    /// Returns the rate of the first group at a step of the ramp, from 0.
+    pub fn rate(&self, step: u32) -> Result<f64, Failed> {
+        Ok(self.table.get::<Function>("rate")?.call(step)?)
+    }
+
+    /// Whether no step has set another rate since.
+    pub fn stands(&self) -> Result<bool, Failed> {
+        Ok(self.table.get::<Function>("stands")?.call(())?)
+    }
+}
+
 /// The checkpoint retention policy of a recipe.
 #[derive(Clone, Default, Debug)]
 pub struct KeepSaid {
@@ -557,6 +576,18 @@ impl Run {
     pub fn rates(&self) -> Option<Vec<f64>> {
         let f: Function = self.table.get("rates").ok()?;
         f.call(&self.table).ok()?
+    }
+
+    /// Replaces the learning rates by a geometric ramp over `steps` updates; the groups keep the ratios of their largest rates.
+    ///
+    /// # Errors
+    /// The recipe has no optimizer, all its rates are 0, or a schedule raises.
+    pub fn ramp_rates(&self, from: f64, to: f64, steps: u32) -> Result<RateRamp, Failed> {
+        let require = library_env::function(&self.lua, "require")?;
+        let optimizers: Table = require.call("perilune.train.optimizers")?;
+        let ramp: Function = optimizers.get("ramp")?;
+        let table: Table = ramp.call((&self.table, from, to, steps))?;
+        Ok(RateRamp { peak: table.get("peak")?, table })
     }
 
     /// Returns the number of updates that each State of the optimizers has had, by path.

@@ -81,6 +81,8 @@ pub enum Event<'a> {
     LoopEnded,
     /// The recipe's last evaluations, by split.
     Finished { steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
+    /// The run stops at [`crate::RunSpec::until`], before its last step.
+    Paused { step: u64, steps: u64, evaluations: &'a [(&'a str, Vec<(String, f64)>)], run_dir: &'a Path },
     /// A large data file, whose time has changed, is compared with that of the run.
     ComparesData { path: &'a str, bytes: u64 },
     /// The run has finished, and waits until its data files are hashed. A stop request ends the wait.

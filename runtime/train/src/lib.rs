@@ -70,6 +70,7 @@ mod shared_run;
 mod source;
 mod spec;
 mod state_names;
+pub mod sweep;
 mod tensorboard;
 mod trainer;
 mod training_loop;

@@ -54,7 +54,7 @@ pub(crate) fn spec(job: &Job, own: &RunSpec) -> Result<RunSpec> {
         Ok(json!({
             "recipe": own.recipe.display().to_string(), "params": own.params, "start": start_json(&own.start),
             "every": own.checkpoint_every, "resume": own.resume, "edited": own.edited, "watch": own.watch,
-            "on_nan": own.on_nan, "on_spike": own.on_spike,
+            "on_nan": own.on_nan, "on_spike": own.on_spike, "until": own.until,
         }))
     })?;
     Ok(RunSpec {
@@ -62,6 +62,7 @@ pub(crate) fn spec(job: &Job, own: &RunSpec) -> Result<RunSpec> {
         params: pairs(&shared["params"]),
         start: start_of(&shared["start"]),
         checkpoint_every: shared["every"].as_u64(),
+        until: shared["until"].as_u64(),
         resume: shared["resume"] == true,
         edited: shared["edited"] == true,
         watch: shared["watch"] == true,

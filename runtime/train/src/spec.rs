@@ -27,6 +27,8 @@ pub struct RunSpec {
     /// Continue from the last checkpoint of the run in `run_dir`, or of the recipe's newest run; start from the beginning where
     /// it has none.
     pub resume: bool,
+    /// Stop after this step with a checkpoint and an evaluation, although the run has more steps; a resume continues it.
+    pub until: Option<u64>,
     /// With `resume`: the directory of the run.
     pub resume_from: Option<PathBuf>,
     /// With `resume`: the step of the checkpoint to continue from, instead of the last one.
@@ -86,6 +88,7 @@ impl RunSpec {
             ("--steps", self.start.steps.is_some() && !params.iter().any(|n| n == "steps")),
             ("--run-dir", self.run_dir.is_some() && !has_run),
             ("--overwrite", self.overwrite && !has_run),
+            ("--until", self.until.is_some()),
             ("--precision", self.start.precision.is_some()),
             ("--memory-budget", self.start.memory_budget.is_some()),
             ("--checkpoint-every", self.checkpoint_every.is_some()),

@@ -431,8 +431,12 @@ impl Session<'_> {
         training.remember(&tail.history);
         training.evaluated = tail.evaluated.into_iter().map(|(split, values)| (split, (run.count(), values))).collect();
         training.until = replay.map(|r| r.steps);
+        training.pause = self.spec.until;
         let end = loop {
             let end = training.train()?;
+            if end == End::Paused {
+                self.pause(&mut training)?;
+            }
             if end != End::Finished {
                 break end;
             }
@@ -556,6 +560,20 @@ impl Session<'_> {
             None => Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), self.spec.overwrite)?,
         };
         RunDir::create(claim, record, &files)
+    }
+
+    /// Evaluates a run that stops before its last step. Its checkpoint has been written, so the evaluation changes nothing for the
+    /// run that continues. The test split waits for the end.
+    fn pause(&self, training: &mut TrainingLoop<'_>) -> Result<()> {
+        let splits = training.run.evaluated_splits();
+        let mut evaluations = Vec::new();
+        for split in splits.iter().filter(|name| *name != "test") {
+            evaluations.push((split.as_str(), training.evaluate(split)?));
+        }
+        let run_dir = training.reporter.dir.as_ref().map(|d| d.path.clone()).unwrap_or_default();
+        let (step, steps) = (training.run.count(), training.run.steps());
+        training.reporter.tell(&Event::Paused { step, steps, evaluations: &evaluations, run_dir: &run_dir });
+        Ok(())
     }
 
     /// Runs the last evaluations and `recipe.finish`.

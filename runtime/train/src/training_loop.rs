@@ -42,6 +42,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub corrupt: bool,
     /// The step at which the run ends, overriding the recipe.
     pub until: Option<u64>,
+    /// The step after which the run stops to be continued later.
+    pub pause: Option<u64>,
     pub(crate) pending: Option<Pending>,
     pub(crate) detector: Detector,
     /// Measures the run.
@@ -95,6 +97,8 @@ pub enum End {
     Stopped {
         code: usize,
     },
+    /// The run has reached [`crate::RunSpec::until`].
+    Paused,
     /// The user left at a breakpoint.
     LeftBreakpoint,
 }
@@ -124,6 +128,7 @@ impl<'a> TrainingLoop<'a> {
             sound: true,
             corrupt: false,
             until: None,
+            pause: None,
             pending: None,
             detector: Detector::new(),
             performance: Performance::new(None, 1),
@@ -222,6 +227,10 @@ impl<'a> TrainingLoop<'a> {
         if self.run.finished()? || self.until.is_some_and(|n| self.run.count() >= n) {
             self.checkpoint()?;
             return Ok(Some(End::Finished));
+        }
+        if self.pause.is_some_and(|n| self.run.count() >= n) {
+            self.checkpoint()?;
+            return Ok(Some(End::Paused));
         }
         let candidate = self.candidate();
         let decision = self.job.decide(self.run.count(), self.control, candidate.is_some(), self.last_step)?;

@@ -127,6 +127,18 @@ const MAX_LINE: u64 = 16 << 20;
 impl Metrics {
     /// Reads the log of the run in `dir`; a run without one has no metrics.
     pub(crate) fn read(dir: &Directory, events: Events) -> Result<Metrics> {
+        Metrics::scan(dir, events, u64::MAX)
+    }
+
+    /// Reads the log of the run in `path` up to a step: the last values are those that the run had there.
+    ///
+    /// # Errors
+    /// The log cannot be read.
+    pub fn read_up_to(path: &Path, step: u64) -> Result<Metrics> {
+        Metrics::scan(&Directory::open(path)?, Events::All, step)
+    }
+
+    fn scan(dir: &Directory, events: Events, most: u64) -> Result<Metrics> {
         if !dir.has(METRICS)? {
             return Ok(Metrics::default());
         }
@@ -148,7 +160,7 @@ impl Metrics {
             let is_step = line.starts_with(br#"{"event":"step""#);
             match events {
                 Events::Evaluations if is_step => std::mem::swap(&mut line, &mut last),
-                _ => out.add(&line),
+                _ => out.add(&line, most),
             }
         }
         // Of the last step the number counts, not its metrics.
@@ -165,10 +177,10 @@ impl Metrics {
         }
     }
 
-    fn add(&mut self, line: &[u8]) {
+    fn add(&mut self, line: &[u8], most: u64) {
         let Ok(event) = serde_json::from_slice::<Value>(line) else { return };
         let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return };
-        if !matches!(kind, "step" | "eval" | "log") {
+        if !matches!(kind, "step" | "eval" | "log") || step > most {
             return;
         }
         self.reach(&event);
