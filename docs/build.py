@@ -120,7 +120,11 @@ def main():
     install()
     stage()
     env = {**os.environ, "PYTHONPATH": str(TOOLS), "NO_MKDOCS_2_WARNING": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    subprocess.run([sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "-f", str(config(out))], check=True, env=env)
+    # With --quiet it would not count warnings.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config(out))]
+    built = subprocess.run(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    if built.returncode != 0:
+        sys.exit(built.stdout)
     check_hosts(out)
     print(f"{out / 'index.html'}: {sum(1 for _ in out.rglob('*.html'))} pages")
 

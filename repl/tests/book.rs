@@ -13,7 +13,8 @@ fn page(name: &str) -> String {
 
 /// Returns the fenced blocks of a page that begin with ```INFO and return a recipe.
 fn recipes(page: &str, info: &str) -> Vec<String> {
-    let blocks = page.split(&format!("\n```{info}\n")).skip(1).filter_map(|rest| rest.split("\n```").next());
+    let fence = format!("\n```{info}\n");
+    let blocks = page.split(&fence).skip(1).filter_map(|rest| rest.split("\n```").next());
     blocks.filter(|text| text.ends_with("return recipe")).map(|text| format!("{text}\n")).collect()
 }
 
@@ -61,7 +62,9 @@ fn the_first_recipe_is_adapted_and_distilled() {
         p.file(&file, text);
         ok(p.run(&["check", &file]));
         ok(p.run(&["run", &file, "--steps", "4", "--run-dir", &dir]));
-        assert_eq!(p.run_json(&dir)["data"][0]["path"], "runs/base/checkpoints/step-40/run.json");
+        let read = p.run_json(&dir)["data"].clone();
+        let teacher = "runs/base/checkpoints/step-40/run.json";
+        assert!(read.as_array().unwrap().iter().any(|entry| entry["path"] == teacher), "{read}");
     }
 }
 

@@ -187,7 +187,7 @@ end
 
 ---Renders conversations by the chat template of a tokenizer: records with `ids` (N) i32 and `mask` (N) bool, which says what the loss trains.
 ---@param tokenizer perilune.Tokenizer
----@param opts (perilune.ChatOptions|{field: string?})? field: "messages", a list of { role =, content = }
+---@param opts (perilune.ChatOptions|{field: string?})? field: that has the conversation, a list of { role =, content = }, "messages" by default
 ---@return perilune.Records
 function Records:chat(tokenizer, opts)
   return encoded(self.native:chat(tokenizer, opts), self, tokenizer)
@@ -446,7 +446,7 @@ end
 ---attention, and positions (T) i32, from 0 in each document. `ids` and `mask` name the fields of a document: its token ids, and which of
 ---them are trained, as `chat` makes them. A document without a field `mask` is trained whole.
 ---@param length integer
----@param opts {ids: string?, mask: string?, padding: integer?, too_long: string?}? ids: "ids"; mask: "mask"; padding: 0; too_long: "error", "truncate" or "split"
+---@param opts {ids: string?, mask: string?, padding: integer?, too_long: string?}? ids: field of the ids; mask: field of the mask; padding: id of positions that are not used; too_long: "error", "truncate" or "split"
 ---@return perilune.Records
 function Records:pack(length, opts)
   local op = "records:pack"

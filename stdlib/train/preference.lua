@@ -27,7 +27,7 @@ end
 ---Computes the loss of direct preference optimization: the mean of -log sigmoid(beta * ((policy_chosen - reference_chosen) - (policy_rejected - reference_rejected))).
 ---@param policy perilune.Tensor (B, 2) log-probabilities of the answers by the model in training, the preferred one first
 ---@param reference perilune.Tensor (B, 2) the same by the frozen model that training started from
----@param opts {beta: number?}? beta: 0.1, how strongly the model is held to the reference
+---@param opts {beta: number?}? beta: how strongly the model is held to the reference
 ---@return perilune.Tensor loss scalar
 ---@return table<string, perilune.Tensor> metrics `margin`, the mean difference of the rewards beta * (policy - reference), and `preferred`, the share of pairs in which the preferred answer has the higher reward
 function preference.dpo_loss(policy, reference, opts)

@@ -356,14 +356,13 @@ fn cell(text: &str) -> String {
 fn type_text(ty: &str) -> String {
     let ty = ty.trim_end_matches('?').replace("perilune.", "").replace("Whole", "integer");
     let ty = ty.strip_prefix('(').and_then(|t| t.strip_suffix(')')).map_or(ty.clone(), str::to_string);
-    let words = ty.split('|').map(|word| word.trim()).map(|word| match word {
-        _ if word.chars().all(|c| c.is_alphanumeric()) => word.to_string(),
-        _ => format!("`{word}`"),
-    });
     // A function type keeps its bars within one code span.
     if ty.contains("fun(") || ty.contains('{') {
         return format!("`{}`", ty.replace('|', " or "));
     }
+    let plain = |word: &str| word.chars().all(|c| c.is_alphanumeric());
+    let words =
+        ty.split('|').map(str::trim).map(|word| if plain(word) { word.to_string() } else { format!("`{word}`") });
     words.collect::<Vec<_>>().join(" or ")
 }
 
