@@ -29,7 +29,7 @@ local histogram_meta = { __name = "perilune.LoggedHistogram" }
 ---Marks a tensor as an image for run:log. Floats are clamped to [0, 1] and scaled; u8 values stay as they are.
 ---A batch is laid out as a grid, row by row.
 ---@param x perilune.Tensor (C, H, W), (H, W) for grey, or a batch (N, C, H, W); C is 1, 3 or 4
----@param opts {columns: integer?}? columns of the grid of a batch; the root of its size, rounded up, by default
+---@param opts {columns: integer?}? columns: of the grid of a batch; by default the root of its size, rounded up
 ---@return perilune.LoggedImage
 function log.image(x, opts)
   local op = "train.image"
@@ -54,7 +54,7 @@ end
 
 ---Marks a tensor as a histogram for run:log: its finite values are counted in bins of equal width.
 ---@param x perilune.Tensor of any shape
----@param opts {bins: integer?}? 64 by default
+---@param opts {bins: integer?}? bins: how many, at most 4,096
 ---@return perilune.LoggedHistogram
 function log.histogram(x, opts)
   local op = "train.histogram"

@@ -80,7 +80,7 @@ const LIBRARY: &[LibraryPage] = &[
         "train: runs",
         "Training runs in scripts and at the prompt.",
         &["train"],
-        &["Run", "StepResult", "Sample", "PseudoLabel"],
+        &["Run", "StepResult", "StepEvent", "EvalEvent", "ScriptRun", "Sample", "PseudoLabel"],
     ),
     (
         "kernel.md",
