@@ -168,6 +168,10 @@ function pl.plan(...) end
 ---Returns counts of plans, cache hits and misses, runs and splits, and the allocated bytes.
 ---@return table
 function pl.stats() end
+---Begins the run of a plain script: its directory, its progress bar, and the curves of what run:log gets.
+---@param options? {name?: string, steps?: integer, params?: table}
+---@return perilune.ScriptRun
+function pl.run(options) end
 ---Opens a prompt here, with the locals of this function. Without a terminal it is skipped with a warning.
 function pl.breakpoint() end
 ---Summarizes a model called with these inputs, layer by layer: output shapes, parameters, FLOP and bytes of outputs. Nothing is computed.
