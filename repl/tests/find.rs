@@ -122,9 +122,9 @@ fn the_largest_batch_fits_and_the_next_one_does_not() {
         .replace("width = 4 }", "width = 4, batch = 8 }")
         .replace(":shuffle(p.seed):batch(8)", ":shuffle(p.seed):batch(p.batch)");
     p.file("tiny.lua", text.replace("pl.randn { 64, 4 }", "pl.randn { 40000, 4 }"));
-    let all = find(&p, &["batch", "tiny.lua", "--memory", "2MiB"]);
+    let all = find(&p, &["batch", "tiny.lua", "--memory", "1MiB"]);
     let last = all.last().unwrap();
-    let (batch, limit) = (last["batch"].as_u64().unwrap(), 2 << 20);
+    let (batch, limit) = (last["batch"].as_u64().unwrap(), 1 << 20);
     let tries: Vec<(u64, u64, bool)> = all
         .iter()
         .filter(|e| e["event"] == "try")
