@@ -245,6 +245,14 @@ fn a_sweep_of_twenty_runs_is_killed_and_goes_on() {
         let alone = weights(&p, &["--set", &format!("lr={lr}"), "--set", &format!("seed={seed}")]);
         assert_eq!(after[name]["weights"], alone.as_str(), "{name}");
     }
+    // Those that the signal stopped went on from their checkpoints.
+    for (name, record) in before.iter().filter(|(_, r)| r["steps_done"].as_u64().is_some_and(|n| n > 0 && n < 6)) {
+        let params = &record["params"];
+        let set = [format!("lr={}", params["lr"]), format!("seed={}", params["seed"])];
+        let alone = weights(&p, &["--set", &set[0], "--set", &set[1]]);
+        assert_eq!(after[name]["weights"], alone.as_str(), "{name}");
+        assert!(after[name]["resumed"].as_array().is_some_and(|r| !r.is_empty()), "{name}");
+    }
     let hashes: std::collections::BTreeSet<&str> = after.values().map(|r| r["weights"].as_str().unwrap()).collect();
     assert_eq!(hashes.len(), 20);
 }
