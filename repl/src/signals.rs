@@ -31,7 +31,7 @@ fn terminal() -> bool {
 }
 
 /// Whether SIGHUP was ignored at the start, as `nohup` does.
-fn nohup() -> bool {
+pub fn nohup() -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|l| u64::from_str_radix(l.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|m| m & 1 << (SIGHUP - 1) != 0)

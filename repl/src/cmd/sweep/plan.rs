@@ -9,7 +9,7 @@ use perilune_lua::ParamValue;
 use perilune_train::sweep::{Axis, Draws, Plan, SEED, SweepDir, Trial, Values};
 use perilune_train::{Source, params};
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// The param of ablations, whose default is the baseline.
 const ABLATE: &str = "ablate";
@@ -224,7 +224,7 @@ pub fn run_args(plan: &Plan, trial: Option<&Trial>) -> Result<RunArgs, Failure> 
     parse(words(plan, trial))
 }
 
-fn run_args_of(recipe: &PathBuf, values: &[(String, String)], arguments: &[String]) -> Result<RunArgs, Failure> {
+fn run_args_of(recipe: &Path, values: &[(String, String)], arguments: &[String]) -> Result<RunArgs, Failure> {
     parse(run_words(recipe, values, arguments))
 }
 

@@ -49,6 +49,9 @@ impl Outcome<'_> {
             Some(run) if run.status == Status::Failed => {
                 run.error.as_deref().and_then(|e| e.lines().next()).unwrap_or("failed").to_string()
             }
+            Some(run) if !matches!(run.status, Status::Finished | Status::Stopped) => {
+                format!("{}; --resume continues the sweep", run.status.name())
+            }
             Some(run) if self.value.is_none() => format!("{}, without the metric", run.status.name()),
             Some(_) => "the metric is not finite".into(),
         }

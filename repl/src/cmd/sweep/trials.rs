@@ -3,7 +3,7 @@
 use super::{is_over, plan};
 use crate::console_out::ConsoleOut;
 use crate::failure::Failure;
-use crate::signals::exit_status;
+use crate::signals::{exit_status, nohup};
 use crate::terminal::one_line;
 use console::truncate_str;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -68,7 +68,8 @@ impl<'a> Pool<'a> {
     pub fn new(dir: &'a SweepDir, out: &'a ConsoleOut, jobs: usize) -> Result<Pool<'a>, Failure> {
         let program = std::env::current_exe().map_err(|e| Failure::System(format!("cannot find this program: {e}")))?;
         let signal = Arc::new(AtomicUsize::new(0));
-        for number in [SIGINT, SIGTERM, SIGHUP] {
+        // nohup: the sweep outlives its terminal.
+        for number in [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|n| *n != SIGHUP || !nohup()) {
             signal_hook::flag::register_usize(number, signal.clone(), number as usize)
                 .map_err(|e| Failure::System(format!("cannot listen for signals: {e}")))?;
         }

@@ -28,18 +28,19 @@ const MOST: u64 = 1_000_000;
 
 /// Splits at commas that no backslash precedes. Returns the parts, and whether one has an escaped comma.
 fn split(text: &str) -> (Vec<String>, bool) {
-    let (mut parts, mut escaped) = (vec![String::new()], false);
+    let (mut parts, mut part, mut escaped) = (Vec::new(), String::new(), false);
     let mut chars = text.chars().peekable();
     while let Some(c) = chars.next() {
         match c {
             '\\' if chars.next_if_eq(&',').is_some() => {
                 escaped = true;
-                parts.last_mut().map(|part| part.push(',')).unwrap_or_default();
+                part.push(',');
             }
-            ',' => parts.push(String::new()),
-            c => parts.last_mut().map(|part| part.push(c)).unwrap_or_default(),
+            ',' => parts.push(std::mem::take(&mut part)),
+            c => part.push(c),
         }
     }
+    parts.push(part);
     (parts, escaped)
 }
 
