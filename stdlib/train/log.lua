@@ -38,7 +38,7 @@ function log.image(x, opts)
   local shape = ("{%s}"):format(table.concat(x.shape, ", "))
   if x:dim() == 2 then x = x:unsqueeze(0) end
   if x:dim() == 3 then x = x:unsqueeze(0) end
-  local C = x:dim() == 4 and x:size(1)
+  local C = x:dim() == 4 and x:size(1) or 0 --[[@as integer]]
   if not (C == 1 or C == 3 or C == 4) or x:numel() == 0 then
     pl.error(op, "the image has shape " .. shape, "it must be (H, W), (C, H, W) or (N, C, H, W) with 1, 3 or 4 channels")
   end
@@ -118,8 +118,8 @@ local Run = {}
 ---@param step integer? steps done when they were true; by default the step that on_step or on_eval is called about, or run.count
 function Run:log(values, step)
   local op = "run:log"
-  local at = step == nil and (native.observed_step() or self.count) or check.whole(op, "step", step, 0)
-  log.write(op, at, values)
+  if step == nil then step = native.observed_step() or self.count end
+  log.write(op, check.whole(op, "step", step, 0), values)
 end
 
 log.methods = Run

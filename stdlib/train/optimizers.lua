@@ -197,7 +197,7 @@ end
 -- The largest rate of a schedule over the steps of a run; long runs are sampled.
 local function peak(op, rate, steps)
   if type(rate) == "number" then return rate end
-  local top = 0
+  local top = 0.0
   for step = 0, steps - 1, math.max(1, steps // 2000) do top = math.max(top, schedule.at(op, rate, step)) end
   return top
 end
@@ -234,12 +234,13 @@ function optimizers.ramp(run, from, to, steps)
     local message = #owners == 0 and "the recipe has no optimizer" or "all learning rates are 0"
     pl.error("recipe", message, "a ramp of rates needs an optimizer with a rate above 0, returned by recipe.optimizer")
   end
+  local reference = first --[[@as number]]
   local function at(step) return from * (to / from) ^ (step / (steps - 1)) end
   -- Parameters of the same rate keep one function, so that they are updated together.
   local ramps, set = {}, {} ---@type table<any, function>, table<table, function>
   for _, owner in ipairs(owners) do
     local rate, start = owner.table.lr, owner.from
-    local ratio = peaks[rate] / first
+    local ratio = peaks[rate] / reference
     ramps[rate] = ramps[rate] or function(count) return ratio * at(count - start) end
     set[owner.table] = ramps[rate]
   end
@@ -250,7 +251,7 @@ function optimizers.ramp(run, from, to, steps)
     end
     return true
   end
-  return { peak = first, rate = at, stands = stands }
+  return { peak = reference, rate = at, stands = stands }
 end
 
 ---Sets whether the next step computes the norm of all gradients although nothing is clipped. Returns what was set before.

@@ -105,7 +105,7 @@ end
 ---Raises unless `sinks` is a list of functions.
 ---@param given perilune.Recipe
 function recipe.check_sinks(given)
-  local sinks = given.sinks
+  local sinks = given.sinks --[[@as any]]
   if sinks == nil then return end
   local hint = "write recipe.sinks = { function(event) ... end }"
   if type(sinks) ~= "table" then pl.error("recipe", "recipe.sinks is " .. check.show(sinks), hint) end
