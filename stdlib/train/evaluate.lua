@@ -54,7 +54,8 @@ end
 
 ---Computes the loss and metrics over a whole split, as plain numbers.
 ---Means over its batches, weighted as micro-batches are, and functions of means (`metrics.new`); without gradients, in evaluation
----mode, with the averaged weights if the recipe has `ema`. Weights and modes are restored, also after an error.
+---mode, with the averaged weights if the recipe has `ema`. Weights, modes and random numbers are restored, also after an error: a step after
+---an evaluation has the bits of one without.
 ---@param split string? "valid" by default
 ---@param limit integer? maximum number of batches
 ---@return table<string, number>
@@ -70,6 +71,7 @@ function Run:evaluate(split, limit)
     pl.error("run:evaluate", ("there is no split '%s'"):format(tostring(split)), "this recipe's data has " .. table.concat(names, ", "))
   end
   local mean = require("perilune.metrics").Mean()
+  local _same <close> = scope.same_random()
   local _back <close> = scope.evaluation(self)
   local batches = loader:batches()
   if limit then batches = math.min(batches, check.whole("run:evaluate", "limit", limit)) end

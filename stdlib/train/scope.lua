@@ -41,6 +41,14 @@ function scope.evaluation(run)
   end)
 end
 
+---Puts the counters of random numbers back when the enclosing block ends, so that what it draws does not change later steps.
+---  local _same <close> = scope.same_random()
+---@return table closer
+function scope.same_random()
+  local seed, step, occurrence = native.random_state()
+  return setmetatable({}, { __close = function() native.set_random_state(seed, step, occurrence) end })
+end
+
 ---Splits a table into its names, in order, and the list of its values.
 ---@param values table<string, any>
 ---@return string[] names

@@ -13,6 +13,7 @@ use crate::runtime::Failed;
 use crate::table;
 use crate::tensor::Tensor;
 use mlua::{AnyUserData, Function, Lua, Table, Value};
+use perilune_core::graph::RngState;
 use perilune_core::{DType, HostTensor};
 use std::cell::{Cell, RefCell};
 use std::path::PathBuf;
@@ -256,8 +257,21 @@ fn log_histogram(lua: &Lua, (step, name, values, bins): (u64, String, AnyUserDat
     Ok(())
 }
 
+/// `native.random_state()`: the counters of random numbers, for `native.set_random_state(…)`.
+fn random_state(lua: &Lua, (): ()) -> mlua::Result<(u64, u32, u32)> {
+    let rng = host(lua)?.engine.borrow().recorder.graph.rng;
+    Ok((rng.seed, rng.step, rng.occurrence))
+}
+
+fn set_random_state(lua: &Lua, (seed, step, occurrence): (u64, u32, u32)) -> mlua::Result<()> {
+    host(lua)?.engine.borrow_mut().recorder.graph.rng = RngState { seed, step, occurrence };
+    Ok(())
+}
+
 pub(crate) fn install(lua: &Lua, native: &Table) -> mlua::Result<()> {
     let lua = &crate::boundary::Guarded(lua);
+    native.set("random_state", lua.create_function(random_state)?)?;
+    native.set("set_random_state", lua.create_function(set_random_state)?)?;
     native.set("log_value", lua.create_function(log_value)?)?;
     native.set("log_image", lua.create_function(log_image)?)?;
     native.set("log_histogram", lua.create_function(log_histogram)?)?;
