@@ -28,9 +28,11 @@ fn arrange<T>(p: Product<T>) -> Product<T> {
 
 macro_rules! products {
     ($t:ident, $kernels:ident, $lanes:literal) => {
+        /// Computes a product, with `add` added to what is in the result.
+        ///
         /// # Safety
         /// As for `Gemm::gemm`, and the processor must have the instruction set.
-        pub unsafe fn $t(isa: Isa, p: Product<$t>) {
+        pub unsafe fn $t(isa: Isa, p: Product<$t>, add: bool) {
             macro_rules! drive {
                 ($class:ident, $simd:expr, $n:literal) => {{
                     use $kernels::microkernel::$class::$t::{H_M, H_N, H_UKR, MR_DIV_N, NR, UKR};
@@ -45,14 +47,14 @@ macro_rules! products {
                             out.0,
                             out.1,
                             out.2,
-                            false,
+                            add,
                             a.0,
                             a.1,
                             a.2,
                             b.0,
                             b.1,
                             b.2,
-                            0.0,
+                            if add { 1.0 } else { 0.0 },
                             1.0,
                             false,
                             false,

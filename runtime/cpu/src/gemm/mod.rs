@@ -167,18 +167,37 @@ pub struct Product<T> {
     parallel: Parallelism,
 }
 
+/// The most of K that one call of the `gemm` crate sums. The crate sums K in blocks of at least this, whose size follows from the
+/// caches of the processor: a longer sum would have other bits on another machine.
+const ONE_BLOCK: usize = 512;
+
 impl<T: Number> Product<T> {
-    /// Runs the kernels that the `gemm` crate selects for the processor.
+    /// Calls `f` with products over parts of K in order, and whether the result is added to the one so far.
+    fn over_blocks(self, mut f: impl FnMut(Product<T>, bool)) {
+        let Product { sizes: (m, n, k), out, a, b, parallel } = self;
+        for from in (0..k).step_by(ONE_BLOCK) {
+            let part = Product {
+                sizes: (m, n, (k - from).min(ONE_BLOCK)),
+                out,
+                a: (a.0.wrapping_offset(from as isize * a.1), a.1, a.2),
+                b: (b.0.wrapping_offset(from as isize * b.2), b.1, b.2),
+                parallel,
+            };
+            f(part, from > 0);
+        }
+    }
+
+    /// Runs the kernels that the `gemm` crate selects for the processor; `add`: to what is in the result.
     ///
     /// # Safety
     /// As for [`Gemm::gemm`].
-    unsafe fn run(self) {
+    unsafe fn run(self, add: bool) {
         let Product { sizes: (m, n, k), out, a, b, parallel } = self;
-        let (zero, one) = (T::ZERO, T::ONE);
+        let (one, kept) = (T::ONE, if add { T::ONE } else { T::ZERO });
         // SAFETY: guaranteed by the caller.
         unsafe {
             ::gemm::gemm(
-                m, n, k, out.0, out.1, out.2, false, a.0, a.1, a.2, b.0, b.1, b.2, zero, one, false, false, false,
+                m, n, k, out.0, out.1, out.2, add, a.0, a.1, a.2, b.0, b.1, b.2, kept, one, false, false, false,
                 parallel,
             );
         }
@@ -188,7 +207,7 @@ impl<T: Number> Product<T> {
 impl Gemm for f32 {
     unsafe fn gemm(isa: Isa, p: Product<f32>) {
         // SAFETY: guaranteed by the caller.
-        unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f32(isa, p) } }
+        p.over_blocks(|p, add| unsafe { if isa == Isa::detect() { p.run(add) } else { lesser_isa::f32(isa, p, add) } });
     }
 
     fn native(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatrix<f32>, out: &mut [f32]) -> bool {
@@ -198,7 +217,7 @@ impl Gemm for f32 {
 impl Gemm for f64 {
     unsafe fn gemm(isa: Isa, p: Product<f64>) {
         // SAFETY: guaranteed by the caller.
-        unsafe { if isa == Isa::detect() { p.run() } else { lesser_isa::f64(isa, p) } }
+        p.over_blocks(|p, add| unsafe { if isa == Isa::detect() { p.run(add) } else { lesser_isa::f64(isa, p, add) } });
     }
 }
 
