@@ -284,7 +284,7 @@ fn deep_and_cyclic_tables_are_refused() {
 #[test]
 fn a_recipe_with_deep_states_is_refused() {
     let s = script(1, &[]).unwrap_or_else(|e| panic!("{e}"));
-    let text = "local pl = require 'perilune'\nlocal recipe = pl.recipe { name = 'deep' }\nfunction recipe.data() local x = pl.ones { 8, 2 } return { train = pl.data.tensors { x = x }:batch(4) } end\nfunction recipe.model() local t = { w = pl.state(pl.ones { 1 }) } for i = 1, 100000 do t = { next = t } end t.forward = function() end return pl.nn.module(t) end\nfunction recipe.optimizer(p, m) return pl.optim.SGD(m, { lr = 1 }) end\nfunction recipe.loss(m, b) return b.x:sum() end\nreturn recipe";
+    let text = "local pl = require 'perilune'\nlocal recipe = pl.recipe { name = 'deep', params = { steps = 1 } }\nfunction recipe.data() local x = pl.ones { 8, 2 } return { train = pl.data.tensors { x = x }:batch(4) } end\nfunction recipe.model() local t = { w = pl.state(pl.ones { 1 }) } for i = 1, 100000 do t = { next = t } end t.forward = function() end return pl.nn.module(t) end\nfunction recipe.optimizer(p, m) return pl.optim.SGD(m, { lr = 1 }) end\nfunction recipe.loss(m, b) return b.x:sum() end\nreturn recipe";
     let Ok(perilune_lua::Loaded::Recipe(recipe)) = s.runtime.load_text(text, "@deep.lua") else { panic!("no recipe") };
     let e = recipe.start(None, None, None).map(drop).expect_err("too deep").to_string();
     assert!(e.contains("nested more than 200 deep"), "{e}");
