@@ -203,6 +203,20 @@ fn wrong_values_are_refused_with_their_names() {
     }
 }
 
+#[test]
+fn names_that_a_store_cannot_have_are_a_warning() {
+    let p = with("function recipe.on_step(run) run:log { [\"loss/x\"] = 1, other = 2 } end");
+    let r = p.run(&["run", "tiny.lua", "--quiet", "--run-dir", "r", "--mlflow", "store"]);
+    assert_eq!(r.status, Some(0), "{}", r.err);
+    assert_eq!(r.err.matches("--mlflow leaves out the metric 'loss/x'").count(), 1, "{}", r.err);
+    // It is in all other logs.
+    assert_eq!(logged(&p, "r", "metrics").iter().filter(|f| f.1 == "loss/x").count(), 6);
+    p.file("file", "");
+    let r = p.run(&["run", "tiny.lua", "--run-dir", "s", "--mlflow", "file"]);
+    assert!(r.status == Some(2) && r.err.contains("--mlflow file: it is a file; give a folder"), "{}", r.err);
+    assert!(!p.path("s").exists());
+}
+
 const SCRIPT: &str = r#"
 local pl = require "perilune"
 local p = pl.params { n = 5, lr = 0.5 }
@@ -257,6 +271,8 @@ fn a_stop_request_ends_the_loop_of_a_script() {
     run.next("start");
     run.until(60);
     run.signal("-INT");
+    let warning = run.next("warning");
+    assert!(warning["message"].as_str().unwrap().ends_with(" of 1000000"), "{warning}");
     let done = run.next("done");
     assert_eq!(done["status"], "interrupted");
     assert_eq!(run.child.wait().unwrap().code(), Some(130));

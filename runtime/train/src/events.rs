@@ -263,7 +263,14 @@ impl Reporter {
 
     fn add_to_mlflow(&mut self, step: u64, values: &[(String, f64)]) -> Result<()> {
         let values = values.iter().map(|(name, v)| (name.as_str(), *v));
-        self.mlflow.as_mut().map_or(Ok(()), |mlflow| mlflow.metrics(step, values))
+        let Some(mlflow) = self.mlflow.as_mut() else { return Ok(()) };
+        for name in mlflow.metrics(step, values)? {
+            self.warning(&format!(
+                "--mlflow leaves out the metric '{name}': a store cannot have it beside one whose name continues it after '/', or that it \
+                 continues\n  hint: give one of them another name"
+            ));
+        }
+        Ok(())
     }
 
     fn flush(&mut self) -> Result<()> {

@@ -16,7 +16,7 @@ use crate::error::{Error, Result, disk};
 use crate::run_files::{now, text_in};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Component, Path, PathBuf};
@@ -46,6 +46,9 @@ pub(crate) struct Mlflow {
     /// Lines that have not been written, by metric.
     pending: BTreeMap<String, String>,
     flushed: Instant,
+    /// The metrics that have a file, and those that cannot have one.
+    names: BTreeSet<String>,
+    refused: BTreeSet<String>,
 }
 
 /// Values are written at least this often, for readers that follow the run.
@@ -100,8 +103,7 @@ impl Mlflow {
         run_dir: &Path,
         (step, branch): (u64, bool),
     ) -> Result<Mlflow> {
-        std::fs::create_dir_all(store).map_err(disk("create", store))?;
-        let top = Directory::open(store)?;
+        let top = open_store(store)?;
         let text = |key: &str| record.get(key).and_then(Value::as_str).unwrap_or_default().to_string();
         let known = record.get(MLFLOW).filter(|known| known["store"].as_str() == store.to_str() && !branch);
         let recipe = text("recipe");
@@ -117,13 +119,26 @@ impl Mlflow {
         }
         let dir = folder(&top, &Path::new(&experiment).join(&id))?;
         let (_, name) = split(run_dir);
-        let mut mlflow =
-            Mlflow { dir, experiment, id, name, started, pending: BTreeMap::new(), flushed: Instant::now() };
+        let mut mlflow = Mlflow {
+            dir,
+            experiment,
+            id,
+            name,
+            started,
+            pending: BTreeMap::new(),
+            flushed: Instant::now(),
+            names: BTreeSet::new(),
+            refused: BTreeSet::new(),
+        };
         for part in ["params", "metrics", "tags", "artifacts"] {
             mlflow.dir.make_directory(part)?;
         }
         if known.is_some() {
             mlflow.forget_after(step)?;
+            let top = mlflow.dir.path().join("metrics");
+            for path in files_beneath(&top)? {
+                mlflow.names.extend(path.strip_prefix(&top).ok().map(|inside| inside.display().to_string()));
+            }
         }
         mlflow.write_meta(RUNNING, None)?;
         for (key, value) in record.get("params").and_then(Value::as_object).into_iter().flatten() {
@@ -152,15 +167,37 @@ impl Mlflow {
         })
     }
 
-    /// Adds values of a step; they are written within about a second, and by `flush`.
-    pub fn metrics<'a>(&mut self, step: u64, values: impl Iterator<Item = (&'a str, f64)>) -> Result<()> {
-        let time = milliseconds();
+    /// Adds values of a step; they are written within about a second, and by `flush`. Returns the names that are left out from now on: a
+    /// metric is a file, so `loss` and `loss/x` cannot both be one.
+    pub fn metrics<'a>(&mut self, step: u64, values: impl Iterator<Item = (&'a str, f64)>) -> Result<Vec<String>> {
+        let (time, mut left_out) = (milliseconds(), Vec::new());
         for (name, v) in values {
+            if !self.can_store(name) {
+                if self.refused.insert(name.to_string()) {
+                    left_out.push(name.to_string());
+                }
+                continue;
+            }
             let lines = self.pending.entry(name.to_string()).or_default();
             // As Python reads them: nan, inf.
             let _ = writeln!(lines, "{time} {} {step}", v.to_string().to_lowercase());
         }
-        if self.flushed.elapsed() > FLUSH { self.flush() } else { Ok(()) }
+        if self.flushed.elapsed() > FLUSH {
+            self.flush()?;
+        }
+        Ok(left_out)
+    }
+
+    /// Whether a metric can have a file beside those that have one, and notes it.
+    fn can_store(&mut self, name: &str) -> bool {
+        if self.names.contains(name) {
+            return true;
+        }
+        let is_below = |a: &str, b: &str| a.strip_prefix(b).is_some_and(|rest| rest.starts_with('/'));
+        if self.names.iter().any(|known| is_below(known, name) || is_below(name, known)) {
+            return false;
+        }
+        self.names.insert(name.to_string())
     }
 
     /// Writes the values added so far.
@@ -218,6 +255,16 @@ impl Mlflow {
         );
         put(&self.dir, Path::new("meta.yaml"), &text)
     }
+}
+
+/// Opens the folder of a store, and makes it if it is not there.
+pub(crate) fn open_store(store: &Path) -> Result<Directory> {
+    if store.exists() && !store.is_dir() {
+        let rule = "it is a file; give a folder, such as mlruns, which is made if it is not there";
+        return Err(Error::Usage(format!("--mlflow {}: {rule}", store.display())));
+    }
+    std::fs::create_dir_all(store).map_err(disk("create", store))?;
+    Ok(Directory::open(store)?)
 }
 
 /// Returns the id of the experiment named after the recipe, which is made if it is not there. The id follows from the name, so that two
@@ -321,6 +368,13 @@ mod tests {
         assert_eq!(steps("valid/loss"), ["1 1", "2 2", "3 3"]);
         assert!(fs::read_to_string(dir.join("meta.yaml")).expect("meta").contains("status: 1"));
         let branch = Mlflow::open(&store, &about, &top.path().join("runs/digits-2"), (3, true)).expect("created");
+        let mut again = again;
+        let both = [("valid", 1.0), ("valid/loss/top", 1.0), ("valid/other", 1.0)];
+        let left_out = again.metrics(4, both.into_iter()).expect("added");
+        assert_eq!(left_out, ["valid", "valid/loss/top"]);
+        assert!(again.metrics(5, both.into_iter()).expect("added").is_empty(), "they are named once");
+        again.flush().expect("written");
+        assert_eq!(steps("valid/other"), ["1 4", "1 5"]);
         assert!(branch.id != run.id && branch.experiment == run.experiment);
     }
 

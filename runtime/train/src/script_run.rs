@@ -37,6 +37,8 @@ pub(crate) struct Script {
 struct Open {
     reporter: Reporter,
     begun: Instant,
+    /// The length of the run, if the script gave one.
+    length: Option<u64>,
     /// The last step that was reported, and when.
     step: u64,
     at: Instant,
@@ -90,7 +92,14 @@ impl Script {
         let steps = open.step;
         match end {
             End::Stopped { code } => {
-                open.reporter.tell(&Event::Stopped { code, step: steps, steps, run_dir: &shown, checkpoint: None });
+                let length = open.length.unwrap_or(steps);
+                open.reporter.tell(&Event::Stopped {
+                    code,
+                    step: steps,
+                    steps: length,
+                    run_dir: &shown,
+                    checkpoint: None,
+                });
             }
             _ => open.reporter.tell(&Event::Finished { steps, evaluations: &[], run_dir: &shown }),
         }
@@ -139,7 +148,7 @@ impl Script {
         }
         let now = Instant::now();
         reporter.begin(0.0);
-        *self.open.borrow_mut() = Some(Open { reporter, begun: now, step: 0, at: now });
+        *self.open.borrow_mut() = Some(Open { reporter, begun: now, length: run.steps, step: 0, at: now });
         Ok((name, dir))
     }
 

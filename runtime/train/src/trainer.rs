@@ -11,7 +11,7 @@ use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
 use crate::hot_reload::{Reloader, StartOptions};
 use crate::job::Job;
-use crate::mlflow::{MLFLOW, Mlflow};
+use crate::mlflow::{self, MLFLOW, Mlflow};
 use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
@@ -357,6 +357,10 @@ impl Session<'_> {
             data_check::before_first_step(&run, strict, self.job, self.runtime.host().interrupt.clone(), reporter)?;
         }
         reporter.tell(&Event::Training);
+        if let Some(store) = self.spec.mlflow.as_ref().filter(|_| self.job.is_first()) {
+            // Before anything is written.
+            mlflow::open_store(store)?;
+        }
         let origin = self.branch(&run)?;
         let anew = restart.as_ref().map(|r| (r.dir.clone(), r.reason.clone()));
         let mut checkpoints = self.checkpoints((&about, data.json()), restart, &run, reporter)?;
