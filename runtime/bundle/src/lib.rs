@@ -1,0 +1,1 @@
+//! Packs a run or a recipe into one file.

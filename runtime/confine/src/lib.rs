@@ -1,0 +1,1 @@
+//! Confines this process with the walls of the operating system.
