@@ -136,6 +136,20 @@ impl PlaceArgs {
         self.device == "cpu" || (self.device == "auto" && Cuda::count().map_or(true, |n| n == 0))
     }
 
+    /// Takes the place of a recorded run: its kind of device where that is the CPU or `given` names none, and what `given` names
+    /// otherwise.
+    pub fn instead_of(&mut self, given: &PlaceArgs, recorded: Option<&str>) {
+        self.device = match (given.device.as_str(), recorded) {
+            ("auto", Some("cpu")) => "cpu".into(),
+            (device, _) => device.into(),
+        };
+        self.threads = given.threads;
+        if given.mesh.is_some() {
+            self.mesh.clone_from(&given.mesh);
+        }
+        self.strict_shards = given.strict_shards.or(self.strict_shards);
+    }
+
     /// Adds in the order of a recorded run, unless the command line gives another one, so that bits are those of the run.
     pub fn sum_as(&mut self, record: &Map<String, Value>) {
         let recorded = record.get("strict_shards").and_then(Value::as_u64).and_then(|n| usize::try_from(n).ok());

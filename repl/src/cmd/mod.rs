@@ -3,6 +3,7 @@
 //! `perilune FILE.lua` is short for `perilune run FILE.lua`, so that a recipe can begin with `#!/usr/bin/env perilune`.
 
 mod bench;
+mod bundle;
 mod cache;
 mod check;
 mod check_against;
@@ -82,6 +83,9 @@ enum Command {
     Plot(plot::PlotArgs),
     /// Repeat a run with its edits, and compare the weights
     Replay(replay::ReplayArgs),
+    /// Pack runs and recipes into bundles; sign, verify, list, compare and unpack them
+    #[command(subcommand)]
+    Bundle(bundle::BundleArgs),
     /// Run a command in several processes on this host
     Launch(launch::LaunchArgs),
     /// Write the file of a job for Slurm or Kubernetes
@@ -109,9 +113,6 @@ enum Command {
     Completions { shell: clap_complete::Shell },
 }
 
-/// Commands that are planned but not implemented.
-const LATER: [&str; 1] = ["bundle"];
-
 /// Parses the recorded command line of a run; `None` if it is not one of this release.
 fn recorded_run(mut words: Vec<String>) -> Option<run::RunArgs> {
     // `perilune FILE.lua` was recorded without the command.
@@ -137,26 +138,21 @@ fn parse_run(words: Vec<String>) -> Result<run::RunArgs, String> {
 }
 
 /// Returns the arguments, with `run` put before a file name.
-fn arguments() -> Result<Vec<OsString>, Failure> {
+fn arguments() -> Vec<OsString> {
     let mut args: Vec<OsString> = std::env::args_os().collect();
-    let Some(first) = args.get(1).map(|a| a.to_string_lossy().into_owned()) else { return Ok(args) };
-    if LATER.contains(&first.as_str()) {
-        return Err(Failure::Usage(format!(
-            "`perilune {first}` is not implemented in this version; it is planned for a later one"
-        )));
-    }
+    let Some(first) = args.get(1).map(|a| a.to_string_lossy().into_owned()) else { return args };
     let known = Cli::command().get_subcommands().any(|c| c.get_name() == first) || first == "help";
     let file = std::path::Path::new(&first);
-    let is_script = file.extension().is_some_and(|e| e == "lua") || (first.contains('/') && file.is_file());
+    let is_script = file.extension().is_some_and(|e| e == "lua" || e == "plb") || (first.contains('/') && file.is_file());
     if !known && !first.starts_with('-') && is_script {
         args.insert(1, "run".into());
     }
-    Ok(args)
+    args
 }
 
 /// Parses the arguments of the process and runs the command.
 pub fn dispatch() -> Result<(), Failure> {
-    let cli = usage::parse(arguments()?);
+    let cli = usage::parse(arguments());
     log::start(cli.log.as_deref())?;
     match cli.command {
         Command::Run(args) => run::run(*args),
@@ -173,6 +169,7 @@ pub fn dispatch() -> Result<(), Failure> {
         Command::Sweep(args) => sweep::sweep(*args),
         Command::Find(args) => find::find(args),
         Command::Replay(args) => replay::replay(args),
+        Command::Bundle(args) => bundle::bundle(args),
         Command::Launch(args) => launch::launch(args),
         Command::Submit(args) => submit::submit(args),
         Command::Data(args) => data::data(args),

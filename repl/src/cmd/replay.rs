@@ -40,7 +40,7 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
         Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
     })?;
     let start = start_directory(&record);
-    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data };
+    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data, placed: None };
     again.again(&record, recorded, args.run_dir, args.json, args.quiet);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)

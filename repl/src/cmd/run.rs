@@ -1,5 +1,6 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
+use super::bundle;
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -15,14 +16,15 @@ use perilune_dist::rendezvous::process_env;
 use perilune_lua::RuntimeOptions;
 use perilune_policy::PolicyBuilder;
 use perilune_train::history::Files;
-use perilune_train::{Control, End, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
+use perilune_train::{Control, End, Outcome, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
-    /// The recipe or script, a .lua file; with --resume RUN the recipe that the run stores, unless one is given
+    /// The recipe or script, a .lua file; or a bundle, a .plb file or its address with a hash. With --resume RUN the recipe that the run
+    /// stores, unless one is given
     #[arg(required_unless_present = "resume")]
     recipe: Option<PathBuf>,
     /// Set a param of the recipe; may be given several times
@@ -100,6 +102,13 @@ pub struct RunArgs {
     /// Also write the run to the MLflow file store in DIR, such as mlruns; a resumed run continues there by itself
     #[arg(long, value_name = "DIR")]
     mlflow: Option<PathBuf>,
+    /// With a bundle: look for its data in DIR, or in a file, by their hash; may be given several times [default: the current
+    /// directory, under the names that the recipe uses]
+    #[arg(long, value_name = "DIR")]
+    data: Vec<PathBuf>,
+    /// With a bundle: refuse it unless this public key has signed it, RW… or a file with it
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
     /// The arguments come from a record.
     #[arg(skip)]
     recorded: Option<Recorded>,
@@ -128,6 +137,15 @@ pub struct Recorded {
     /// The options of the replay itself.
     pub files: PolicyArgs,
     pub verify_data: bool,
+    /// The record is that of a bundle: nothing is read but these files and folders, under the names that the recipe uses.
+    pub placed: Option<Vec<(PathBuf, PathBuf)>>,
+}
+
+impl Recorded {
+    /// How the recipe of a bundle runs that was unpacked to `start`.
+    pub fn of_bundle(start: PathBuf, placed: Vec<(PathBuf, PathBuf)>, given: &RunArgs) -> Recorded {
+        Recorded { start: Some(start), files: given.files.clone(), verify_data: false, placed: Some(placed) }
+    }
 }
 
 impl RunArgs {
@@ -196,7 +214,90 @@ impl RunArgs {
         self.until = None;
     }
 
+    /// Whether only results and the output of the recipe are printed.
+    pub fn is_quiet(&self) -> bool {
+        self.quiet || self.json
+    }
+
+    /// Where the data of a bundle are looked for.
+    pub fn data(&self) -> &[PathBuf] {
+        &self.data
+    }
+
+    /// The key that must have signed a bundle.
+    pub fn key(&self) -> Option<&str> {
+        self.key.as_deref()
+    }
+
+    /// Whether the options make another run than the one that a bundle records.
+    pub fn changes_run(&self) -> bool {
+        let device = &self.device;
+        !self.set.is_empty()
+            || self.steps.is_some()
+            || self.seed.is_some()
+            || device.precision.is_some()
+            || device.place.has_mesh()
+            || device.place.strict_shards.is_some()
+    }
+
+    /// Refuses options that a bundle cannot have.
+    pub fn check_for_bundle(&self) -> Result<(), Failure> {
+        let given = [
+            ("--resume", self.resume.is_some()),
+            ("--until", self.until.is_some()),
+            ("--watch", self.watch),
+            ("--strict", self.strict),
+            ("--on-nan", self.on_nan.is_some()),
+            ("--on-spike", self.on_spike.is_some()),
+        ];
+        let Some((flag, _)) = given.into_iter().find(|option| option.1) else { return Ok(()) };
+        let cure = "perilune bundle extract unpacks it; what it has is run and edited like your own files then";
+        Err(Failure::Usage(format!("{flag}: a bundle is repeated as it is\n  hint: {cure}")))
+    }
+
+    /// Refuses options of bundles for a recipe.
+    fn refuse_options_of_bundles(&self) -> Result<(), Failure> {
+        let given = [("--data", !self.data.is_empty()), ("--key", self.key.is_some())];
+        let recipe = self.recipe().display();
+        match given.into_iter().find(|option| option.1) {
+            Some((flag, _)) => Err(Failure::Usage(format!(
+                "{flag}: is an option of bundles, and {recipe} is none\n  hint: --allow-read DIR lets a recipe read DIR"
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// Changes the recorded arguments of a bundle to those of a run of it here: device, folders, output and changed params are those
+    /// that were `given`. `device`: the kind of device that the recorded run had.
+    pub fn again_as(
+        &mut self,
+        record: &Map<String, Value>,
+        recorded: Recorded,
+        given: RunArgs,
+        device: Option<&str>,
+    ) {
+        self.again(record, recorded, given.run_dir, given.json, given.quiet);
+        self.device.place.instead_of(&given.device.place, device);
+        self.set.retain(|(name, _)| !given.set.iter().any(|(set, _)| set == name));
+        self.set.extend(given.set);
+        (self.steps, self.seed) = (given.steps.or(self.steps), given.seed.or(self.seed));
+        self.device.precision = given.device.precision.or(self.device.precision.take());
+        self.device.memory_budget = given.device.memory_budget.or(self.device.memory_budget);
+        self.checkpoint_every = given.checkpoint_every.or(self.checkpoint_every);
+        self.overwrite = given.overwrite;
+        self.mlflow = given.mlflow;
+        (self.data, self.key) = (Vec::new(), None);
+    }
+
+    /// Runs these texts instead of a file of the disk.
+    pub fn store(&mut self, files: Files) {
+        self.stored = Some(Stored { files, start: None });
+    }
+
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
+        if let Some(Recorded { placed: Some(placed), start, files, .. }) = &self.recorded {
+            return files.bundled(start.as_deref().unwrap_or(Path::new("/")), placed, &self.set);
+        }
         match (&self.recorded, &self.stored) {
             (Some(recorded), _) => self.files.recorded(self.recipe(), recorded.start.as_deref(), &[]),
             (_, Some(stored)) => self.files.recorded(self.recipe(), stored.start.as_deref(), &self.set),
@@ -279,13 +380,27 @@ fn command_line() -> Vec<String> {
 /// Runs a recipe or script, alone or with the other processes of its job. If a signal stopped the run, the exit status is that of the
 /// signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
+    if bundle::repeat::is_bundle(args.recipe()) {
+        return bundle::repeat::repeat(args);
+    }
+    args.refuse_options_of_bundles()?;
+    run_to_end(args).map(drop)
+}
+
+/// [`run()`] of a recipe, whose outcome the caller needs.
+pub fn run_to_end(args: RunArgs) -> Result<Outcome, Failure> {
     let args = args.completed()?;
     let job = args.join()?;
     let result = train(args, &job);
-    job.end(result)
+    let (outcome, result) = match result {
+        Ok(outcome) => (Some(outcome), Ok(())),
+        Err(e) => (None, Err(e)),
+    };
+    job.end(result)?;
+    outcome.ok_or_else(|| Failure::System("the run has no outcome".into()))
 }
 
-fn train(args: RunArgs, job: &Job) -> Result<(), Failure> {
+fn train(args: RunArgs, job: &Job) -> Result<Outcome, Failure> {
     let mode = if job.is_first() { args.mode() } else { Mode::Silent };
     let out = Rc::new(ConsoleOut::new(mode));
     let control = Control::default();
@@ -316,7 +431,7 @@ fn train(args: RunArgs, job: &Job) -> Result<(), Failure> {
         Ok(runtime)
     })?;
     match outcome.end {
-        End::Finished | End::Paused => Ok(()),
+        End::Finished | End::Paused => Ok(outcome),
         End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
         End::LeftBreakpoint => Err(Failure::Signal(130)),
     }

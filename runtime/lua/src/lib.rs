@@ -64,7 +64,7 @@ pub use console::{Answer, Console};
 pub use errors::{Cause, RecipeError};
 pub use host::{FailsHook, Host, ShareText};
 pub use load_run::{ReadRun, StoredRun};
-pub use loader::stdlib_files;
+pub use loader::{stdlib_files, stdlib_hash};
 pub use mesh::{OpenMesh, OpenedMesh, StrictShards, set_mesh_options};
 pub use observers::{Histogram, Logged, LoggedImage, LoggedValue, Observed};
 pub use perilune_engine::{Copies, StateInfo, profile, step_parts};

@@ -37,6 +37,18 @@ pub const FIELDS: [&str; 14] = [
 const ALIASES: [(&str, &str); 2] =
     [("perilune.init", "perilune.initializers"), ("perilune.kernel_check", "perilune.kernel.check")];
 
+/// Returns BLAKE3 of the embedded standard library: two programs with one hash have the same one.
+pub fn stdlib_hash() -> String {
+    let mut hasher = blake3::Hasher::new();
+    for (_, path, text) in stdlib_files() {
+        for part in [path, text] {
+            // Lengths first, so that no two libraries give the same bytes.
+            hasher.update(&(part.len() as u64).to_le_bytes()).update(part.as_bytes());
+        }
+    }
+    hasher.finalize().to_hex().to_string()
+}
+
 /// (module, path under stdlib/, text) of the embedded standard library.
 pub fn stdlib_files() -> &'static [(&'static str, &'static str, &'static str)] {
     STDLIB

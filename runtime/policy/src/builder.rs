@@ -2,7 +2,7 @@
 
 use crate::directory::Directory;
 use crate::error::Result;
-use crate::fetched::{Downloads, Fetcher};
+use crate::fetched::{Downloads, Fetcher, Granted};
 use crate::policy::{Policy, Root, Roots, Which};
 use crate::reads::Reads;
 use crate::resolve::Resolution;
@@ -27,6 +27,7 @@ pub struct PolicyBuilder {
     read_only: bool,
     how: Resolution,
     fetcher: Option<Arc<dyn Fetcher>>,
+    placed: Vec<(PathBuf, Granted)>,
 }
 
 impl Default for PolicyBuilder {
@@ -42,6 +43,7 @@ impl Default for PolicyBuilder {
             read_only: false,
             how: Resolution::Auto,
             fetcher: None,
+            placed: Vec::new(),
         }
     }
 }
@@ -144,6 +146,26 @@ impl PolicyBuilder {
         self
     }
 
+    /// Reads: `actual`, a file or a directory with everything in it, where the recipe names `named`: data of a bundle, wherever they
+    /// are on this machine. A relative `named` starts where the relative paths of the recipe do, so [`PolicyBuilder::relative_to`]
+    /// comes first. Neither `actual` under its own name nor what else has the name is granted.
+    ///
+    /// # Errors
+    /// `actual` is not there.
+    pub fn place(mut self, named: &Path, actual: &Path) -> Result<PolicyBuilder> {
+        let named: PathBuf = self.base.join(named).components().collect();
+        if self.here.join(actual).is_dir() {
+            let root = root(&self.here, actual, Which::All, self.how)?;
+            self.roots.reads.push(Root { names: vec![named], ..root });
+            return Ok(self);
+        }
+        let (folder, name) = (folder_of(actual), actual.file_name().unwrap_or_default());
+        let root = root(&self.here, &folder, Which::Only(name.to_os_string()), self.how)?;
+        root.dir.size(Path::new(name))?;
+        self.placed.push((named, Granted { root, rest: PathBuf::from(name), content: String::new() }));
+        Ok(self)
+    }
+
     /// How roots that are added from now on resolve paths.
     #[must_use]
     pub fn resolution(mut self, how: Resolution) -> PolicyBuilder {
@@ -160,7 +182,7 @@ impl PolicyBuilder {
             read_only: self.read_only,
             holds: AtomicUsize::new(0),
             reads: Reads::default(),
-            downloads: Downloads::new(self.fetcher),
+            downloads: Downloads::new(self.fetcher, self.placed),
         })
     }
 

@@ -51,10 +51,10 @@ pub fn is_address(path: &str) -> bool {
 pub(crate) struct Granted {
     pub root: Root,
     pub rest: PathBuf,
-    content: String,
+    pub content: String,
 }
 
-/// The files that addresses have been resolved to, by absolute name.
+/// The files that addresses have been resolved to, and files that were placed, by absolute name.
 #[derive(Debug, Default)]
 pub(crate) struct Downloads {
     pub fetcher: Option<Arc<dyn Fetcher>>,
@@ -62,11 +62,12 @@ pub(crate) struct Downloads {
 }
 
 impl Downloads {
-    pub fn new(fetcher: Option<Arc<dyn Fetcher>>) -> Downloads {
-        Downloads { fetcher, ..Downloads::default() }
+    pub fn new(fetcher: Option<Arc<dyn Fetcher>>, placed: Vec<(PathBuf, Granted)>) -> Downloads {
+        let files = placed.into_iter().map(|(name, file)| (name, Arc::new(file))).collect();
+        Downloads { fetcher, files: RwLock::new(files) }
     }
 
-    /// The file of an absolute name, if it is the name of an address.
+    /// The file of an absolute name, if it is the name of an address or of a placed file.
     pub fn find(&self, name: &Path) -> Option<Arc<Granted>> {
         self.files.read().unwrap_or_else(PoisonError::into_inner).get(name).cloned()
     }
@@ -116,6 +117,28 @@ mod tests {
             let (name, content) = address.split_once('#').ok_or(Unfetched { message: "no hash".into(), hint: None })?;
             Ok(Fetched { name: name.into(), file: self.0.clone(), content: content.into() })
         }
+    }
+
+    #[test]
+    fn what_is_placed_opens_under_its_name_alone() {
+        let dir = tempfile::tempdir().expect("a directory");
+        std::fs::create_dir(dir.path().join("images")).expect("created");
+        std::fs::write(dir.path().join("images/a.png"), "image").expect("written");
+        std::fs::write(dir.path().join("aa"), "content").expect("written");
+        let policy = Policy::builder()
+            .relative_to(Path::new("/nowhere"))
+            .place(Path::new("data/x.csv"), &dir.path().join("aa"))
+            .and_then(|b| b.place(Path::new("/home/author/images"), &dir.path().join("images")))
+            .expect("there")
+            .build();
+        assert_eq!(policy.open(Path::new("data/x.csv")).expect("opened").len(), 7);
+        assert_eq!(policy.open(Path::new("/home/author/images/a.png")).expect("opened").len(), 5);
+        assert_eq!(policy.list(Path::new("/home/author/images")).expect("listed").len(), 1);
+        let other = ["data/y.csv", "/home/author/images/../x", "/home/author/x", "/nowhere/aa"].map(PathBuf::from);
+        for denied in other.iter().chain([&dir.path().join("aa"), &dir.path().join("images/a.png")]) {
+            assert!(policy.open(denied).is_err(), "{}", denied.display());
+        }
+        assert!(Policy::builder().place(Path::new("x"), &dir.path().join("none")).is_err());
     }
 
     #[test]

@@ -100,6 +100,26 @@ impl Entry {
         })
     }
 
+    /// Returns the path as the recipe wrote it.
+    pub fn path(&self) -> &str {
+        &self.path
+    }
+
+    /// Whether it is a folder of files.
+    pub fn is_folder(&self) -> bool {
+        self.files.is_some()
+    }
+
+    /// Returns the hash of a file's whole content, if the run has it.
+    pub fn content_hash(&self) -> Option<&str> {
+        self.hash.as_deref().filter(|hash| !self.is_folder() && !hash.contains('-'))
+    }
+
+    /// Whether the run read two contents under this name.
+    pub fn has_changed(&self) -> bool {
+        self.changed
+    }
+
     /// Reads the entries of a `run.json`. That of an older release has none.
     pub fn all(record: &Map<String, Value>) -> Vec<Entry> {
         record.get(DATA).and_then(Value::as_array).into_iter().flatten().filter_map(Entry::parse).collect()

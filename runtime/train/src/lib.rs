@@ -35,6 +35,7 @@
 
 mod anomaly;
 mod branch;
+pub mod bundled;
 mod cancel;
 mod checkpoints;
 mod claim;

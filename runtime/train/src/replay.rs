@@ -31,6 +31,12 @@ impl Replay {
         first.ok_or_else(|| Error::Refused("run.json: files: is empty".into()))
     }
 
+    /// Returns the replay without the weights at its end, whose difference would be an error: the caller compares them.
+    #[must_use]
+    pub fn compared_by_caller(self) -> Replay {
+        Replay { weights: None, ..self }
+    }
+
     /// Reads the run in `dir`, whose `run.json` is `record`. File names are relative to the directory of `recipe`.
     pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<Replay> {
         let steps = record.get("steps_done").and_then(Value::as_u64);
