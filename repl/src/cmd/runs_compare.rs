@@ -15,10 +15,17 @@ use std::path::Path;
 /// # Errors
 /// With `alarm`, that B is worse than A by more than so many per cent in a measurement.
 pub fn print(a: &Path, b: &Path, json: bool, alarm: Option<f64>) -> Result<(), Failure> {
-    let found = runs::compare(read(a)?, read(b)?)?;
+    print_comparison(&runs::compare(read(a)?, read(b)?)?, json, alarm)
+}
+
+/// Prints a comparison of two runs.
+///
+/// # Errors
+/// As of [`print()`].
+pub fn print_comparison(found: &Comparison, json: bool, alarm: Option<f64>) -> Result<(), Failure> {
     match json {
         true => print_json(&found.json())?,
-        false => say(&text(&found, width(), color(std::io::stdout().is_terminal()), alarm.unwrap_or(MARKED)))?,
+        false => say(&text(found, width(), color(std::io::stdout().is_terminal()), alarm.unwrap_or(MARKED)))?,
     }
     let Some(percent) = alarm else { return Ok(()) };
     let worse = found.measured.iter().filter(|m| m.is_alarm(percent));

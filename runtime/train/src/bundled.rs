@@ -28,6 +28,8 @@ use std::path::{Path, PathBuf};
 /// The folder of a run in a bundle, and that of a recipe.
 pub const RUN: &str = "run";
 pub const FILES: &str = RECIPE;
+/// The entry with the envelope of the results (`envelope.rs`).
+pub const ENVELOPE: &str = "envelope.json";
 
 /// Fields of `run.json` that name the machine, not the run.
 const PRIVATE: [&str; 4] = ["host", "pid", "directory", MLFLOW];

@@ -9,10 +9,14 @@ use crate::failure::Failure;
 use crate::terminal::one_line;
 use perilune_bundle::{Bundle, Manifest};
 use perilune_train::bundled::RUN;
-use perilune_train::runs::RunSummary;
-use perilune_train::{MetricsLog, first_difference};
+use perilune_train::history::{Files, dir_of};
+use perilune_train::runs::{RunSummary, recipe_diff};
+use perilune_train::{Envelope, MetricsLog};
 use std::collections::BTreeMap;
 use std::path::Path;
+
+/// Bytes of a file of a recipe.
+const LONGEST: u64 = 64 << 20;
 
 pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
     let (a, b) = (open(a)?, open(b)?);
@@ -43,7 +47,7 @@ pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
     let [was, is] = [&first, &second].map(|dir| MetricsLog::read(&dir.join(RUN)));
     let weights = |of: &Opened| of.bundle.manifest().run.as_ref().map(|run| run.weights.clone());
     let same = weights(&a) == weights(&b);
-    let text = match first_difference(&was?, &is?) {
+    let text = match Envelope::default().compare(&was?, &is?).first_difference {
         Some(d) => format!("\nthe first step that differs: {}\n", one_line(&d.to_string())),
         None if same => "\nthe same metrics at every step, and the same weights\n".into(),
         None => "\nthe same metrics at every step; the weights differ\n".into(),
@@ -64,35 +68,28 @@ fn recipes(a: &Opened, b: &Opened) -> Result<String, Failure> {
     section(&mut out, "params", params(first), params(second));
     section(&mut out, "data", data(first), data(second));
     section(&mut out, "versions", versions(first), versions(second));
-    out += "files\n";
-    let names = |m: &Manifest| -> BTreeMap<String, String> {
-        // A file of a run's recipe and one of a recipe have the same name.
-        let bare = |path: &str| path.strip_prefix(&format!("{RUN}/")).unwrap_or(path).to_string();
-        m.files.iter().filter(|f| f.path.ends_with(".lua")).map(|f| (bare(&f.path), f.blake3.clone())).collect()
-    };
-    let (x, y) = (names(first), names(second));
-    let mut equal = true;
-    for name in x.keys().chain(y.keys().filter(|k| !x.contains_key(*k))) {
-        if x.get(name) != y.get(name) {
-            equal = false;
-            out += &format!("  {}\n", one_line(name));
-            let text = |bundle: &Bundle, known: bool| -> Result<String, Failure> {
-                let has = |path: &str| bundle.manifest().files.iter().any(|f| f.path == path);
-                let path = [name.clone(), format!("{RUN}/{name}")].into_iter().find(|path| has(path));
-                match path.filter(|_| known) {
-                    Some(path) => Ok(String::from_utf8_lossy(&bundle.read(&path, 64 << 20)?).into_owned()),
-                    None => Ok(String::new()),
-                }
-            };
-            let (old, new) = (text(&a.bundle, x.contains_key(name))?, text(&b.bundle, y.contains_key(name))?);
-            for line in perilune_train::runs::text_diff(&old, &new) {
-                out += &format!("    {}\n", one_line(&line));
-            }
+    let changed = recipe_diff(&texts(&a.bundle)?, &texts(&b.bundle)?);
+    out += if changed.is_empty() { "recipe\n  equal\n" } else { "recipe\n" };
+    for file in changed {
+        out += &format!("  {}\n", one_line(&file.path.display().to_string()));
+        for line in file.lines {
+            out += &format!("    {}\n", one_line(&line));
         }
     }
-    if equal {
-        out += "  equal\n";
+    Ok(out)
+}
+
+/// Returns the recipe of a bundle at its start, the recipe itself first.
+fn texts(bundle: &Bundle) -> Result<Files, Failure> {
+    let recipe = &bundle.manifest().recipe;
+    let folder = dir_of(Path::new(recipe));
+    let mut out = Files::new();
+    for file in bundle.manifest().files.iter().filter(|f| Path::new(&f.path).starts_with(&folder)) {
+        let text = String::from_utf8_lossy(&bundle.read(&file.path, LONGEST)?).into_owned();
+        let inside = Path::new(&file.path).strip_prefix(&folder).unwrap_or(Path::new(&file.path)).to_path_buf();
+        out.push((inside, text));
     }
+    out.sort_by_key(|(path, _)| folder.join(path) != Path::new(recipe));
     Ok(out)
 }
 

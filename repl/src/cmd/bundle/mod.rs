@@ -2,6 +2,7 @@
 //!
 //! A bundle is run by `perilune run NAME.plb` (`repeat.rs`).
 
+mod compare;
 mod diff;
 mod inspect;
 mod opened;

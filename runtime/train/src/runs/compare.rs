@@ -102,7 +102,7 @@ pub fn compare(mut a: RunSummary, mut b: RunSummary) -> Result<Comparison> {
     environment.extend(options.map(|name| pair(name, &|record| text(record.get(*name)?))));
     environment.retain(|d| d.values[0] != d.values[1]);
     let (data, equal_data) = differences(&data(&a.record), &data(&b.record));
-    let code = code(&last_files(&a)?, &last_files(&b)?);
+    let code = recipe_diff(&last_files(&a)?, &last_files(&b)?);
     let mut names: Vec<&String> = a.metrics.by_name.keys().chain(b.metrics.by_name.keys()).collect();
     names.sort();
     names.dedup();
@@ -166,7 +166,8 @@ fn last_files(run: &RunSummary) -> Result<Files> {
 }
 
 /// Compares the recipes of two runs, whatever their file names, and the files that they require by name.
-fn code(a: &Files, b: &Files) -> Vec<FileDiff> {
+/// Compares the texts of two recipes: the recipe itself, whatever its names, then the files that it requires.
+pub fn recipe_diff(a: &Files, b: &Files) -> Vec<FileDiff> {
     let mut out = Vec::new();
     let mut add = |path: &Path, old: &str, new: &str| {
         if old != new {

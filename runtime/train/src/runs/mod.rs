@@ -10,7 +10,7 @@ mod metrics;
 mod summary;
 mod varying;
 
-pub use compare::{Comparison, Difference, FileDiff, MetricPair, compare};
+pub use compare::{Comparison, Difference, FileDiff, MetricPair, compare, recipe_diff};
 pub use measured::{Measurement, device_hours, watt_hours};
 pub use metrics::{At, Extent, Goal, Metrics};
 pub use summary::{RunSummary, Status};

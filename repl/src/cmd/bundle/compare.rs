@@ -1,0 +1,71 @@
+//! Compares the results of a bundle's run with those that the bundle records.
+
+use crate::console_out::{complain, say};
+use crate::failure::Failure;
+use perilune_bundle::Manifest;
+use perilune_train::bundled::{ENVELOPE, RUN};
+use perilune_train::{Envelope, MetricsLog, Outcome, Verdict};
+use std::path::Path;
+
+/// Bytes of an envelope.
+const LONGEST: u64 = 64 << 20;
+
+/// Compares a run that has ended with the recorded one, in the folder to which the bundle was unpacked.
+///
+/// # Errors
+/// The results differ by more than the envelope of the bundle allows, or differ and it has none.
+pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool) -> Result<(), Failure> {
+    let (Some(recorded), Some(found), Some(dir)) = (&manifest.run, &outcome.weights, &outcome.run_dir) else {
+        return Ok(());
+    };
+    let same_weights = recorded.weights == *found;
+    let envelope = envelope(folder)?;
+    let logs = (MetricsLog::read(&folder.join(RUN))?, MetricsLog::read(dir)?);
+    let compared = envelope.clone().unwrap_or_default().compare(&logs.0, &logs.1);
+    if json {
+        let mut event = compared.json();
+        if let Some(fields) = event.as_object_mut() {
+            fields.insert("event".into(), "compared".into());
+            fields.insert("same_weights".into(), same_weights.into());
+            fields.insert("has_envelope".into(), envelope.is_some().into());
+        }
+        say(&format!("{event}\n"))?;
+    }
+    if same_weights && compared.verdict == Verdict::SameBits {
+        if !json {
+            say(&format!("the weights are those of the bundle: {}…\n", found.get(..12).unwrap_or(found)))?;
+        }
+        return Ok(());
+    }
+    let first = compared.first_difference.as_ref().map(|d| format!("the first step that differs: {d}"));
+    let first = first.unwrap_or_else(|| "every metric of every step is equal, the weights differ".into());
+    let device = if recorded.device_description.is_empty() { String::new() } else { format!(" (made on {})", recorded.device_description) };
+    match (&envelope, compared.verdict) {
+        (Some(_), Verdict::SameBits | Verdict::Within) => {
+            if !json {
+                say(&format!("the results lie within the envelope of the bundle{device}; {first}\n"))?;
+            }
+            Ok(())
+        }
+        (Some(_), Verdict::Outside) => {
+            let outside = compared.first_outside.map(|d| format!("\n  outside of it: {d}")).unwrap_or_default();
+            Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}{outside}")))
+        }
+        (None, _) => {
+            complain("", "the bundle has no envelope, which tells how far results on other devices may differ");
+            Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}")))
+        }
+    }
+}
+
+fn envelope(folder: &Path) -> Result<Option<Envelope>, Failure> {
+    let path = folder.join(ENVELOPE);
+    let Ok(about) = std::fs::metadata(&path) else { return Ok(None) };
+    let wrong = |rule: String| Failure::Refused(format!("{ENVELOPE}: {rule}"));
+    if about.len() > LONGEST {
+        return Err(wrong(format!("has more than {LONGEST} bytes")));
+    }
+    let text = std::fs::read(&path).map_err(|e| wrong(e.to_string()))?;
+    let value = serde_json::from_slice(&text).map_err(|e| wrong(e.to_string()))?;
+    Ok(Some(Envelope::of_json(&value)?))
+}
