@@ -219,6 +219,11 @@ impl RunArgs {
         self.quiet || self.json
     }
 
+    /// Whether events are printed as JSON.
+    pub fn is_json(&self) -> bool {
+        self.json
+    }
+
     /// Where the data of a bundle are looked for.
     pub fn data(&self) -> &[PathBuf] {
         &self.data

@@ -196,9 +196,21 @@ pub fn verify(bundle: &Path, key: Option<&PublicKey>, trusted: &TrustedKeys) -> 
     Ok(Some(Signer { name: trusted.name(&key).map(String::from), key }))
 }
 
-/// Parses a signature of four lines; the library panics on no text, but expects the comments' lines.
+/// Parses a signature: two comments, each with a line in base 64 behind it. The library takes any lengths of these, and panics on
+/// wrong ones when it verifies.
 fn parse_signature(text: &str) -> Option<SignatureBox> {
     let lines: Vec<&str> = text.lines().collect();
-    let right = lines.len() == 4 && lines[0].starts_with("untrusted comment: ") && lines[2].starts_with("trusted comment: ");
-    right.then(|| SignatureBox::from_string(text).ok()).flatten()
+    let [untrusted, signature, trusted, global] = lines[..] else { return None };
+    let comments = untrusted.starts_with("untrusted comment: ") && trusted.starts_with("trusted comment: ");
+    // Algorithm (2 bytes), key number (8) and signature (64); and the signature of the signature and the trusted comment.
+    let lengths = is_base64(signature, 74) && is_base64(global, 64);
+    (comments && lengths).then(|| SignatureBox::from_string(text).ok()).flatten()
+}
+
+/// Whether a text is base 64 of so many bytes.
+fn is_base64(text: &str, bytes: usize) -> bool {
+    let digits = (4 * bytes).div_ceil(3);
+    let (body, padding) = text.split_at_checked(digits).unwrap_or(("", text));
+    let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'+' || c == b'/';
+    text.len() == bytes.div_ceil(3) * 4 && body.bytes().all(plain) && padding.bytes().all(|c| c == b'=')
 }

@@ -134,9 +134,10 @@ fn flips(path: &Path, count: usize, seed: u64) {
 fn one_changed_byte_is_named() {
     let place = Place::new();
     // The frame's header, its levels and both footers are a tenth of the small file; the large one has three levels.
-    flips(&small(&place, 3000), 4000, 1);
-    flips(&small(&place, 60_000), 5900, 2);
-    flips(&small(&place, 900_000), 100, 3);
+    let count = usize::try_from(cases()).expect("a number");
+    flips(&small(&place, 3000), count, 1);
+    flips(&small(&place, 60_000), count, 2);
+    flips(&small(&place, 900_000), count / 20, 3);
 }
 
 #[test]
@@ -441,4 +442,102 @@ fn what_cannot_be_read_is_not_packed() {
     let gone = Item { name: "a".into(), content: Content::File(place.at("gone")) };
     assert!(pack(&to, &mut manifest(), &[item(LUA, b""), gone]).is_err());
     assert!(fs::read_dir(place.0.path()).expect("listed").next().is_none(), "nothing is left behind");
+}
+
+/// Cases of a test with random changes.
+fn cases() -> u64 {
+    std::env::var("PERILUNE_FUZZ_COUNT").ok().and_then(|n| n.parse().ok()).unwrap_or(500)
+}
+
+/// Changes bytes at random: flips, deletes, repeats, or copies a part to another place.
+fn mutated(good: &[u8], seed: u64) -> Vec<u8> {
+    let choice = noise(seed, 64);
+    let number = |at: usize| u32::from_le_bytes([choice[at], choice[at + 1], choice[at + 2], choice[at + 3]]) as usize;
+    let mut out = good.to_vec();
+    for k in 0..1 + choice[0] as usize % 3 {
+        if out.is_empty() {
+            break;
+        }
+        let (at, len) = (number(4 + 12 * k) % out.len(), 1 + number(8 + 12 * k) % 600);
+        let end = (at + len).min(out.len());
+        match choice[1 + k] % 5 {
+            0 => out[at] = choice[12 + 12 * k],
+            1 => drop(out.drain(at..end)),
+            2 => {
+                let part = out[at..end].to_vec();
+                out.splice(at..at, part);
+            }
+            3 => {
+                let (part, to) = (out[at..end].to_vec(), number(12 + 12 * k) % out.len());
+                out.splice(to..to, part);
+            }
+            _ => out.truncate(at),
+        }
+    }
+    out
+}
+
+#[test]
+fn changed_archives_are_refused_or_are_what_they_list() {
+    let place = Place::new();
+    let lua: &[u8] = b"return 1\n";
+    let files: [(&str, &[u8]); 3] = [("data/x", &noise(6, 700)), ("empty", b""), (LUA, lua)];
+    let parts: Vec<Vec<u8>> = std::iter::once(plain(MANIFEST, listing(&files).text().as_bytes()))
+        .chain(files.iter().map(|(name, bytes)| plain(name, bytes)))
+        .chain([END.to_vec()])
+        .collect();
+    let tar = parts.concat();
+    let mut accepted = 0;
+    for seed in 0..cases() {
+        let bad = mutated(&tar, seed);
+        let path = place.write("b.plb", &with_checks(&zstd::stream::encode_all(&bad[..], 1).expect("packed")));
+        match Bundle::open(&path) {
+            Ok(bundle) => {
+                accepted += 1;
+                let total: u64 = bundle.manifest().files.iter().map(|f| 512 + f.bytes.next_multiple_of(512)).sum();
+                let manifest = bundle.manifest().text().len() as u64;
+                assert_eq!(bad.len() as u64, total + 512 + manifest.next_multiple_of(512) + 1024, "seed {seed}");
+            }
+            Err(Error::Refused(_)) => {}
+            Err(e) => panic!("seed {seed}: {e}"),
+        }
+    }
+    assert!(accepted * 10 < cases(), "{accepted} of {} changed archives are accepted", cases());
+}
+
+#[test]
+fn changed_manifests_and_signatures_are_refused() {
+    let place = Place::new();
+    let good = listing(&[(LUA, b"return 1\n")]).text();
+    for seed in 0..cases() {
+        let bad = mutated(good.as_bytes(), seed);
+        if let Ok(manifest) = Manifest::parse(&bad) {
+            assert_eq!(manifest.text().as_bytes(), bad, "seed {seed}");
+        }
+    }
+    let bundle = small(&place, 100);
+    let hash = Bundle::open(&bundle).expect("opened").hash().to_string();
+    crate::sign::generate(&place.at("k.key"), false).expect("a key");
+    let key = crate::sign::secret_key(&place.at("k.key"), false).expect("read");
+    let public = crate::sign::sign(&bundle, &key, &hash).expect("signed");
+    let path = crate::sign::signature_path(&bundle);
+    let good = fs::read(&path).expect("bytes");
+    let trusted = crate::sign::TrustedKeys::default();
+    let signer = crate::sign::verify(&bundle, None, &trusted).expect("valid").expect("signed");
+    assert_eq!(signer.key, public);
+    let key = crate::sign::public_key(&public).expect("a key");
+    for seed in 0..cases() {
+        let bad = mutated(&good, seed);
+        if bad == good {
+            continue;
+        }
+        fs::write(&path, &bad).expect("written");
+        // The untrusted comment is not signed; with the key given it does not matter.
+        let comment_only = {
+            let rest = |bytes: &[u8]| bytes.splitn(2, |b| *b == b'\n').nth(1).map(<[u8]>::to_vec);
+            rest(&bad) == rest(&good) || bad.trim_ascii_end() == good.trim_ascii_end()
+        };
+        let found = crate::sign::verify(&bundle, Some(&key), &trusted);
+        assert!(found.is_err() || comment_only, "seed {seed}: {}", String::from_utf8_lossy(&bad));
+    }
 }

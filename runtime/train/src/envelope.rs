@@ -34,7 +34,7 @@ const FACTOR: f64 = 8.0;
 const GRID: f64 = 1.04;
 
 /// How far each metric of a run may move.
-#[derive(Clone, PartialEq, Debug)]
+#[derive(Default, Clone, PartialEq, Debug)]
 pub struct Envelope {
     /// The precision of the run's products, on which the bound of the first steps depends.
     pub precision: String,

@@ -2,8 +2,10 @@
 
 use crate::console_out::{complain, say};
 use crate::failure::Failure;
+use crate::terminal::one_line;
 use perilune_bundle::Manifest;
 use perilune_train::bundled::{ENVELOPE, RUN};
+use perilune_train::envelope::Deviation;
 use perilune_train::{Envelope, MetricsLog, Outcome, Verdict};
 use std::path::Path;
 
@@ -37,7 +39,7 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
         }
         return Ok(());
     }
-    let first = compared.first_difference.as_ref().map(|d| format!("the first step that differs: {d}"));
+    let first = compared.first_difference.as_ref().map(|d| format!("the first step that differs: {}", shown(d)));
     let first = first.unwrap_or_else(|| "every metric of every step is equal, the weights differ".into());
     let device = if recorded.device_description.is_empty() { String::new() } else { format!(" (made on {})", recorded.device_description) };
     match (&envelope, compared.verdict) {
@@ -56,6 +58,12 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
             Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}")))
         }
     }
+}
+
+/// Formats a value that differs, as `step 12: loss is 0.5, recorded 0.25`.
+pub fn shown(d: &Deviation) -> String {
+    let show = |v: Option<f64>| v.map_or("missing".into(), |v| v.to_string());
+    format!("step {}: {} is {}, recorded {}", d.step, one_line(&d.metric), show(d.found), show(d.recorded))
 }
 
 fn envelope(folder: &Path) -> Result<Option<Envelope>, Failure> {

@@ -2,6 +2,7 @@
 //!
 //! Two bundles of runs are compared as `perilune runs --compare` compares their run directories.
 
+use super::compare::shown;
 use super::opened::{Opened, open};
 use crate::cmd::runs_compare;
 use crate::console_out::say;
@@ -48,7 +49,7 @@ pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
     let weights = |of: &Opened| of.bundle.manifest().run.as_ref().map(|run| run.weights.clone());
     let same = weights(&a) == weights(&b);
     let text = match Envelope::default().compare(&was?, &is?).first_difference {
-        Some(d) => format!("\nthe first step that differs: {}\n", one_line(&d.to_string())),
+        Some(d) => format!("\nthe first step that differs: {}\n", shown(&d)),
         None if same => "\nthe same metrics at every step, and the same weights\n".into(),
         None => "\nthe same metrics at every step; the weights differ\n".into(),
     };

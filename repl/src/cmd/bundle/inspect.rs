@@ -4,12 +4,11 @@ use super::opened::{Opened, open, signed};
 use super::pack::describe;
 use crate::console_out::say;
 use crate::failure::Failure;
-use crate::format::{bytes, clock, grouped};
+use crate::format::{bytes, clock, grouped, short};
 use crate::table::{Cell, Table, width};
 use crate::terminal::one_line;
 use perilune_bundle::Manifest;
 use perilune_bundle::manifest::DataFile;
-use perilune_train::params;
 use serde_json::Value;
 use std::fmt::Write;
 use std::path::Path;
@@ -36,7 +35,7 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     }
     row("recipe", &format!("{} · {}", manifest.name, manifest.recipe));
     if !manifest.params.is_empty() {
-        let list: Vec<String> = manifest.params.iter().map(|(name, v)| format!("{name} {}", literal(v))).collect();
+        let list: Vec<String> = manifest.params.iter().map(|(name, v)| format!("{name} {v}")).collect();
         row("params", &list.join(", "));
     }
     if let Some(run) = &manifest.run {
@@ -44,7 +43,7 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
         let text = format!("{} steps in {} from {}, {}{mesh}", grouped(run.steps), clock(run.seconds), run.started, run.precision);
         row("run", &text);
         row("device", &run.device_description);
-        let metrics: Vec<String> = run.metrics.iter().map(|(name, v)| format!("{name} {}", literal(v))).collect();
+        let metrics: Vec<String> = run.metrics.iter().map(|(name, v)| format!("{name} {}", number(v))).collect();
         row("results", &metrics.join(", "));
         row("weights", &run.weights);
         if !run.checkpoints.is_empty() {
@@ -58,11 +57,9 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     say(&out)
 }
 
-fn literal(value: &Value) -> String {
-    match value {
-        Value::String(text) => params::literal(&serde_json::Value::String(text.clone()).into()),
-        value => value.to_string(),
-    }
+/// Formats a metric in a few digits.
+fn number(value: &Value) -> String {
+    value.as_f64().map_or_else(|| value.to_string(), short)
 }
 
 /// Describes what the recipe reads and what else it asks for.

@@ -1,7 +1,6 @@
 //! Opens a bundle for a command: verifies it, and says who signed it.
 
 use crate::failure::Failure;
-use crate::format::short;
 use perilune_bundle::sign::{Signer, TrustedKeys};
 use perilune_bundle::{Bundle, sign};
 use std::path::{Path, PathBuf};
@@ -30,7 +29,7 @@ pub fn trusted_keys() -> TrustedKeys {
 pub fn signed(signer: Option<&Signer>) -> String {
     match signer {
         None => "not signed".into(),
-        Some(Signer { key, name: Some(name) }) => format!("signed by {name} ({})", short(key)),
+        Some(Signer { key, name: Some(name) }) => format!("signed by {name} ({key})"),
         Some(Signer { key, name: None }) => format!("signed by the key {key}, which is not among your trusted keys"),
     }
 }

@@ -3,7 +3,7 @@
 use crate::console_out::{ConsoleOut, Mode, complain, say};
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
-use crate::format::{bytes, short};
+use crate::format::bytes;
 use crate::policy_args::PolicyArgs;
 use perilune_bundle::manifest::{FORMAT, Manifest};
 use perilune_bundle::{Content, Item, Packed, sign};
@@ -236,7 +236,7 @@ pub fn describe(manifest: &Manifest) -> Vec<String> {
         if !run.checkpoints.is_empty() {
             out.push(plural(run.checkpoints.len(), "checkpoint", "checkpoints"));
         }
-        out.push(format!("weights {}", short(&run.weights)));
+        out.push(format!("weights {}…", &run.weights[..12]));
     }
     out
 }

@@ -5,6 +5,7 @@
 //! records. With `--set` and other options that change the run, its last recipe is trained as a run of its own, and nothing is
 //! compared. The recipe sees its data under the names that it uses, wherever they are on this machine.
 
+use super::compare;
 use super::opened::{Opened, open, signed, trusted_keys};
 use super::pack::ENDING;
 use crate::cmd::{recorded_run, run};
@@ -61,13 +62,14 @@ pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
     if !found.missing.is_empty() {
         return Err(missing(&found.missing, &roots));
     }
+    let json = given.is_json();
     let args = arguments(&bundle, folder.path(), &found.places, given)?;
-    let compared = args.replay.is_some();
+    let is_repeated = args.replay.is_some();
     let outcome = run::run_to_end(args)?;
-    if !compared {
-        return Ok(());
+    match is_repeated {
+        true => compare::results(manifest, folder.path(), &outcome, json),
+        false => Ok(()),
     }
-    super::compare::results(manifest, folder.path(), &outcome, quiet)
 }
 
 /// A folder of this process alone, which is removed when it is dropped.
