@@ -140,7 +140,8 @@ fn a_run_with_edits_and_resumes_is_repeated() {
 #[test]
 fn a_recipe_is_packed_without_a_run() {
     let p = author();
-    let ran = succeeds(p.run(&["bundle", "pack", "table.lua", "--set", "steps=5", "--include-data", "--license", "MIT"]));
+    let ran =
+        succeeds(p.run(&["bundle", "pack", "table.lua", "--set", "steps=5", "--include-data", "--license", "MIT"]));
     assert!(ran.out.contains("1 file that it requires"), "{}", ran.out);
     let stranger = place();
     std::fs::copy(p.path("table.plb"), stranger.path("t.plb")).unwrap();
@@ -211,6 +212,46 @@ fn signatures_name_the_key_and_are_checked() {
 }
 
 #[test]
+fn minisign_checks_a_signature() {
+    let p = author();
+    succeeds(p.run(&["bundle", "key", "me.key", "--no-password"]));
+    packed(&p, &["--sign", "me.key"]);
+    let Ok(out) = std::process::Command::new("minisign")
+        .args(["-Vm", "table.plb", "-p", "me.pub"])
+        .current_dir(p.dir.path())
+        .output()
+    else {
+        println!("skipped: minisign is not installed");
+        return;
+    };
+    let ran = Ran::from(out);
+    assert!(
+        ran.status == Some(0) && ran.out.contains("Signature and comment signature verified"),
+        "{}{}",
+        ran.out,
+        ran.err
+    );
+    // And the other way round: a key and a signature of minisign.
+    let made = std::process::Command::new("minisign")
+        .args(["-GW", "-p", "theirs.pub", "-s", "theirs.key"])
+        .current_dir(p.dir.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", Ran::from(made).err);
+    succeeds(p.run(&["bundle", "pack", "one", "-o", "table.plb", "--sign", "theirs.key"]));
+    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
+    let made = std::process::Command::new("minisign")
+        .args(["-Sm", "table.plb", "-s", "theirs.key"])
+        .current_dir(p.dir.path())
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{}", Ran::from(made).err);
+    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
+    let ran = p.run(&["bundle", "verify", "table.plb"]);
+    assert!(ran.status == Some(4) && ran.err.contains("is by a key that it does not contain"), "{}", ran.err);
+}
+
+#[test]
 fn a_damaged_bundle_is_refused_by_every_command() {
     let p = author();
     let bundle = packed(&p, &["--include-data"]);
@@ -242,12 +283,21 @@ fn a_bundle_is_listed_without_running_it() {
     p.file("table.lua", format!("print('ran')\n{RECIPE}"));
     packed(&p, &["--license", "Apache-2.0", "--readme", "readme.txt", "--weights"]);
     let ran = succeeds(p.run(&["bundle", "inspect", "table.plb"]));
-    for part in ["not signed", "Apache-2.0", "reading data/points.csv (by hash)", "nothing else", "run/parts.lua", "12 steps", "README.md"] {
+    for part in [
+        "not signed",
+        "Apache-2.0",
+        "reading data/points.csv (by hash)",
+        "nothing else",
+        "run/parts.lua",
+        "12 steps",
+        "README.md",
+    ] {
         let part = part.replace("run/parts.lua", "run/recipe/parts.lua");
         assert!(ran.out.contains(&part), "{part}: {}", ran.out);
     }
     assert!(!ran.out.contains("ran\n"), "{}", ran.out);
-    let json: Value = serde_json::from_str(&succeeds(p.run(&["bundle", "inspect", "table.plb", "--json"])).out).unwrap();
+    let json: Value =
+        serde_json::from_str(&succeeds(p.run(&["bundle", "inspect", "table.plb", "--json"])).out).unwrap();
     assert_eq!(json["run"]["weights"].as_str().unwrap(), weights(&p, "one"));
     assert_eq!(json["run"]["checkpoints"], serde_json::json!([12]));
     // Nothing names the machine.
@@ -259,7 +309,7 @@ fn a_bundle_is_listed_without_running_it() {
     }
     // What was unpacked is a run directory.
     let ran = succeeds(p.run(&["eval", text(&all.join("run"))]));
-    assert!(ran.out.contains("valid/loss"), "{}", ran.out);
+    assert!(ran.out.contains("valid loss"), "{}", ran.out);
     assert_eq!(p.run(&["bundle", "extract", "table.plb", "out"]).status, Some(2));
 }
 

@@ -143,7 +143,8 @@ fn arguments() -> Vec<OsString> {
     let Some(first) = args.get(1).map(|a| a.to_string_lossy().into_owned()) else { return args };
     let known = Cli::command().get_subcommands().any(|c| c.get_name() == first) || first == "help";
     let file = std::path::Path::new(&first);
-    let is_script = file.extension().is_some_and(|e| e == "lua" || e == "plb") || (first.contains('/') && file.is_file());
+    let is_script =
+        file.extension().is_some_and(|e| e == "lua" || e == "plb") || (first.contains('/') && file.is_file());
     if !known && !first.starts_with('-') && is_script {
         args.insert(1, "run".into());
     }

@@ -274,13 +274,7 @@ impl RunArgs {
 
     /// Changes the recorded arguments of a bundle to those of a run of it here: device, folders, output and changed params are those
     /// that were `given`. `device`: the kind of device that the recorded run had.
-    pub fn again_as(
-        &mut self,
-        record: &Map<String, Value>,
-        recorded: Recorded,
-        given: RunArgs,
-        device: Option<&str>,
-    ) {
+    pub fn again_as(&mut self, record: &Map<String, Value>, recorded: Recorded, given: RunArgs, device: Option<&str>) {
         self.again(record, recorded, given.run_dir, given.json, given.quiet);
         self.device.place.instead_of(&given.device.place, device);
         self.set.retain(|(name, _)| !given.set.iter().any(|(set, _)| set == name));

@@ -113,7 +113,8 @@ impl<R: BufRead> Reader<R> {
         }
         let found = tar::Header::from_byte_slice(&block);
         let entry = found.path_bytes();
-        let entry = std::str::from_utf8(&entry).map_err(|_| Error::Refused("the name of an entry is no UTF-8".into()))?;
+        let entry =
+            std::str::from_utf8(&entry).map_err(|_| Error::Refused("the name of an entry is no UTF-8".into()))?;
         name::check(entry)?;
         let len = found.entry_size().map_err(|e| Error::Refused(format!("{entry}: its length is unreadable: {e}")))?;
         let expected = header(entry, len).map_err(|e| Error::Refused(e.to_string()))?;

@@ -32,8 +32,6 @@ pub struct Manifest {
     pub stdlib: String,
     /// The name of the recipe.
     pub name: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub description: Option<String>,
     /// As its author states it: an SPDX expression, or the name of an entry.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub license: Option<String>,
@@ -221,7 +219,10 @@ impl Manifest {
                 let entry = data.entry();
                 let found = self.files.binary_search_by(|f| f.path.as_str().cmp(&entry)).map(|at| &self.files[at]);
                 if found.is_ok_and(|f| f.bytes != data.bytes || f.blake3 != data.blake3) || found.is_err() {
-                    return refused(format!("data: {:?} is said to be inside, and {entry} is not its content", data.path));
+                    return refused(format!(
+                        "data: {:?} is said to be inside, and {entry} is not its content",
+                        data.path
+                    ));
                 }
             }
         }

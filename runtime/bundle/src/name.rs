@@ -61,8 +61,34 @@ mod tests {
         let long = "x".repeat(241);
         let deep = ["a"; 17].join("/");
         let bad = [
-            "", "/etc/passwd", "a//b", "a/", "../a", "a/../b", "a/./b", ".hidden", "a/.git", "-rf", "a\\b", "C:a", "a\0b", "a\nb",
-            "a\u{202e}b", "con", "NUL.txt", "com1", "a/lpt9.x", "a.", "a ", " a", &long, &deep, "a*", "~", "a|b", "a\u{7f}",
+            "",
+            "/etc/passwd",
+            "a//b",
+            "a/",
+            "../a",
+            "a/../b",
+            "a/./b",
+            ".hidden",
+            "a/.git",
+            "-rf",
+            "a\\b",
+            "C:a",
+            "a\0b",
+            "a\nb",
+            "a\u{202e}b",
+            "con",
+            "NUL.txt",
+            "com1",
+            "a/lpt9.x",
+            "a.",
+            "a ",
+            " a",
+            &long,
+            &deep,
+            "a*",
+            "~",
+            "a|b",
+            "a\u{7f}",
         ];
         for bad in bad {
             assert!(check(bad).is_err(), "{bad:?}");

@@ -76,7 +76,8 @@ pub fn pack(to: &Path, manifest: &mut Manifest, items: &[Item]) -> Result<Packed
     let Hashing { to: file, hasher } = archive.finish()?.finish().map_err(io("write", to))?;
     let (hash, bytes) = (hasher.finalize().to_hex().to_string(), hasher.count());
     if manifest.unpacked() + text.len() as u64 > most_unpacked(bytes) {
-        let rule = format!("its files have more than {RATIO} times the bytes of the bundle, which readers refuse as a bomb");
+        let rule =
+            format!("its files have more than {RATIO} times the bytes of the bundle, which readers refuse as a bomb");
         return Err(Error::Usage(format!("{}: {rule}; leave out files that have one value throughout", to.display())));
     }
     let file = file.into_inner().map_err(|e| io("write", to)(e.into_error()))?;

@@ -141,7 +141,9 @@ impl Bundle {
                 let Some((name, len)) = reader.next()? else { return refused(format!("{} is missing", expected.path)) };
                 if (&name, len) != (&expected.path, expected.bytes) {
                     let (path, bytes) = (&expected.path, expected.bytes);
-                    return refused(format!("the entry {name} of {len} bytes is where {MANIFEST} lists {path} of {bytes}"));
+                    return refused(format!(
+                        "the entry {name} of {len} bytes is where {MANIFEST} lists {path} of {bytes}"
+                    ));
                 }
                 let mut hasher = blake3::Hasher::new();
                 reader.content(len, |bytes| {
@@ -171,7 +173,6 @@ fn empty() -> Manifest {
         perilune: String::new(),
         stdlib: String::new(),
         name: String::new(),
-        description: None,
         license: None,
         recipe: String::new(),
         command: Vec::new(),

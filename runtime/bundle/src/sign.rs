@@ -5,6 +5,7 @@
 //! whose it is. Whose it is, the person says: by a key on the command line, or by a file among the trusted keys.
 
 use crate::error::{Error, Result, io};
+use ct_codecs::{Base64, Decoder};
 use minisign::{KeyPair, PublicKey, PublicKeyBox, SecretKey, SecretKeyBox, SignatureBox};
 use perilune_policy::Directory;
 use std::fs::File;
@@ -15,6 +16,8 @@ use std::path::{Path, PathBuf};
 const COMMENT: &str = "signature of a Perilune bundle, by the key ";
 /// Bytes of a key or signature file.
 const LONGEST: u64 = 1 << 16;
+/// Bytes of a secret key.
+const SECRET_BYTES: usize = 158;
 
 /// The key of a valid signature.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -56,15 +59,24 @@ pub fn secret_key(path: &Path, has_terminal: bool) -> Result<SecretKey> {
     if !text.starts_with("untrusted comment:") {
         return Err(Error::Usage(format!("{shown}: is no secret key of minisign")));
     }
-    let key = || SecretKeyBox::from_string(&text).map_err(wrong);
-    if let Ok(key) = key()?.into_unencrypted_secret_key() {
+    if let Some(key) = unencrypted(&text) {
         return Ok(key);
     }
     if !has_terminal {
         let cure = "sign at a terminal, or with a key without a password: perilune bundle key --no-password";
-        return Err(Error::Usage(format!("{shown}: the key has a password, and there is no terminal to ask for it\n  hint: {cure}")));
+        return Err(Error::Usage(format!(
+            "{shown}: the key has a password, and there is no terminal to ask for it\n  hint: {cure}"
+        )));
     }
-    key()?.into_secret_key(None).map_err(wrong)
+    SecretKeyBox::from_string(&text).and_then(|key| key.into_secret_key(None)).map_err(wrong)
+}
+
+/// Reads a key without a password. Minisign 0.11 writes it without a checksum, which the library refuses, so its parts are read here.
+fn unencrypted(text: &str) -> Option<SecretKey> {
+    let bytes = Base64::decode_to_vec(text.lines().nth(1)?.trim(), None).ok()?;
+    // The algorithm of the signature, and none that derives a key from a password.
+    let plain = bytes.len() == SECRET_BYTES && bytes[..4] == *b"Ed\0\0";
+    plain.then(|| SecretKey::from_bytes(&bytes).ok()).flatten()
 }
 
 /// Makes a key pair: `path` gets the secret key, and the same name ending in `.pub` the public one. Returns the public key.
@@ -78,11 +90,8 @@ pub fn generate(path: &Path, with_password: bool) -> Result<String> {
             return Err(Error::Usage(format!("{} exists; a key is never replaced", path.display())));
         }
     }
-    let made = if with_password {
-        KeyPair::generate_encrypted_keypair(None)
-    } else {
-        KeyPair::generate_unencrypted_keypair()
-    };
+    let made =
+        if with_password { KeyPair::generate_encrypted_keypair(None) } else { KeyPair::generate_unencrypted_keypair() };
     let pair = made.map_err(|e| Error::Usage(format!("cannot make a key: {e}")))?;
     let texts = pair.sk.to_box(Some("secret key of a Perilune author")).and_then(|s| Ok((s, pair.pk.to_box()?)));
     let (secret, shown) = texts.map_err(|e| Error::Usage(format!("cannot make a key: {e}")))?;
@@ -127,7 +136,8 @@ pub fn public_key(given: &str) -> Result<PublicKey> {
     if let Ok(key) = PublicKey::from_base64(given) {
         return Ok(key);
     }
-    let wrong = || Error::Usage(format!("--key {given}: is neither a public key of minisign (RW…) nor a file with one"));
+    let wrong =
+        || Error::Usage(format!("--key {given}: is neither a public key of minisign (RW…) nor a file with one"));
     let text = text(Path::new(given))?.ok_or_else(wrong)?;
     parse_public(&text).ok_or_else(wrong)
 }

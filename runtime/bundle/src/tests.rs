@@ -12,7 +12,6 @@ fn manifest() -> Manifest {
         perilune: "0.1.0".into(),
         stdlib: blake3::hash(b"stdlib").to_hex().to_string(),
         name: "digits".into(),
-        description: None,
         license: Some("MIT".into()),
         recipe: "recipe/digits.lua".into(),
         command: ["perilune", "run", "digits.lua"].map(String::from).to_vec(),
@@ -77,7 +76,8 @@ fn error(path: &Path) -> String {
 fn a_bundle_comes_back_and_is_the_same_each_time() {
     let place = Place::new();
     let data = noise(2, 100_000);
-    let mut items = vec![item("recipe/digits.lua", b"return 1\n"), item("recipe/lib/a.lua", b""), item("data/b", &data)];
+    let mut items =
+        vec![item("recipe/digits.lua", b"return 1\n"), item("recipe/lib/a.lua", b""), item("data/b", &data)];
     let mut first = manifest();
     let packed = pack(&place.at("a.plb"), &mut first, &items).expect("packed");
     items.reverse();
@@ -289,7 +289,8 @@ fn hostile_entries_are_refused() {
         let text = error(&place.write("b.plb", &archive(&[&first, &changed(change)])));
         assert!(text.contains("not that of a plain file"), "{what}: {text}");
     }
-    let names = ["../x", "/etc/cron.d/x", "a/../../x", "a//b", ".ssh/id", "C:\\x", "a\nb", "con", "-rf", "a/./b", "\u{202e}a"];
+    let names =
+        ["../x", "/etc/cron.d/x", "a/../../x", "a//b", ".ssh/id", "C:\\x", "a\nb", "con", "-rf", "a/./b", "\u{202e}a"];
     for name in names {
         let text = error(&place.write("b.plb", &archive(&[&first, &plain(name, lua)])));
         assert!(text.contains("the name"), "{name:?}: {text}");
@@ -318,18 +319,30 @@ fn archives_that_are_not_their_manifest_are_refused() {
         ("twice", archive(&[&first(&one), &plain(LUA, lua), &plain(LUA, lua)]), "is not listed"),
         ("half an end", packed(&[&first(&one)[..], &plain(LUA, lua), &[0; 512]].concat()), "cannot be unpacked"),
         ("no end", packed(&[&first(&one)[..], &plain(LUA, lua)].concat()), "cannot be unpacked"),
-        ("after the end", packed(&[&first(&one)[..], &plain(LUA, lua), &END, b"x"].concat()), "something follows its end"),
-        ("padding", {
-            let mut tar = [&first(&one)[..], &plain(LUA, lua), &END].concat();
-            let at = first(&one).len() + 512 + lua.len();
-            tar[at] = 1;
-            packed(&tar)
-        }, "padded with other bytes"),
-        ("checksum", {
-            let mut bad = plain(LUA, lua);
-            bad[150] ^= 1;
-            archive(&[&first(&one), &bad])
-        }, "its header is not"),
+        (
+            "after the end",
+            packed(&[&first(&one)[..], &plain(LUA, lua), &END, b"x"].concat()),
+            "something follows its end",
+        ),
+        (
+            "padding",
+            {
+                let mut tar = [&first(&one)[..], &plain(LUA, lua), &END].concat();
+                let at = first(&one).len() + 512 + lua.len();
+                tar[at] = 1;
+                packed(&tar)
+            },
+            "padded with other bytes",
+        ),
+        (
+            "checksum",
+            {
+                let mut bad = plain(LUA, lua);
+                bad[150] ^= 1;
+                archive(&[&first(&one), &bad])
+            },
+            "its header is not",
+        ),
         ("cut entry", packed(&[&first(&one)[..], &plain(LUA, lua)[..515]].concat()), "ends inside an entry"),
     ];
     for (what, bytes, rule) in rules {
@@ -380,7 +393,8 @@ fn hostile_manifests_are_refused() {
     let place = Place::new();
     let lua: &[u8] = b"return 1\n";
     let good = listing(&[(LUA, lua)]);
-    let refused = |text: &str| error(&place.write("b.plb", &archive(&[&plain(MANIFEST, text.as_bytes()), &plain(LUA, lua)])));
+    let refused =
+        |text: &str| error(&place.write("b.plb", &archive(&[&plain(MANIFEST, text.as_bytes()), &plain(LUA, lua)])));
     let with = |change: &dyn Fn(&mut Manifest)| {
         let mut manifest = good.clone();
         change(&mut manifest);

@@ -71,7 +71,9 @@ pub fn of_run(dir: &Path, keep: Checkpoints) -> Result<Contents> {
     let metrics = run_log::text(&open, METRICS)?;
     run_log::verify(dir, METRICS, &metrics, &record, run_log::stood(&record, METRICS))?;
     let at = dir.display();
-    let weights = replay.weights.clone().ok_or_else(|| Error::Usage(format!("{at}: the run has no hash of its weights; it was stopped by a failure")))?;
+    let weights = replay.weights.clone().ok_or_else(|| {
+        Error::Usage(format!("{at}: the run has no hash of its weights; it was stopped by a failure"))
+    })?;
     let checkpoints = steps_of(dir, keep)?;
     let facts = RunFacts {
         steps: replay.steps,
@@ -90,13 +92,19 @@ pub fn of_run(dir: &Path, keep: Checkpoints) -> Result<Contents> {
     let home = dir_of(&recipe);
     let start = record.get("directory").and_then(Value::as_str).map(PathBuf::from).filter(|dir| dir.is_dir());
     let data = data_of(&replay.data, &home, start.as_deref())?;
-    let mut command: Vec<String> =
-        record.get("command").and_then(Value::as_array).into_iter().flatten().filter_map(|w| Some(w.as_str()?.into())).collect();
+    let mut command: Vec<String> = record
+        .get("command")
+        .and_then(Value::as_array)
+        .into_iter()
+        .flatten()
+        .filter_map(|w| Some(w.as_str()?.into()))
+        .collect();
     if let Some(program) = command.first_mut() {
         *program = "perilune".into();
     }
     let kept = without_machine(record.clone(), &command);
-    let mut items = vec![Item { name: format!("{RUN}/{RECORD}"), content: Content::Text(seal::seal(kept).into_bytes()) }];
+    let mut items =
+        vec![Item { name: format!("{RUN}/{RECORD}"), content: Content::Text(seal::seal(kept).into_bytes()) }];
     let versions = replay.versions.iter().map(|v| &v.files).chain([&replay.files]);
     let kernels = versions.clone().any(uses_kernels);
     for (name, is_folder) in open.names()? {
@@ -117,7 +125,16 @@ pub fn of_run(dir: &Path, keep: Checkpoints) -> Result<Contents> {
     let name = record.get("recipe").and_then(Value::as_str).unwrap_or("run").to_string();
     let params = record.get("params").and_then(Value::as_object).cloned().unwrap_or_default();
     let asks = Asks { kernels, ..Asks::default() };
-    Ok(Contents { name, recipe: format!("{RUN}/{RECIPE}/{first}"), command, params, run: Some(facts), items, data, asks })
+    Ok(Contents {
+        name,
+        recipe: format!("{RUN}/{RECIPE}/{first}"),
+        command,
+        params,
+        run: Some(facts),
+        items,
+        data,
+        asks,
+    })
 }
 
 /// Collects the files of a recipe that has been built in a runtime. `words`: those of the command after the recipe.
@@ -155,7 +172,16 @@ pub fn of_recipe(path: &Path, text: &str, runtime: &Runtime, recipe: &Recipe, wo
         _ => Map::new(),
     };
     let asks = Asks { kernels: uses_kernels(&files), ..Asks::default() };
-    Ok(Contents { name: recipe.name(), recipe: format!("{FILES}/{name}"), command, params, run: None, items, data, asks })
+    Ok(Contents {
+        name: recipe.name(),
+        recipe: format!("{FILES}/{name}"),
+        command,
+        params,
+        run: None,
+        items,
+        data,
+        asks,
+    })
 }
 
 /// Whether a text of the recipe mentions `pl.kernel`. What the run may do is decided by a grant, not by this.
@@ -212,7 +238,11 @@ fn data_of(entries: &[Entry], home: &Path, start: Option<&Path>) -> Result<Vec<(
     let mut out = Vec::new();
     for entry in entries {
         let name = entry.path();
-        let wrong = |rule: &str| Err(Error::Refused(format!("{name}: {rule}\n  hint: restore it: the bundle repeats the run, with the data that it read")));
+        let wrong = |rule: &str| {
+            Err(Error::Refused(format!(
+                "{name}: {rule}\n  hint: restore it: the bundle repeats the run, with the data that it read"
+            )))
+        };
         if entry.has_changed() {
             return wrong("changed while the run read it, so the run cannot be repeated");
         }
@@ -240,10 +270,21 @@ fn data_of(entries: &[Entry], home: &Path, start: Option<&Path>) -> Result<Vec<(
 }
 
 fn address(name: &str, hash: Option<&str>) -> Result<DataFile> {
-    let wrong = || Error::Usage(format!("{name}: has no hash of its content, which a bundle needs\n  hint: ADDRESS#sha256:HEX or ADDRESS#blake3:HEX"));
+    let wrong = || {
+        Error::Usage(format!(
+            "{name}: has no hash of its content, which a bundle needs\n  hint: ADDRESS#sha256:HEX or ADDRESS#blake3:HEX"
+        ))
+    };
     let (_, stated) = name.split_once('#').ok_or_else(wrong)?;
     let blake3 = stated.strip_prefix("blake3:").or(hash).unwrap_or_default().to_string();
-    Ok(DataFile { path: name.to_string(), bytes: 0, blake3, address: Some(name.to_string()), inside: false, folder: None })
+    Ok(DataFile {
+        path: name.to_string(),
+        bytes: 0,
+        blake3,
+        address: Some(name.to_string()),
+        inside: false,
+        folder: None,
+    })
 }
 
 fn file(name: &str, at: &Path, folder: Option<&str>) -> Result<(DataFile, PathBuf)> {

@@ -6,7 +6,8 @@ use crate::terminal::one_line;
 use perilune_bundle::Manifest;
 use perilune_train::bundled::{ENVELOPE, RUN};
 use perilune_train::envelope::Deviation;
-use perilune_train::{Envelope, MetricsLog, Outcome, Verdict};
+use perilune_train::{Envelope, MetricsLog, Outcome, Verdict, record_of};
+use serde_json::Value;
 use std::path::Path;
 
 /// Bytes of an envelope.
@@ -22,8 +23,9 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
     };
     let same_weights = recorded.weights == *found;
     let envelope = envelope(folder)?;
-    let logs = (MetricsLog::read(&folder.join(RUN))?, MetricsLog::read(dir)?);
-    let compared = envelope.clone().unwrap_or_default().compare(&logs.0, &logs.1);
+    let (mut log, again) = (MetricsLog::read(&folder.join(RUN))?, MetricsLog::read(dir)?);
+    leave_out_stops(&mut log, &again, &folder.join(RUN))?;
+    let compared = envelope.clone().unwrap_or_default().compare(&log, &again);
     if json {
         let mut event = compared.json();
         if let Some(fields) = event.as_object_mut() {
@@ -41,7 +43,11 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
     }
     let first = compared.first_difference.as_ref().map(|d| format!("the first step that differs: {}", shown(d)));
     let first = first.unwrap_or_else(|| "every metric of every step is equal, the weights differ".into());
-    let device = if recorded.device_description.is_empty() { String::new() } else { format!(" (made on {})", recorded.device_description) };
+    let device = if recorded.device_description.is_empty() {
+        String::new()
+    } else {
+        format!(" (made on {})", recorded.device_description)
+    };
     match (&envelope, compared.verdict) {
         (Some(_), Verdict::SameBits | Verdict::Within) => {
             if !json {
@@ -58,6 +64,19 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
             Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}")))
         }
     }
+}
+
+/// Removes the evaluations that the recorded run made because it stopped there, and was resumed: a run that does not stop makes
+/// none.
+fn leave_out_stops(log: &mut MetricsLog, again: &MetricsLog, run: &Path) -> Result<(), Failure> {
+    let record = record_of(run)?;
+    let resumed: Vec<u64> =
+        record.get("resumed").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect();
+    for (name, series) in log.by_name.iter_mut().filter(|(name, _)| name.contains('/')) {
+        let made = again.by_name.get(name);
+        series.retain(|step, _| !resumed.contains(step) || made.is_some_and(|made| made.contains_key(step)));
+    }
+    Ok(())
 }
 
 /// Formats a value that differs, as `step 12: loss is 0.5, recorded 0.25`.

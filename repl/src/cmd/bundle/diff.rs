@@ -35,7 +35,8 @@ pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
         opened.bundle.extract(to, &|name| name.starts_with(RUN) && !name.contains("/checkpoints/"))?;
     }
     let summary = |dir: &Path, of: &Opened| -> Result<RunSummary, Failure> {
-        RunSummary::read(&dir.join(RUN))?.ok_or_else(|| Failure::Refused(format!("{}: its run has no run.json", of.bundle.path().display())))
+        RunSummary::read(&dir.join(RUN))?
+            .ok_or_else(|| Failure::Refused(format!("{}: its run has no run.json", of.bundle.path().display())))
     };
     let mut found = perilune_train::runs::compare(summary(&first, &a)?, summary(&second, &b)?)?;
     for (run, of) in found.runs.iter_mut().zip([&a, &b]) {
@@ -59,9 +60,15 @@ pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
 /// Lists what differs between the manifests of two bundles.
 fn recipes(a: &Opened, b: &Opened) -> Result<String, Failure> {
     let (first, second) = (a.bundle.manifest(), b.bundle.manifest());
-    let mut out = format!("A {}\nB {}\n", one_line(&a.bundle.path().display().to_string()), one_line(&b.bundle.path().display().to_string()));
+    let mut out = format!(
+        "A {}\nB {}\n",
+        one_line(&a.bundle.path().display().to_string()),
+        one_line(&b.bundle.path().display().to_string())
+    );
     let params = |m: &Manifest| m.params.iter().map(|(k, v)| (k.clone(), v.to_string())).collect();
-    let data = |m: &Manifest| m.data.iter().map(|d| (d.path.clone(), format!("{} bytes, blake3 {}", d.bytes, d.blake3))).collect();
+    let data = |m: &Manifest| {
+        m.data.iter().map(|d| (d.path.clone(), format!("{} bytes, blake3 {}", d.bytes, d.blake3))).collect()
+    };
     let versions = |m: &Manifest| {
         let parts = [("perilune", m.perilune.clone()), ("stdlib", m.stdlib.clone()), ("command", m.command.join(" "))];
         parts.into_iter().map(|(k, v)| (k.to_string(), v)).collect()

@@ -40,7 +40,13 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     }
     if let Some(run) = &manifest.run {
         let mesh = run.mesh.as_ref().map(|mesh| format!(", mesh {mesh}")).unwrap_or_default();
-        let text = format!("{} steps in {} from {}, {}{mesh}", grouped(run.steps), clock(run.seconds), run.started, run.precision);
+        let text = format!(
+            "{} steps in {} from {}, {}{mesh}",
+            grouped(run.steps),
+            clock(run.seconds),
+            run.started,
+            run.precision
+        );
         row("run", &text);
         row("device", &run.device_description);
         let metrics: Vec<String> = run.metrics.iter().map(|(name, v)| format!("{name} {}", number(v))).collect();
@@ -68,13 +74,20 @@ fn asks(manifest: &Manifest) -> String {
     folders.dedup();
     let place = |inside: bool| if inside { "included" } else { "by hash" };
     let single = manifest.data.iter().filter(|file| file.folder.is_none());
-    let mut reads: Vec<String> = single.map(|file| match &file.address {
-        Some(address) => format!("{address} (downloaded)"),
-        None => format!("{} ({})", file.path, place(file.inside)),
-    }).collect();
+    let mut reads: Vec<String> = single
+        .map(|file| match &file.address {
+            Some(address) => format!("{address} (downloaded)"),
+            None => format!("{} ({})", file.path, place(file.inside)),
+        })
+        .collect();
     for folder in folders {
-        let files: Vec<&DataFile> = manifest.data.iter().filter(|file| file.folder.as_deref() == Some(folder)).collect();
-        reads.push(format!("{folder}, {} files ({})", grouped(files.len() as u64), place(files.iter().all(|file| file.inside))));
+        let files: Vec<&DataFile> =
+            manifest.data.iter().filter(|file| file.folder.as_deref() == Some(folder)).collect();
+        reads.push(format!(
+            "{folder}, {} files ({})",
+            grouped(files.len() as u64),
+            place(files.iter().all(|file| file.inside))
+        ));
     }
     let more = reads.len().saturating_sub(LISTED);
     reads.truncate(LISTED);
@@ -99,9 +112,14 @@ fn files(manifest: &Manifest) -> String {
     table.number_column("bytes");
     table.text_column("BLAKE3");
     for file in manifest.files.iter().take(LISTED) {
-        table.row(vec![Cell::from(one_line(&file.path)), Cell::from(grouped(file.bytes)), Cell::from(file.blake3[..16].to_string())]);
+        table.row(vec![
+            Cell::from(one_line(&file.path)),
+            Cell::from(grouped(file.bytes)),
+            Cell::from(file.blake3[..16].to_string()),
+        ]);
     }
     let more = manifest.files.len().saturating_sub(LISTED);
-    let rest = if more > 0 { format!("{} more files; --json lists all\n", grouped(more as u64)) } else { String::new() };
+    let rest =
+        if more > 0 { format!("{} more files; --json lists all\n", grouped(more as u64)) } else { String::new() };
     format!("\n{}{rest}", table.text(width(), false))
 }

@@ -79,14 +79,17 @@ fn verify(path: &Path, key: Option<&str>) -> Result<(), Failure> {
     let key = key.map(sign::public_key).transpose()?;
     let bundle = Bundle::open(path)?;
     let signer = sign::verify(path, key.as_ref(), &opened::trusted_keys())?;
-    let text = format!("{}: verified · blake3:{} · {}\n", path.display(), bundle.hash(), opened::signed(signer.as_ref()));
+    let text =
+        format!("{}: verified · blake3:{} · {}\n", path.display(), bundle.hash(), opened::signed(signer.as_ref()));
     say(&text)
 }
 
 fn extract(path: &Path, to: &Path) -> Result<(), Failure> {
     let bundle = Bundle::open(path)?;
     std::fs::create_dir(to).map_err(|e| match e.kind() {
-        std::io::ErrorKind::AlreadyExists => Failure::Usage(format!("{} exists; a bundle is unpacked into a new folder", to.display())),
+        std::io::ErrorKind::AlreadyExists => {
+            Failure::Usage(format!("{} exists; a bundle is unpacked into a new folder", to.display()))
+        }
         _ => Failure::System(format!("cannot create {}: {}", to.display(), crate::failure::plain(&e))),
     })?;
     bundle.extract(to, &|_| true)?;
@@ -97,5 +100,10 @@ fn extract(path: &Path, to: &Path) -> Result<(), Failure> {
         Some(_) => format!("perilune eval {}", to.join(perilune_train::bundled::RUN).display()),
         None => format!("perilune check {}", recipe.display()),
     };
-    say(&format!("{}: {} files; the recipe is {}\n  next: {next}\n", to.display(), bundle.manifest().files.len() + 1, recipe.display()))
+    say(&format!(
+        "{}: {} files; the recipe is {}\n  next: {next}\n",
+        to.display(),
+        bundle.manifest().files.len() + 1,
+        recipe.display()
+    ))
 }

@@ -131,7 +131,9 @@ impl PackArgs {
                 true => std::fs::read(path),
                 false => Err(std::io::Error::new(std::io::ErrorKind::FileTooLarge, "it has more than 4 MiB")),
             });
-            let failed = |e: std::io::Error| Failure::Usage(format!("cannot read {}: {}", path.display(), crate::failure::plain(&e)));
+            let failed = |e: std::io::Error| {
+                Failure::Usage(format!("cannot read {}: {}", path.display(), crate::failure::plain(&e)))
+            };
             Ok(Item { name: name.into(), content: Content::Text(text.map_err(failed)?) })
         };
         let mut items = Vec::new();
@@ -143,7 +145,9 @@ impl PackArgs {
                 items.push(read(Path::new(given), "LICENSE")?);
                 Some("LICENSE".to_string())
             }
-            Some(given) if given.chars().all(|c| c.is_ascii_alphanumeric() || " .-+()".contains(c)) => Some(given.clone()),
+            Some(given) if given.chars().all(|c| c.is_ascii_alphanumeric() || " .-+()".contains(c)) => {
+                Some(given.clone())
+            }
             Some(given) => {
                 let rule = "is neither a file nor an SPDX expression such as Apache-2.0";
                 return Err(Failure::Usage(format!("--license {given}: {rule}")));
@@ -210,7 +214,8 @@ pub fn describe(manifest: &Manifest) -> Vec<String> {
     let plural = |n: usize, one: &str, many: &str| if n == 1 { format!("1 {one}") } else { format!("{n} {many}") };
     let mut out = vec!["recipe".to_string()];
     let folder = Path::new(&manifest.recipe).parent().unwrap_or(Path::new(""));
-    let required = manifest.files.iter().filter(|f| f.path != manifest.recipe && Path::new(&f.path).starts_with(folder)).count();
+    let required =
+        manifest.files.iter().filter(|f| f.path != manifest.recipe && Path::new(&f.path).starts_with(folder)).count();
     if required > 0 {
         out.push(plural(required, "file that it requires", "files that it requires"));
     }

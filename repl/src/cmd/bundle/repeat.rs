@@ -43,7 +43,11 @@ pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
     check_key(&path, given.key())?;
     let Opened { bundle, signer } = open(&path)?;
     let quiet = given.is_quiet();
-    let note = |text: &str| if !quiet { complain("", text) };
+    let note = |text: &str| {
+        if !quiet {
+            complain("", text)
+        }
+    };
     note(&format!("{}: verified · {}", one_line(&named.display().to_string()), signed(signer.as_ref())));
     let manifest = bundle.manifest();
     if manifest.perilune != env!("CARGO_PKG_VERSION") || manifest.stdlib != perilune_lua::stdlib_hash() {
@@ -99,7 +103,14 @@ fn missing(files: &[DataFile], roots: &[PathBuf]) -> Failure {
     let mut lines: Vec<String> = files
         .iter()
         .take(LISTED)
-        .map(|f| format!("  {} ({}, blake3:{})", one_line(&f.path), bytes(usize::try_from(f.bytes).unwrap_or(usize::MAX)), f.blake3))
+        .map(|f| {
+            format!(
+                "  {} ({}, blake3:{})",
+                one_line(&f.path),
+                bytes(usize::try_from(f.bytes).unwrap_or(usize::MAX)),
+                f.blake3
+            )
+        })
         .collect();
     if files.len() > LISTED {
         lines.push(format!("  and {} more", grouped((files.len() - LISTED) as u64)));
@@ -146,8 +157,9 @@ fn arguments(bundle: &Bundle, folder: &Path, places: &[Place], given: run::RunAr
             let entries = manifest.files.iter().filter(|file| file.path.starts_with(&inside));
             for entry in entries {
                 let text = bundle.read(&entry.path, 64 << 20)?;
-                let text = String::from_utf8(text).map_err(|_| Failure::Refused(format!("{shown}: {}: is not UTF-8 text", entry.path)))?;
-                files.push((home.join(&entry.path[inside.len()..]), text));
+                let text = String::from_utf8(text)
+                    .map_err(|_| Failure::Refused(format!("{shown}: {}: is not UTF-8 text", entry.path)))?;
+                files.push((again.recipe().with_file_name(&entry.path[inside.len()..]), text));
             }
             files.sort_by_key(|(path, _)| path != again.recipe());
             again.again_as(&Default::default(), recorded, given, device);
