@@ -236,6 +236,8 @@ fn a_restarted_run_keeps_its_params() {
     let params = &record["params"];
     assert_eq!((&params["lr"], &params["steps"], &params["seed"]), (&0.05.into(), &4.into(), &9.into()));
     assert_eq!((&params["momentum"], &record["precision"]), (&0.5.into(), &"bf16".into()));
+    // The command of the restart has none of that; a replay finds it in the record.
+    ok(&p.run(&["replay", "r", "--quiet"]));
 }
 
 /// A start would delete the log of such a run.

@@ -42,7 +42,7 @@ use std::ffi::OsString;
 #[derive(Parser)]
 #[command(name = "perilune", version, about = "A runtime for training recipes in Lua", arg_required_else_help = true)]
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
-Exit status: 0 success, 1 failure (device, memory, disk), 2 wrong usage, 3 error in the recipe, 4 refused (a damaged checkpoint), 75 restart\nrequested, 130 and 143 interrupted.")]
+Exit status: 0 success, 1 failure (device, memory, disk), 2 wrong usage, 3 error in the recipe, 4 refused (a damaged checkpoint, a replay that differs), 75 restart\nrequested, 130 and 143 interrupted.")]
 struct Cli {
     /// Write a log to FILE; PERILUNE_LOG sets the level (debug, or perilune_engine=trace)
     #[arg(long, global = true, value_name = "FILE")]
@@ -81,7 +81,7 @@ enum Command {
     Sample(sample::SampleArgs),
     /// Plot the curves of runs in the terminal, or as SVG or PNG
     Plot(plot::PlotArgs),
-    /// Repeat a run with its edits, and compare the weights
+    /// Repeat a run with its edits and compare the weights, or recompute windows of it and compare every step
     Replay(replay::ReplayArgs),
     /// Pack runs and recipes into bundles; sign, verify, list, compare and unpack them
     #[command(subcommand)]

@@ -1,20 +1,38 @@
-//! `perilune replay`: repeats a recorded run with the edits it had, and compares the weights.
+//! `perilune replay`: repeats a recorded run with the edits it had, and compares the weights; or recomputes windows of it, and compares
+//! every step.
 //!
 //! It parses the command line of `run.json` again and adds the versions of the recorded history. Relative paths start where the
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::{recorded_run, run};
-use crate::failure::Failure;
+use crate::console_out::{ConsoleOut, Mode};
+use crate::failure::{Failure, disk};
+use crate::format::grouped;
 use crate::policy_args::{PolicyArgs, start_directory};
-use perilune_train::{Replay, record_of};
-use serde_json::Value;
-use std::path::PathBuf;
+use perilune_train::audit::windows::{self, Draw};
+use perilune_train::{Audited, Recording, Replay, Window, record_of};
+use serde_json::{Map, Value};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
     /// The directory of the run to repeat
     run: PathBuf,
-    /// The directory of results [default: a new directory in runs/]
+    /// Recompute the steps A + 1 to B from the checkpoint at or before A, and compare each with the record; A.. and ..B are open
+    #[arg(long, value_name = "A..B", conflicts_with_all = ["windows", "length", "seed"])]
+    steps: Option<String>,
+    /// Do that for K windows between checkpoints, drawn at random, and print the chance that they find a tampering of one step
+    #[arg(long, value_name = "K")]
+    windows: Option<usize>,
+    /// With --windows: join neighbouring windows until each has at least this many steps
+    #[arg(long, value_name = "STEPS", requires = "windows", value_parser = clap::value_parser!(u64).range(1..))]
+    length: Option<u64>,
+    /// With --windows: the seed of the draw [default: one that nobody knows before]
+    #[arg(long, value_name = "N", requires = "windows")]
+    seed: Option<u64>,
+    /// The directory of results [default: a new directory in runs/; none for --steps and --windows]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
     /// Print events as JSON, one object per line
@@ -30,18 +48,146 @@ pub struct ReplayArgs {
     files: PolicyArgs,
 }
 
-/// Repeats the run; fails if the weights differ.
+/// Repeats the run; fails if the weights, or a step of a window, differ.
 pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
+    if args.steps.is_some() || args.windows.is_some() {
+        return audit(&args);
+    }
     let record = record_of(&args.run)?;
-    let shown = args.run.display();
-    let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
-    let command = words.filter_map(|w| w.as_str().map(String::from)).collect();
-    let mut again = recorded_run(command).ok_or_else(|| {
-        Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
-    })?;
-    let start = start_directory(&record);
-    let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data, placed: None };
-    again.again(&record, recorded, args.run_dir, args.json, args.quiet);
+    let mut again = args.again(&record, start_directory(&record), args.run_dir.clone())?;
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)
+}
+
+impl ReplayArgs {
+    /// Returns the arguments of the recorded command, for a run in another directory.
+    fn again(
+        &self,
+        record: &Map<String, Value>,
+        start: Option<PathBuf>,
+        run_dir: Option<PathBuf>,
+    ) -> Result<run::RunArgs, Failure> {
+        let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
+        let command = words.filter_map(|w| w.as_str().map(String::from)).collect();
+        let mut again = recorded_run(command).ok_or_else(|| {
+            let shown = self.run.display();
+            Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
+        })?;
+        let recorded = run::Recorded { start, files: self.files.clone(), verify_data: self.verify_data, placed: None };
+        again.again(record, recorded, run_dir, self.json, self.quiet);
+        Ok(again)
+    }
+
+    fn mode(&self) -> Mode {
+        match (self.json, self.quiet) {
+            (true, _) => Mode::Json,
+            (_, true) => Mode::Quiet,
+            _ => Mode::Human,
+        }
+    }
+}
+
+/// Recomputes windows of the run.
+fn audit(args: &ReplayArgs) -> Result<(), Failure> {
+    let chosen = args.steps.as_deref().map(str::parse::<Window>).transpose()?;
+    let recording = Arc::new(Recording::read(&args.run)?);
+    let draw = args.windows.map(|count| {
+        let seed = args.seed.unwrap_or_else(|| RandomState::new().build_hasher().finish() >> 11);
+        windows::draw(&recording.windows(args.length), count, seed)
+    });
+    let draw = draw.transpose()?;
+    let drawn = draw.iter().flat_map(|draw| &draw.windows).map(|(from, to)| Window { from: *from, to: Some(*to) });
+    let all: Vec<Window> = chosen.into_iter().chain(drawn).collect();
+    let front = run::Front::open(args.mode())?;
+    let start = start_directory(recording.record());
+    let mut found = Vec::new();
+    for window in all {
+        let scratch = Scratch::new(args.run_dir.as_deref(), draw.as_ref().map(|_| window))?;
+        let mut again = args.again(recording.record(), start.clone(), Some(scratch.dir.clone()))?;
+        again.replay = Some(Replay::window(&recording, again.recipe(), window)?);
+        let outcome = run::recompute(&again, &front)?;
+        if let Some(audited) = outcome.audit {
+            print(&front.out, &audited);
+            found.push(audited);
+        }
+    }
+    let differ: Vec<&Audited> = found.iter().filter(|a| a.difference.is_some()).collect();
+    if let Some(draw) = &draw {
+        print_draw(&front.out, draw, differ.len());
+    }
+    match differ.first().and_then(|a| a.difference.as_ref()) {
+        Some(first) => {
+            Err(Failure::Refused(format!("{}: the record is not what the run computes: {first}", args.run.display())))
+        }
+        None => Ok(()),
+    }
+}
+
+fn counted(n: u64, what: &str) -> String {
+    format!("{} {what}{}", grouped(n), if n == 1 { "" } else { "s" })
+}
+
+/// Prints the result of a window.
+fn print(out: &ConsoleOut, a: &Audited) {
+    if out.mode == Mode::Json {
+        return out.event(&a.json());
+    }
+    let from = match a.start {
+        0 => "from the beginning".to_string(),
+        step => format!("from the checkpoint of step {}, whose States are trusted", grouped(step)),
+    };
+    let mut parts = vec![counted(a.steps, "step")];
+    let others = [(a.evaluations, "evaluation"), (a.checkpoints, "checkpoint"), (a.samples, "logged sample")];
+    parts.extend(others.into_iter().filter(|o| o.0 > 0).map(|(n, what)| counted(n, what)));
+    let result = match &a.difference {
+        None => format!("same bits in {}", parts.join(", ")),
+        Some(d) => d.to_string(),
+    };
+    out.result(&format!("steps {}..{} · {from} · {result}", a.from, a.to));
+}
+
+/// Prints what the windows covered.
+fn print_draw(out: &ConsoleOut, draw: &Draw, differences: usize) {
+    if out.mode == Mode::Json {
+        return out.event(&draw.json(differences));
+    }
+    let percent = |share: f64| format!("{:.3} %", 100.0 * share);
+    out.result(&format!(
+        "{} of {} windows · {} of {} steps ({}) · a tampering of one step is found with a chance of {} · seed {}",
+        draw.windows.len(),
+        draw.of,
+        grouped(draw.covered),
+        grouped(draw.steps),
+        percent(draw.share()),
+        percent(draw.chance()),
+        draw.seed,
+    ));
+}
+
+/// The run directory of a window: below that of the command, or one that is removed afterwards. The recipe may write there.
+struct Scratch {
+    dir: PathBuf,
+    /// The directory to remove.
+    temporary: Option<PathBuf>,
+}
+
+impl Scratch {
+    fn new(given: Option<&Path>, window: Option<Window>) -> Result<Scratch, Failure> {
+        if let Some(dir) = given {
+            let dir = window.map_or(dir.to_path_buf(), |w| dir.join(format!("steps-{w}")));
+            return Ok(Scratch { dir, temporary: None });
+        }
+        let number = RandomState::new().build_hasher().finish();
+        let dir = std::env::temp_dir().join(format!("perilune-replay-{}-{number:016x}", std::process::id()));
+        std::fs::create_dir(&dir).map_err(disk("create", &dir))?;
+        Ok(Scratch { dir: dir.clone(), temporary: Some(dir) })
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        if let Some(dir) = &self.temporary {
+            let _ = std::fs::remove_dir_all(dir);
+        }
+    }
 }

@@ -16,7 +16,7 @@ use perilune_dist::rendezvous::process_env;
 use perilune_lua::RuntimeOptions;
 use perilune_policy::PolicyBuilder;
 use perilune_train::history::Files;
-use perilune_train::{Control, End, Outcome, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
+use perilune_train::{Control, End, Event, Listener, Outcome, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
 use serde_json::{Map, Value};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -41,6 +41,9 @@ pub struct RunArgs {
     /// The seed of all random numbers
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(i64).range(0..))]
     seed: Option<i64>,
+    /// Change every initial weight by one ulp, up or down as SEED decides: runs that differ by rounding alone
+    #[arg(long, value_name = "SEED")]
+    perturb: Option<u64>,
     /// The directory of results [default: runs/NAME-DATE-TIME]
     #[arg(long, value_name = "DIR")]
     run_dir: Option<PathBuf>,
@@ -211,7 +214,8 @@ impl RunArgs {
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.overwrite, self.resume, self.edited, self.watch) = (false, None, false, false);
         (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
-        self.until = None;
+        // A record names no place to write to.
+        (self.until, self.mlflow) = (None, None);
     }
 
     /// Whether only results and the output of the recipe are printed.
@@ -344,6 +348,7 @@ impl RunArgs {
                 precision: self.device.precision.clone(),
                 steps: self.steps,
                 memory_budget: self.device.memory_budget,
+                perturb: self.perturb,
             },
             run_dir: self.run_dir.clone(),
             checkpoint_every: self.checkpoint_every,
@@ -399,15 +404,70 @@ pub fn run_to_end(args: RunArgs) -> Result<Outcome, Failure> {
     outcome.ok_or_else(|| Failure::System("the run has no outcome".into()))
 }
 
+/// What the runs of one command share.
+pub struct Front {
+    pub out: Rc<ConsoleOut>,
+    control: Control,
+    signals: Signals,
+}
+
+impl Front {
+    /// Opens the output, and makes signals requests to stop.
+    pub fn open(mode: Mode) -> Result<Front, Failure> {
+        let control = Control::default();
+        let signals = Signals::install(&control)?;
+        Ok(Front { out: Rc::new(ConsoleOut::new(mode)), control, signals })
+    }
+}
+
 fn train(args: RunArgs, job: &Job) -> Result<Outcome, Failure> {
-    let mode = if job.is_first() { args.mode() } else { Mode::Silent };
-    let out = Rc::new(ConsoleOut::new(mode));
-    let control = Control::default();
-    let signals = Signals::install(&control)?;
+    let front = Front::open(if job.is_first() { args.mode() } else { Mode::Silent })?;
     let command = args.recorded.is_none().then(command_line);
-    let printer = Rc::new(RunPrinter::new(out.clone(), signals.clone(), command));
+    let printer = Rc::new(RunPrinter::new(front.out.clone(), front.signals.clone(), command));
+    let outcome = drive(&args, job, &front, &printer, printer.clone())?;
+    result(&outcome)?;
+    Ok(outcome)
+}
+
+/// Returns the failure of a run that a signal has ended.
+fn result(outcome: &Outcome) -> Result<(), Failure> {
+    match outcome.end {
+        End::Finished | End::Paused => Ok(()),
+        End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
+        End::LeftBreakpoint => Err(Failure::Signal(130)),
+    }
+}
+
+/// Recomputes the window of `args.replay`. Of its events only warnings and errors are printed.
+pub fn recompute(args: &RunArgs, front: &Front) -> Result<Outcome, Failure> {
+    let printer = Rc::new(RunPrinter::new(front.out.clone(), front.signals.clone(), None));
+    let listener = {
+        let printer = printer.clone();
+        move |event: &Event<'_>| match event {
+            Event::Training | Event::LoopEnded | Event::Warning { .. } | Event::ComparesData { .. } => {
+                printer.event(event)
+            }
+            // Its run directory is removed.
+            Event::Failed { error, .. } => printer.event(&Event::Failed { error, run_dir: None }),
+            _ => {}
+        }
+    };
+    let outcome = drive(args, &Job::alone()?, front, &printer, Rc::new(listener))?;
+    result(&outcome)?;
+    Ok(outcome)
+}
+
+/// Trains in a runtime of its own.
+fn drive(
+    args: &RunArgs,
+    job: &Job,
+    front: &Front,
+    printer: &Rc<RunPrinter>,
+    listener: Rc<dyn Listener>,
+) -> Result<Outcome, Failure> {
+    let Front { out, control, signals } = front;
     let policy = args.policy()?;
-    let trainer = Trainer::new(args.spec(), control, printer.clone()).in_job(job.links.clone());
+    let trainer = Trainer::new(args.spec(), control.clone(), listener).in_job(job.links.clone());
     let outcome = trainer.run(|spec| {
         let print = {
             let out = out.clone();
@@ -419,19 +479,15 @@ fn train(args: RunArgs, job: &Job) -> Result<Outcome, Failure> {
         let runtime = args
             .device
             .runtime_in(job, RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
-        diagnostics::plans(&runtime, &out);
-        diagnostics::notices(&runtime, printer);
+        diagnostics::plans(&runtime, out);
+        diagnostics::notices(&runtime, printer.clone());
         // A line typed at the breakpoint of one process would not run in the others.
         if !job.has_several() {
             let at_breakpoint =
-                prompt::pause(prompt::InRun::new(&signals), Some(out.clone()), prompt::SharedEditor::default());
+                prompt::pause(prompt::InRun::new(signals), Some(out.clone()), prompt::SharedEditor::default());
             *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
         }
         Ok(runtime)
     })?;
-    match outcome.end {
-        End::Finished | End::Paused => Ok(outcome),
-        End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
-        End::LeftBreakpoint => Err(Failure::Signal(130)),
-    }
+    Ok(outcome)
 }

@@ -95,8 +95,8 @@ impl<'a> Training<'a> {
         let start = StartOptions {
             seed,
             precision: Some(run.precision()),
-            steps: None,
             memory_budget: self.device.memory_budget,
+            ..StartOptions::default()
         };
         let reloader = Reloader::new(self.runtime, source, start, Control::default(), None);
         console.set_run(&run)?;

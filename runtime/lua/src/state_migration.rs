@@ -266,6 +266,23 @@ impl Run {
         Ok(list.into_iter().map(|(path, s)| Ok((path, place(&s)?))).collect::<mlua::Result<_>>()?)
     }
 
+    /// Calls `f` with path and value of every trainable State, in path order, and stores what it made of the value.
+    pub fn edit_trainable(&self, mut f: impl FnMut(&str, &mut HostTensor)) -> Result<(), Failed> {
+        let mut seen = BTreeSet::new();
+        for (path, state) in self.list_states()? {
+            let id = id_of(&state)?;
+            let trainable = self.host.engine.borrow().state_info(id).map_err(mlua::Error::external)?.trainable;
+            if !trainable || !seen.insert(id.0) {
+                continue;
+            }
+            let mut value = crate::table::read(&self.lua, &*state.borrow::<Tensor>()?)?;
+            f(&path, &mut value);
+            self.host.record(&self.lua, |engine| Ok(engine.write_state(id, &value)?))?;
+        }
+        self.host.record(&self.lua, |engine| engine.end_implicit_step())?;
+        Ok(())
+    }
+
     /// Moves this newly built run to the position of `source`: matching States get their values, `recipe.migrate(old, new)` may
     /// fill others (both are tables from path to State), then the cursor is set. The random numbers are the caller's. The
     /// source is not changed.

@@ -233,10 +233,15 @@ pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<(F
     Ok((files, versions))
 }
 
+/// Whether a version that was applied after step `since` ran when the checkpoint of `step` was taken. One that was `owed` the
+/// evaluation of its step took over before it, and so before the checkpoint.
+pub(crate) fn is_of_step(since: u64, owed: bool, step: u64) -> bool {
+    since < step || (since == step && owed)
+}
+
 /// Reads the version of a run that took a step: the one whose States its checkpoint has. File names are relative to `home`.
 pub(crate) fn version_at(inside: &Directory, record: &Map<String, Value>, home: &Path, step: u64) -> Result<Version> {
-    // A version is applied after its step.
-    match applied(inside, record, None)?.into_iter().rfind(|v| v.0 < step) {
+    match applied(inside, record, None)?.into_iter().rfind(|v| is_of_step(v.0, v.1["owed"] == true, step)) {
         Some(entry) => version(inside, entry, home),
         None => Ok(Version::of(first_files(inside, record, home)?)),
     }

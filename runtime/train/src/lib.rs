@@ -34,6 +34,7 @@
 #![deny(unsafe_code)]
 
 mod anomaly;
+pub mod audit;
 mod branch;
 pub mod bundled;
 mod cancel;
@@ -57,6 +58,7 @@ pub mod numbers;
 mod observers;
 pub mod params;
 mod performance;
+mod perturb;
 mod replay;
 mod restart;
 mod resume;
@@ -79,6 +81,7 @@ mod trainer;
 mod training_loop;
 mod weights;
 
+pub use audit::{Audited, Difference, Recording, Window};
 pub use cancel::Control;
 pub use data_check::data_splits;
 pub use envelope::{Comparison, Envelope, Verdict};

@@ -175,9 +175,12 @@ impl Restart {
             steps: now.steps.or(number("steps").and_then(|n| u32::try_from(n).ok())),
             precision: now.precision.clone().or(precision),
             memory_budget: now.memory_budget,
+            perturb: now.perturb.or(self.recorded(PERTURB).and_then(Value::as_u64)),
         }
     }
 }
 
 /// The field of `run.json` with the precision that was given explicitly.
 pub(crate) const SET_PRECISION: &str = "set_precision";
+/// The field with the seed of a perturbation of the initial weights.
+pub(crate) const PERTURB: &str = "perturb";

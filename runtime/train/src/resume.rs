@@ -56,6 +56,12 @@ pub(crate) fn record_in(dir: &Directory) -> Result<Map<String, Value>> {
     Ok(record)
 }
 
+/// Returns every State of a checkpoint by its path in a run.
+pub(crate) fn states_of(snapshot: &Snapshot) -> Vec<(String, HostTensor)> {
+    let model = snapshot.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone()));
+    model.chain(snapshot.optimizer.iter().cloned()).collect()
+}
+
 /// Finds the run below `runs/` of this recipe file that was started last.
 pub(crate) fn newest(recipe: &Path) -> Option<PathBuf> {
     let dirs = std::fs::read_dir("runs").into_iter().flatten().flatten().map(|e| e.path());
@@ -204,6 +210,8 @@ impl Resume {
             steps: now.steps.or(steps),
             precision: now.precision.clone().or(precision),
             memory_budget: now.memory_budget,
+            // The States of a checkpoint are not initial ones.
+            perturb: None,
         }
     }
 
@@ -245,9 +253,7 @@ impl Resume {
 
     /// Returns every State of the checkpoint by its path in a run.
     pub(crate) fn states(&self) -> Vec<(String, HostTensor)> {
-        let s = &self.snapshot;
-        let model = s.model.iter().map(|(path, t)| (format!("{MODEL}{path}"), t.clone()));
-        model.chain(s.optimizer.iter().cloned()).collect()
+        states_of(&self.snapshot)
     }
 
     /// Returns the cursor of the checkpoint, and the seed and step of its random numbers.

@@ -78,7 +78,7 @@ fn replace(dir: &Directory, text: &str) -> Result<()> {
 }
 
 /// Returns the lines of a metrics log up to a step, and what the rest of the run needs of them.
-fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
+pub(crate) fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
     let (mut lines, mut kept) = (Vec::new(), LogTail::default());
     for line in run_log::complete(text) {
         let event: Value = serde_json::from_str(line).unwrap_or_default();

@@ -29,7 +29,7 @@ fn pairs(v: &Value) -> Vec<(String, String)> {
 }
 
 fn start_json(start: &StartOptions) -> Value {
-    json!([start.seed, start.precision, start.steps, start.memory_budget])
+    json!([start.seed, start.precision, start.steps, start.memory_budget, start.perturb])
 }
 
 fn start_of(v: &Value) -> StartOptions {
@@ -38,6 +38,7 @@ fn start_of(v: &Value) -> StartOptions {
         precision: texts(&v[1]),
         steps: v[2].as_u64().and_then(|n| u32::try_from(n).ok()),
         memory_budget: v[3].as_u64().and_then(|n| usize::try_from(n).ok()),
+        perturb: v[4].as_u64(),
     }
 }
 

@@ -91,6 +91,7 @@ impl RunSpec {
             ("--until", self.until.is_some()),
             ("--precision", self.start.precision.is_some()),
             ("--memory-budget", self.start.memory_budget.is_some()),
+            ("--perturb", self.start.perturb.is_some()),
             ("--checkpoint-every", self.checkpoint_every.is_some()),
             ("--watch", self.watch),
             ("--strict", self.strict),

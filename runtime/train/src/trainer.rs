@@ -1,5 +1,6 @@
 //! Drives a run from start to end: loads the recipe, restores a checkpoint, trains, evaluates, and closes the record.
 
+use crate::audit::{Audit, Audited};
 use crate::branch::branch;
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
@@ -16,7 +17,9 @@ use crate::monitor::Monitor;
 use crate::numbers::{self, object};
 use crate::params;
 use crate::performance::{PERFORMANCE, Performance};
-use crate::restart::{Beginning, Restart, SET_PRECISION};
+use crate::perturb::perturb;
+use crate::replay::Part;
+use crate::restart::{Beginning, PERTURB, Restart, SET_PRECISION};
 use crate::resume::Resume;
 use crate::run_files::hostname;
 use crate::rundir::{LogTail, RunDir};
@@ -59,6 +62,8 @@ pub struct Outcome {
     pub run_dir: Option<PathBuf>,
     /// The hash of all States; see [`crate::weights_hash`].
     pub weights: Option<String>,
+    /// What the replay of a window has found.
+    pub audit: Option<Audited>,
 }
 
 impl Trainer {
@@ -87,7 +92,7 @@ impl Trainer {
                     dir.finish([("status", Value::from("interrupted"))])?;
                 }
                 let run_dir = reporter.dir.map(|d| d.path);
-                return Ok(Outcome { end: End::LeftBreakpoint, steps: 0, run_dir, weights: None });
+                return Ok(Outcome { end: End::LeftBreakpoint, steps: 0, run_dir, weights: None, audit: None });
             }
             Err(error) => error,
         };
@@ -114,7 +119,14 @@ impl Trainer {
         begun: Instant,
     ) -> Result<Outcome> {
         let job = &self.links.clone().map_or_else(Job::alone, |links| Ok(Job::new(links)))?;
-        let spec = &shared_run::spec(job, &self.spec)?;
+        let mut spec = shared_run::spec(job, &self.spec)?;
+        let part = spec.replay.as_ref().and_then(|replay| replay.window.clone());
+        // A later version has all its params recorded; its recipe may lack one that the command sets.
+        let recorded = part.as_ref().and_then(|part| part.params());
+        if recorded.is_some() {
+            spec.params.clear();
+        }
+        let spec = &spec;
         let source = shared_run::source(job, spec)?;
         let (resume, restart) = match spec.resume && job.is_first() {
             true => Beginning::find(spec, &source.path)?.parts(),
@@ -122,12 +134,18 @@ impl Trainer {
         };
         // A run that starts anew keeps what it was given; its defaults are those of the present recipe.
         let given = restart.as_ref().map(Restart::given).or_else(|| resume.as_ref().map(Resume::given));
+        let repeated = spec.replay.as_ref().map(|replay| &replay.given);
+        let given = given.or_else(|| repeated.map(|given| given.params.clone()));
         let offered = spec.offered(given.unwrap_or_default())?;
         let start = match (&resume, &restart) {
             (Some(resume), _) => resume.start_options(&spec.start),
             (_, Some(restart)) => restart.start_options(&spec.start, &offered),
-            _ => spec.start.clone(),
+            _ => {
+                let start = repeated.map_or_else(|| spec.start.clone(), |given| given.start_options(&spec.start));
+                part.as_ref().map_or(start.clone(), |part| part.start_options(&start))
+            }
         };
+        let offered = recorded.unwrap_or(offered);
         let (offered, start) = shared_run::beginning(job, offered, start)?;
         let resume = shared_run::checkpoint(job, resume)?;
         let runtime = open(spec)?;
@@ -167,13 +185,13 @@ impl Trainer {
                 shared_run::check_mesh(job, &runtime)?;
                 self.finish_script(reporter, &runtime, script.is_open());
                 if let Some((end, steps, run_dir)) = script.finish()? {
-                    return Ok(Outcome { end, steps, run_dir, weights: None });
+                    return Ok(Outcome { end, steps, run_dir, weights: None, audit: None });
                 }
                 about.insert("params".into(), json!({}));
                 reporter.tell(&Event::Start { fields: &about });
                 let seconds = begun.elapsed().as_secs_f64();
                 reporter.tell(&Event::Done { status: "done", steps: 0, seconds, metrics: &[], weights: None });
-                Ok(Outcome { end: End::Finished, steps: 0, run_dir: None, weights: None })
+                Ok(Outcome { end: End::Finished, steps: 0, run_dir: None, weights: None, audit: None })
             }
             Loaded::Recipe(_) if script.is_open() => {
                 *reporter = script.take_reporter().unwrap_or_else(|| Reporter::new(self.listener.clone()));
@@ -267,7 +285,12 @@ struct Session<'a> {
 }
 
 impl Session<'_> {
-    /// Builds the run, and restores the checkpoint of a resumed one.
+    /// Returns the part of a recorded run that is recomputed.
+    fn part(&self) -> Option<&Part> {
+        self.spec.replay.as_ref()?.window.as_deref()
+    }
+
+    /// Builds the run, and restores the checkpoint of a resumed one, or of the window of a replay.
     fn build(&self) -> Result<(Run, StateMigration)> {
         if let Some(steps) = self.start.steps
             && !self.runtime.params().names.iter().any(|n| n == "steps")
@@ -278,6 +301,18 @@ impl Session<'_> {
         let run = self.recipe.start(start.seed, precision, start.memory_budget)?;
         check_state_names(&run)?;
         let mut handover = StateMigration::default();
+        let start = self.part().and_then(|part| part.start.as_ref());
+        if let Some(seed) = self.start.perturb.filter(|_| self.resume.is_none() && start.is_none()) {
+            perturb(&run, seed)?;
+        }
+        if let Some(start) = start {
+            handover = start.load_into(&run, false)?;
+            if !handover.exact() {
+                return Err(
+                    start.misfit(&handover, "the recipe or the checkpoint in the run directory is not that of the run")
+                );
+            }
+        }
         if let Some(resume) = &self.resume {
             handover = resume.restore(&run, self.spec.edited)?;
             if self.spec.edited {
@@ -375,7 +410,14 @@ impl Session<'_> {
             shared_run::sample_log(self.job, resume, &run)?;
             about.insert("resumed".into(), resume.step().into());
         }
+        if let Some(part) = self.part() {
+            tail = part.recording.tail(part.start_step());
+            if let Some(start) = &part.start {
+                shared_run::sample_log(self.job, start, &run)?;
+            }
+        }
         if self.resume.is_none()
+            && self.part().is_none_or(|part| part.start.is_none())
             && let (Some(dir), Some(log)) = (&reporter.dir, run.sample_log())
         {
             *log.borrow_mut() = SampleLog::new(&sample_file::chain_name(dir.id()));
@@ -436,9 +478,10 @@ impl Session<'_> {
         training.evaluated = tail.evaluated.into_iter().map(|(split, values)| (split, (run.count(), values))).collect();
         training.until = replay.map(|r| r.steps);
         training.pause = self.spec.until;
+        training.audit = self.part().map(|part| self.audit(part, &training)).transpose()?;
         let end = loop {
             let end = training.train()?;
-            if end == End::Paused {
+            if end == End::Paused && training.audit.is_none() {
                 self.pause(&mut training)?;
             }
             if end != End::Finished {
@@ -452,12 +495,27 @@ impl Session<'_> {
         };
         training.settle()?;
         training.observe_end(status(end))?;
+        let audit = training.finish_audit()?;
         let (run, measured) = (training.run.clone(), training.measured());
         drop(training);
         checkpoints.finish(reporter)?;
-        let outcome = self.close(&run, (end, measured), &mut data, reporter)?;
+        let outcome = self.close(&run, (end, measured), audit, &mut data, reporter)?;
         self.sink_last(&run, reporter)?;
         Ok(outcome)
+    }
+
+    /// Creates the comparison of a window with its record.
+    fn audit(&self, part: &Part, training: &TrainingLoop<'_>) -> Result<Audit> {
+        let steps = (part.start_step(), part.from, part.to);
+        let mut audit = Audit::new(part.recording.clone(), steps, part.resumed.clone());
+        let of_checkpoint = part.start.as_ref().and_then(|start| start.snapshot.record.get("params"));
+        if let Some(recorded) = of_checkpoint.and_then(Value::as_object) {
+            audit.params(part.start_step(), recorded, &training.params);
+        }
+        if part.is_unedited {
+            audit.last_version(part.start_step(), &training.run, &training.params);
+        }
+        Ok(audit)
     }
 
     /// Moves a run that branches to its new directory, which begins as a copy of the run up to the checkpoint. Returns the directory of the
@@ -559,6 +617,9 @@ impl Session<'_> {
         if let Some(precision) = &self.start.precision {
             record.insert(SET_PRECISION.into(), precision.as_str().into());
         }
+        if let Some(seed) = self.start.perturb {
+            record.insert(PERTURB.into(), seed.into());
+        }
         let claim = match restart {
             Some(restart) => restart.claim()?,
             None => Claim::take(self.spec.run_dir.as_deref(), &self.recipe.name(), self.spec.overwrite)?,
@@ -619,6 +680,7 @@ impl Session<'_> {
         &self,
         run: &Run,
         (end, measured): (End, Value),
+        mut audit: Option<Audit>,
         data: &mut DataRecord,
         reporter: &mut Reporter,
     ) -> Result<Outcome> {
@@ -637,7 +699,7 @@ impl Session<'_> {
         }
         let metrics = object(&reporter.latest);
         if let Some(dir) = reporter.dir.as_mut() {
-            if let Some(log) = run.sample_log() {
+            if let Some(log) = run.sample_log().filter(|_| audit.is_none()) {
                 run.settle_sample_log()?;
                 dir.write_samples(&mut log.borrow_mut(), true)?;
             }
@@ -654,16 +716,22 @@ impl Session<'_> {
         reporter.finish_mlflow(status)?;
         let (metrics, hash) = (&reporter.latest, Some(weights.as_str()));
         reporter.tell(&Event::Done { status, steps: step, seconds, metrics, weights: hash });
+        if let Some(audit) = audit.as_mut().filter(|_| !matches!(end, End::Stopped { .. })) {
+            audit.end(run, &weights)?;
+        }
         if let Some(was) = self.spec.replay.as_ref().and_then(|r| r.weights.as_ref())
             && end == End::Finished
         {
             if *was != weights {
-                let text = format!("the weights differ from those of the run: {weights}, then {was}");
-                return Err(Error::System(text));
+                let text = format!(
+                    "the weights differ from those of the run: {weights}, then {was}\n  hint: --steps .. finds the first step that differs"
+                );
+                return Err(Error::Refused(text));
             }
             reporter.tell(&Event::Reproduced);
         }
         let run_dir = reporter.dir.as_ref().map(|d| d.path.clone());
-        Ok(Outcome { end, steps: step, run_dir, weights: Some(weights) })
+        let audit = audit.map(|audit| audit.result);
+        Ok(Outcome { end, steps: step, run_dir, weights: Some(weights), audit })
     }
 }

@@ -4,6 +4,7 @@
 //! loss is therefore detected one step late, and reported with the step that it belongs to.
 
 use crate::anomaly::{Detector, Finding, Limit, Policy};
+use crate::audit::Audit;
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
 use crate::data_record::{DATA, DataRecord};
@@ -44,6 +45,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub until: Option<u64>,
     /// The step after which the run stops to be continued later.
     pub pause: Option<u64>,
+    /// Compares the run with a record.
+    pub audit: Option<Audit>,
     pub(crate) pending: Option<Pending>,
     pub(crate) detector: Detector,
     /// Measures the run.
@@ -129,6 +132,7 @@ impl<'a> TrainingLoop<'a> {
             corrupt: false,
             until: None,
             pause: None,
+            audit: None,
             pending: None,
             detector: Detector::new(),
             performance: Performance::new(None, 1),
@@ -221,6 +225,13 @@ impl<'a> TrainingLoop<'a> {
             while self.reloader.as_ref().is_some_and(|r| r.owed(step)) && self.look()? {}
             self.after(step)?;
             self.owed = None;
+            if let Some(audit) = &mut self.audit {
+                audit.close_step(step, false);
+            }
+        }
+        if self.audit.as_ref().is_some_and(|audit| audit.has_difference() || audit.ends_before(self.run.count())) {
+            self.settle()?;
+            return Ok(Some(End::Paused));
         }
         // A replay may apply several versions at one step, and one of them may have more steps.
         while self.reloader.as_ref().is_some_and(|r| r.replays()) && self.look()? {}
@@ -302,12 +313,46 @@ impl<'a> TrainingLoop<'a> {
                 best |= self.checkpoints.is_best(step);
             }
         }
+        if let Some(audit) = &self.audit {
+            return if audit.took_checkpoint(step) { self.compare_checkpoint(step) } else { Ok(()) };
+        }
         if self.checkpoints.due(step) || best { self.checkpoint() } else { self.checkpoints.poll(self.reporter) }
+    }
+
+    /// Compares the States with the checkpoint that the recorded run took after this step.
+    fn compare_checkpoint(&mut self, step: u64) -> Result<()> {
+        self.settle()?;
+        self.drop_parked();
+        self.audit.as_mut().map_or(Ok(()), |audit| audit.checkpoint(step, &self.run))
+    }
+
+    /// Makes the evaluations that the record has after the last step of a window, compares the samples, and returns the comparison.
+    pub fn finish_audit(&mut self) -> Result<Option<Audit>> {
+        let step = self.run.count();
+        let missing = match &self.audit {
+            Some(audit) if !audit.has_difference() => audit.missing_evaluations(step),
+            _ => Vec::new(),
+        };
+        let splits = self.run.splits();
+        for split in missing.iter().filter(|split| splits.contains(split)) {
+            self.evaluated.remove(split.as_str());
+            self.evaluate(split)?;
+        }
+        let Some(mut audit) = self.audit.take() else { return Ok(None) };
+        if audit.is_to_end() && !audit.has_difference() {
+            audit.last_version(step, &self.run, &self.params);
+        }
+        audit.close_step(step, true);
+        audit.samples(&self.run)?;
+        Ok(Some(audit))
     }
 
     /// Writes a checkpoint of the present step, if its loss is finite.
     fn checkpoint(&mut self) -> Result<()> {
         self.settle()?;
+        if self.audit.is_some() {
+            return Ok(());
+        }
         self.drop_parked();
         self.checkpoints.save(&self.run, self.reporter)
     }
@@ -320,12 +365,15 @@ impl<'a> TrainingLoop<'a> {
     /// Reads and reports the numbers of a step, and handles anomalies.
     fn report(&mut self, pending: Pending) -> Result<()> {
         let step = pending.step;
-        if let (Some(dir), Some(log)) = (&mut self.reporter.dir, self.run.sample_log()) {
+        if let (Some(dir), Some(log), None) = (&mut self.reporter.dir, self.run.sample_log(), &self.audit) {
             dir.write_samples(&mut log.borrow_mut(), false)?;
         }
         let numbers = self.run.read(&pending.result)?;
         self.performance.samples(numbers.samples);
         self.reporter.step(step, &numbers)?;
+        if let Some(audit) = &mut self.audit {
+            audit.step(step, &numbers, self.run.loss_place());
+        }
         self.observe_step(step, &numbers)?;
         let scaled = self.run.precision() == "fp16";
         let norm = numbers.metrics.iter().find(|m| m.0 == "grad_norm" && !scaled).map(|m| m.1);
@@ -363,6 +411,9 @@ impl<'a> TrainingLoop<'a> {
         let values = values?;
         self.last_evaluation = Some(begun.elapsed());
         self.reporter.evaluation(step, split, &values)?;
+        if let Some(audit) = &mut self.audit {
+            audit.evaluation(step, split, &values, self.run.loss_place());
+        }
         self.checkpoints.evaluated(step, split, &values, self.reporter)?;
         self.evaluated.insert(split.to_string(), (step, values.clone()));
         self.observe_evaluation(step, split, &values)?;

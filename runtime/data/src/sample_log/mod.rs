@@ -201,6 +201,20 @@ impl SampleLog {
         Ok(out)
     }
 
+    /// Lists the entries of the steps `first` to `last`, in their order.
+    ///
+    /// # Errors
+    /// A block cannot be read.
+    pub fn range(&self, first: u32, last: u32) -> Result<Vec<Entry>> {
+        let at = self.blocks.partition_point(|b| b.last_step < first);
+        let mut out = Vec::new();
+        for block in self.blocks[at..].iter().take_while(|b| b.first_step <= last) {
+            out.extend(block.entries()?.into_iter().filter(|e| (first..=last).contains(&e.step)));
+        }
+        out.extend(self.open.iter().filter(|e| (first..=last).contains(&e.step)));
+        Ok(out)
+    }
+
     /// Returns the statistics of a sample.
     pub fn of(&self, id: SampleId) -> Option<&Stats> {
         self.table.get(&id)

@@ -43,6 +43,9 @@ pub struct StartOptions {
     /// Overrides the recipe's number of steps, unless it has a param of that name.
     pub steps: Option<u32>,
     pub memory_budget: Option<usize>,
+    /// Changes every float element of the initial trainable States by one ulp, in a direction drawn from this seed. A resumed run
+    /// has been changed at its beginning.
+    pub perturb: Option<u64>,
 }
 
 /// Finds and builds new versions of the recipe of one run.
@@ -108,6 +111,11 @@ impl Candidate {
         let text = |v: &Value| v.as_str().unwrap_or_default().to_string();
         let files = files.as_array().into_iter().flatten().map(|f| (PathBuf::from(text(&f[0])), text(&f[1]))).collect();
         Ok(Some(Candidate { files, compiled: None, version: None }))
+    }
+
+    /// In a replay: whether the run was resumed here.
+    fn is_resumed(&self) -> bool {
+        self.version.as_ref().is_some_and(|v| v.resumed)
     }
 
     /// In a replay: whether the run returned here from a version on trial.

@@ -79,6 +79,8 @@ impl TrainingLoop<'_> {
             self.recover(failure)?;
         }
         let step = self.run.count();
+        // A resumed run has read the losses before it from its log.
+        let resumed = candidate.is_resumed();
         // A version on trial has taken a step by now, and becomes the one to return to.
         self.accept(false)?;
         // Building a version, and its first step, need new plans in any case.
@@ -116,7 +118,10 @@ impl TrainingLoop<'_> {
                 self.evaluated.clear();
                 self.run.time_data(self.data_time.clone())?;
                 self.announce_version();
-                self.new_policies()?;
+                if !resumed {
+                    self.detector.forget();
+                }
+                self.set_policies(self.policies.clone())?;
                 self.store_params()?;
                 Ok(true)
             }
