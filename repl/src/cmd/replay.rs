@@ -4,6 +4,7 @@
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::{recorded_run, run};
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::failure::Failure;
 use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_train::{Replay, record_of};
@@ -28,6 +29,8 @@ pub struct ReplayArgs {
     verify_data: bool,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
 }
 
 /// Repeats the run; fails if the weights differ.
@@ -40,6 +43,16 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
         Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
     })?;
     let start = start_directory(&record);
+    if args.untrusted.supervises()? {
+        let run_dir = match &args.run_dir {
+            Some(dir) => dir.clone(),
+            None => run::new_directory(again.recipe()),
+        };
+        let mut terms = Terms { opens: vec![args.run.clone()], run_dir: Some(run_dir), start, ..Terms::default() };
+        args.files.add_grants(&mut terms);
+        args.untrusted.add_to(&mut terms);
+        return confined::supervise(std::env::args_os().collect(), &terms);
+    }
     let recorded = run::Recorded { start, files: args.files, verify_data: args.verify_data };
     again.again(&record, recorded, args.run_dir, args.json, args.quiet);
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);

@@ -1,5 +1,6 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -53,6 +54,8 @@ pub struct RunArgs {
     checkpoint_every: Option<u64>,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -193,7 +196,7 @@ impl RunArgs {
         (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
         (self.overwrite, self.resume, self.edited, self.watch) = (false, None, false, false);
         (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
-        self.until = None;
+        (self.until, self.untrusted) = (None, UntrustedArgs::default());
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
@@ -202,6 +205,49 @@ impl RunArgs {
             (_, Some(stored)) => self.files.recorded(self.recipe(), stored.start.as_deref(), &self.set),
             _ => self.files.recipe(self.recipe(), &self.set),
         }
+    }
+
+    /// What the run may touch when it is confined.
+    fn terms(&self) -> Result<Terms, Failure> {
+        let place = self.job.place()?;
+        let usage = |text: &str| Err(Failure::Usage(text.into()));
+        if place.processes > 1 {
+            return usage(
+                "--untrusted: a confined recipe runs in one process
+  hint: --mesh drives several GPUs of this machine from it",
+            );
+        }
+        if self.watch {
+            return usage(
+                "--untrusted --watch: a recipe that is edited while it runs is one's own
+  hint: leave out one of the two",
+            );
+        }
+        let mut terms = Terms { run_dir: self.run_dir.clone(), ..Terms::default() };
+        let named = self.resume.clone().flatten();
+        match (&self.resume, &named) {
+            (Some(None), _) if self.run_dir.is_none() => {
+                return usage("--untrusted --resume: name the run that continues, as in --resume RUN");
+            }
+            // It continues in its own directory, or is the origin of a branch.
+            (_, Some(run)) if self.branch => terms.opens.push(run.clone()),
+            (_, Some(run)) => terms.run_dir = Some(run.clone()),
+            _ => {}
+        }
+        match &self.stored {
+            Some(stored) => terms.start = stored.start.clone(),
+            None => terms.recipe = self.recipe.clone(),
+        }
+        if terms.run_dir.is_none() {
+            terms.run_dir = Some(new_directory(self.recipe()));
+        }
+        if let Some(dir) = &self.mlflow {
+            std::fs::create_dir_all(dir).map_err(crate::failure::disk("create", dir))?;
+            terms.keeps.push(dir.clone());
+        }
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        Ok(terms)
     }
 
     /// Joins the processes of the job, or none.
@@ -245,7 +291,10 @@ impl RunArgs {
                 steps: self.steps,
                 memory_budget: self.device.memory_budget,
             },
-            run_dir: self.run_dir.clone(),
+            run_dir: match confined::grants() {
+                Some(grants) if self.resume.is_none() || self.branch => grants.run_dir.clone(),
+                _ => self.run_dir.clone(),
+            },
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
             overwrite: self.overwrite,
@@ -271,6 +320,14 @@ impl RunArgs {
     }
 }
 
+/// A new directory below `runs/` for a confined run: it is named before the recipe says its name.
+pub fn new_directory(recipe: &Path) -> PathBuf {
+    let name = recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = format!("{name}-{}", jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
+    let named = (1..).map(|k| Path::new("runs").join(if k == 1 { stem.clone() } else { format!("{stem}-{k}") }));
+    named.into_iter().find(|path| !path.exists()).unwrap_or_else(|| Path::new("runs").join(&stem))
+}
+
 /// Returns the words of the command line.
 fn command_line() -> Vec<String> {
     std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect()
@@ -280,6 +337,13 @@ fn command_line() -> Vec<String> {
 /// signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
     let args = args.completed()?;
+    if args.untrusted.supervises()? {
+        // What is no recipe is said by the process that the person started.
+        if args.stored.is_none() {
+            perilune_train::Source::read(args.recipe())?;
+        }
+        return confined::supervise(std::env::args_os().collect(), &args.terms()?);
+    }
     let job = args.join()?;
     let result = train(args, &job);
     job.end(result)
