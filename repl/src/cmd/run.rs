@@ -295,6 +295,7 @@ impl RunArgs {
                 Some(grants) if self.resume.is_none() || self.branch => grants.run_dir.clone(),
                 _ => self.run_dir.clone(),
             },
+            run_dir_is_default: self.run_dir.is_none(),
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
             overwrite: self.overwrite,
