@@ -81,7 +81,12 @@ impl DeviceArgs {
         self.runtime_of(Some(job.clone()), options)
     }
 
+    /// The backend is open, and no line of the recipe has run: the last walls of a confined process are entered here.
     fn runtime_of(&self, job: Option<Job>, options: RuntimeOptions) -> std::result::Result<Runtime, Failed> {
+        if let Err(failure) = crate::confined::child::seal() {
+            failure.show();
+            std::process::exit(i32::from(failure.status()));
+        }
         let runtime = Runtime::new(options)?;
         enable_load_run(&runtime);
         match &self.place.mesh {

@@ -12,7 +12,7 @@ pub enum Failure {
     Recipe(Box<RecipeError>),
     /// Device, memory or disk.
     System(String),
-    /// A checkpoint that is damaged or does not fit.
+    /// A checkpoint that is damaged or does not fit, or a grant that is missing.
     Refused(String),
     /// Already reported; carries only the exit status.
     Said(u8),
@@ -27,6 +27,7 @@ impl Failure {
             Failure::System(_) => 1,
             Failure::Usage(_) => 2,
             Failure::Recipe(e) if matches!(e.cause, Cause::System | Cause::Internal) => 1,
+            Failure::Recipe(e) if e.cause == Cause::Refused => 4,
             Failure::Recipe(_) => 3,
             Failure::Refused(_) => 4,
             Failure::Signal(status) | Failure::Said(status) => *status,

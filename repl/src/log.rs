@@ -4,13 +4,20 @@
 use crate::failure::{Failure, disk};
 use crate::terminal::EscapedLog;
 use std::io::IsTerminal;
-use std::path::Path;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, OnceLock};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::fmt::format::FmtSpan;
 
 /// The filter of `--log FILE` without the variable.
 const DEFAULT: &str = "debug";
+
+static FILE: OnceLock<PathBuf> = OnceLock::new();
+
+/// The file of the log, if there is one.
+pub fn file() -> Option<&'static Path> {
+    FILE.get().map(PathBuf::as_path)
+}
 
 /// Starts logging if the variable or the option is set.
 pub fn start(file: Option<&Path>) -> Result<(), Failure> {
@@ -29,6 +36,7 @@ pub fn start(file: Option<&Path>) -> Result<(), Failure> {
     match file {
         Some(path) => {
             let out = std::fs::File::create(path).map_err(disk("write the log to", path))?;
+            let _ = FILE.set(path.to_path_buf());
             log.with_ansi(false).with_writer(Mutex::new(EscapedLog { to: out, color: false })).init();
         }
         None => {

@@ -1,6 +1,7 @@
 //! Parses the command line, runs one command of `cmd/`, and turns its result into an exit status.
 
 mod cmd;
+mod confined;
 mod console_out;
 mod device;
 mod diagnostics;
@@ -46,7 +47,9 @@ fn main() -> ExitCode {
         perilune_cuda::nccl::set_environment();
     }
     install_panic_hook();
-    let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(cmd::dispatch);
+    // Before any thread is started.
+    let command = || confined::child::enter().and_then(|()| cmd::dispatch());
+    let result: std::thread::Result<Result<(), Failure>> = std::panic::catch_unwind(command);
     perilune_cuda::nccl::finish();
     match result {
         Ok(Ok(())) => ExitCode::SUCCESS,

@@ -1,5 +1,6 @@
 //! Parses `--allow-read`, `--allow-write` and the options of `fetching.rs`, and makes the policy of a command from its arguments.
 
+use crate::confined;
 use crate::console_out;
 use crate::failure::Failure;
 use crate::fetching::NetArgs;
@@ -25,8 +26,23 @@ pub struct PolicyArgs {
 }
 
 impl PolicyArgs {
+    /// Writes what these options grant to a confined recipe.
+    pub fn add_grants(&self, terms: &mut confined::Terms) {
+        terms.reads.extend(self.allow_read.iter().cloned());
+        terms.writes.extend(self.allow_write.iter().cloned());
+        terms.net = self.net.clone();
+    }
+
+    /// The policy for a prompt without a recipe.
+    pub fn prompt(&self, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
+        match confined::grants() {
+            Some(grants) => confined::child::policy(grants, None),
+            None => self.add_to(Policy::builder().current_directory(), params),
+        }
+    }
+
     /// Adds to the roots of a command what its params and these options name.
-    pub fn add_to(&self, mut policy: PolicyBuilder, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
+    fn add_to(&self, mut policy: PolicyBuilder, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
         let wrong = |flag: &str, e: Error| Failure::Usage(format!("{flag}: {e}"));
         for (_, value) in params {
             policy = policy.argument(value);
@@ -48,6 +64,9 @@ impl PolicyArgs {
         start: Option<&Path>,
         params: &[(String, String)],
     ) -> Result<PolicyBuilder, Failure> {
+        if let Some(grants) = confined::grants() {
+            return confined::child::policy(grants, None);
+        }
         let mut policy = Policy::builder();
         if let Some(start) = start {
             policy = policy.relative_to(start);
@@ -77,7 +96,10 @@ impl PolicyArgs {
 
     /// The policy for a recipe that the command names.
     pub fn recipe(&self, path: &Path, params: &[(String, String)]) -> Result<PolicyBuilder, Failure> {
-        self.add_to(Policy::builder().recipe(path), params)
+        match confined::grants() {
+            Some(grants) => confined::child::policy(grants, Some(path)),
+            None => self.add_to(Policy::builder().recipe(path), params),
+        }
     }
 }
 

@@ -1,12 +1,13 @@
 //! Parses the options of commands that open a run at one of its checkpoints, and creates the runtime for them.
 
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::ConsoleOut;
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::format;
 use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_lua::{Run, Runtime, RuntimeOptions};
-use perilune_train::{SavedRun, StartOptions, runs};
+use perilune_train::{SavedRun, StartOptions, record_of, runs};
 use std::path::PathBuf;
 use std::rc::Rc;
 
@@ -28,9 +29,27 @@ pub struct SavedArgs {
     device: DeviceArgs,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
 }
 
 impl SavedArgs {
+    /// Runs the command confined if `--untrusted` asks for it; whether it has run.
+    pub fn supervised(&self) -> Result<bool, Failure> {
+        if !self.untrusted.supervises()? {
+            return Ok(false);
+        }
+        let run = runs::find(&self.run)?;
+        let mut terms = Terms { recipe: self.recipe.clone(), ..Terms::default() };
+        if self.recipe.is_none() {
+            terms.start = start_directory(&record_of(&run)?);
+        }
+        terms.opens.push(run);
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        confined::supervise(std::env::args_os().collect(), &terms).map(|()| true)
+    }
+
     /// Opens the checkpoint.
     pub fn open(&self) -> Result<SavedRun, Failure> {
         let saved = SavedRun::open(&runs::find(&self.run)?, self.at)?;

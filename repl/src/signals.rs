@@ -78,6 +78,7 @@ impl Signals {
             announced: Arc::default(),
             on_terminal: terminal() && !nohup(),
         };
+        crate::confined::child::note(&[SIGINT, SIGTERM, SIGUSR1]).map_err(cannot_listen)?;
         for signal in [SIGINT, SIGTERM, SIGUSR1] {
             // Actions run in the order of registration: test the flag, then set it.
             flag::register_conditional_shutdown(signal, 128 + signal, out.at_once.clone())
@@ -95,6 +96,7 @@ impl Signals {
         self.announced.store(true, Ordering::SeqCst);
         let all = signal_hook::iterator::Signals::new([SIGINT, SIGTERM, SIGUSR1, SIGHUP]);
         let mut all = all.map_err(cannot_listen)?;
+        crate::confined::child::note(&[SIGHUP]).map_err(cannot_listen)?;
         let (control, on_terminal, announced) = (self.control.clone(), self.on_terminal, self.announced.clone());
         let pass_on = move || {
             for signal in all.forever() {

@@ -7,6 +7,7 @@
 use super::check_against::against;
 use super::check_search::Search;
 use super::{check_mesh, check_predict};
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -48,6 +49,19 @@ pub struct CheckArgs {
     /// Report what the recipe would change in the run in this directory
     #[arg(long, value_name = "RUN_DIR")]
     against: Option<PathBuf>,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
+}
+
+impl CheckArgs {
+    /// What the command may touch when it is confined.
+    fn terms(&self) -> Terms {
+        let mut terms = Terms { recipe: Some(self.recipe.clone()), ..Terms::default() };
+        terms.opens.extend(self.against.clone());
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        terms
+    }
 }
 
 /// Params that the training loop reads.
@@ -67,6 +81,9 @@ const OF_THE_LOOP: [&str; 10] = [
 /// Checks a recipe, or a plain script up to the end of its first step.
 pub fn check(args: CheckArgs) -> Result<(), Failure> {
     let source = Source::read(&args.recipe)?;
+    if args.untrusted.supervises()? {
+        return confined::supervise(std::env::args_os().collect(), &args.terms());
+    }
     let backend = match &args.target {
         Some(target) => {
             args.device.check_precision()?;
@@ -79,6 +96,8 @@ pub fn check(args: CheckArgs) -> Result<(), Failure> {
         let screen = screen.clone();
         move |text: &str| screen.note(text)
     };
+    // A search opens a runtime for each mesh.
+    confined::child::seal()?;
     // A save is checked like any other call; nothing is written.
     let policy = args.files.recipe(&args.recipe, &args.set)?.read_only(true).build();
     if let (true, Some(devices), Some(target)) = (args.search, args.devices, &args.target) {

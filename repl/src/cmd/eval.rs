@@ -22,6 +22,9 @@ pub struct EvalArgs {
 
 /// Evaluates the splits and prints their metrics.
 pub fn eval(args: &EvalArgs) -> Result<(), Failure> {
+    if args.saved.supervised()? {
+        return Ok(());
+    }
     let out = Rc::new(ConsoleOut::new(if args.json { Mode::Json } else { Mode::Human }));
     let saved = args.saved.open()?;
     let (runtime, run) = args.saved.build(&saved, &out)?;

@@ -42,7 +42,7 @@ use std::ffi::OsString;
 #[derive(Parser)]
 #[command(name = "perilune", version, about = "A runtime for training recipes in Lua", arg_required_else_help = true)]
 #[command(after_help = "`perilune FILE.lua` is short for `perilune run FILE.lua`.\n\
-Exit status: 0 success, 1 failure (device, memory, disk), 2 wrong usage, 3 error in the recipe, 4 refused (a damaged checkpoint, a replay that differs), 75 restart\nrequested, 130 and 143 interrupted.")]
+Exit status: 0 success, 1 failure (device, memory, disk), 2 wrong usage, 3 error in the recipe, 4 refused (a damaged checkpoint or\nbundle, a missing grant, a replay that differs), 75 restart requested, 124 at the limit of --time, 130 and 143 interrupted.")]
 struct Cli {
     /// Write a log to FILE; PERILUNE_LOG sets the level (debug, or perilune_engine=trace)
     #[arg(long, global = true, value_name = "FILE")]

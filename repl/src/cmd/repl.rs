@@ -1,6 +1,7 @@
 //! `perilune repl`: a prompt. On a terminal with a line editor; otherwise it runs the lines of stdin and prints their results, and
 //! the exit status is 3 if one of them raised.
 
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out;
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -8,8 +9,7 @@ use crate::failure::Failure;
 use crate::policy_args::{PolicyArgs, start_directory};
 use crate::prompt::{self, Around, AtPrompt, Interrupts, Prompt, SharedEditor, Training, commands};
 use perilune_lua::{Console, RuntimeOptions};
-use perilune_policy::Policy;
-use perilune_train::{SavedRun, runs};
+use perilune_train::{SavedRun, record_of, runs};
 use std::cell::RefCell;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -35,10 +35,30 @@ pub struct ReplArgs {
     device: DeviceArgs,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
+}
+
+impl ReplArgs {
+    /// What the prompt may touch when it is confined.
+    fn terms(&self) -> Result<Terms, Failure> {
+        let mut terms = Terms { recipe: self.recipe.clone(), ..Terms::default() };
+        if let Some(run) = &self.resume {
+            let run = runs::find(run)?;
+            terms.start = start_directory(&record_of(&run)?);
+            terms.opens.push(run);
+        }
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        Ok(terms)
+    }
 }
 
 /// Runs the prompt until it is left.
 pub fn repl(mut args: ReplArgs) -> Result<(), Failure> {
+    if args.untrusted.supervises()? {
+        return confined::supervise(std::env::args_os().collect(), &args.terms()?);
+    }
     let terminal = std::io::stdin().is_terminal() && std::io::stdout().is_terminal();
     let backend = args.device.open()?;
     let print = |text: &str| drop(console_out::say(text));
@@ -52,7 +72,7 @@ pub fn repl(mut args: ReplArgs) -> Result<(), Failure> {
             let start = start_directory(saved.record());
             args.files.recorded(&saved.source().path, start.as_deref(), &args.set)?
         }
-        (None, None) => args.files.add_to(Policy::builder().current_directory(), &args.set)?,
+        (None, None) => args.files.prompt(&args.set)?,
     };
     let policy = policy.build();
     let options =

@@ -5,6 +5,7 @@
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::{recorded_run, run};
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::failure::{Failure, disk};
 use crate::format::grouped;
@@ -46,14 +47,27 @@ pub struct ReplayArgs {
     verify_data: bool,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
 }
 
 /// Repeats the run; fails if the weights, or a step of a window, differ.
 pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
-    if args.steps.is_some() || args.windows.is_some() {
+    let record = record_of(&args.run)?;
+    let audits = args.steps.is_some() || args.windows.is_some();
+    if args.untrusted.supervises()? {
+        let again = args.again(&record, None, None)?;
+        // The run directories of windows are temporary ones, and the confined process has a folder for such.
+        let new = (!audits).then(|| run::new_directory(again.recipe()));
+        let (run_dir, start) = (args.run_dir.clone().or(new), start_directory(&record));
+        let mut terms = Terms { opens: vec![args.run.clone()], run_dir, start, ..Terms::default() };
+        args.files.add_grants(&mut terms);
+        args.untrusted.add_to(&mut terms);
+        return confined::supervise(std::env::args_os().collect(), &terms);
+    }
+    if audits {
         return audit(&args);
     }
-    let record = record_of(&args.run)?;
     let mut again = args.again(&record, start_directory(&record), args.run_dir.clone())?;
     again.replay = Some(Replay::read(&args.run, &record, again.recipe())?);
     run::run(again)

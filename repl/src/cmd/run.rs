@@ -1,6 +1,7 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
 use super::bundle;
+use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
 use crate::diagnostics;
@@ -58,6 +59,8 @@ pub struct RunArgs {
     checkpoint_every: Option<u64>,
     #[command(flatten)]
     files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
     #[command(flatten)]
     job: JobArgs,
     #[command(flatten)]
@@ -216,6 +219,7 @@ impl RunArgs {
         (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
         // A record names no place to write to.
         (self.until, self.mlflow) = (None, None);
+        self.untrusted = UntrustedArgs::default();
     }
 
     /// Whether only results and the output of the recipe are printed.
@@ -308,6 +312,49 @@ impl RunArgs {
         }
     }
 
+    /// What the run may touch when it is confined.
+    fn terms(&self) -> Result<Terms, Failure> {
+        let place = self.job.place()?;
+        let usage = |text: &str| Err(Failure::Usage(text.into()));
+        if place.processes > 1 {
+            return usage(
+                "--untrusted: a confined recipe runs in one process
+  hint: --mesh drives several GPUs of this machine from it",
+            );
+        }
+        if self.watch {
+            return usage(
+                "--untrusted --watch: a recipe that is edited while it runs is one's own
+  hint: leave out one of the two",
+            );
+        }
+        let mut terms = Terms { run_dir: self.run_dir.clone(), ..Terms::default() };
+        let named = self.resume.clone().flatten();
+        match (&self.resume, &named) {
+            (Some(None), _) if self.run_dir.is_none() => {
+                return usage("--untrusted --resume: name the run that continues, as in --resume RUN");
+            }
+            // It continues in its own directory, or is the origin of a branch.
+            (_, Some(run)) if self.branch => terms.opens.push(run.clone()),
+            (_, Some(run)) => terms.run_dir = Some(run.clone()),
+            _ => {}
+        }
+        match &self.stored {
+            Some(stored) => terms.start = stored.start.clone(),
+            None => terms.recipe = self.recipe.clone(),
+        }
+        if terms.run_dir.is_none() {
+            terms.run_dir = Some(new_directory(self.recipe()));
+        }
+        if let Some(dir) = &self.mlflow {
+            std::fs::create_dir_all(dir).map_err(crate::failure::disk("create", dir))?;
+            terms.keeps.push(dir.clone());
+        }
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        Ok(terms)
+    }
+
     /// Joins the processes of the job, or none.
     fn join(&self) -> Result<Job, Failure> {
         if self.recorded.is_some() {
@@ -350,7 +397,11 @@ impl RunArgs {
                 memory_budget: self.device.memory_budget,
                 perturb: self.perturb,
             },
-            run_dir: self.run_dir.clone(),
+            run_dir: match confined::grants() {
+                Some(grants) if self.resume.is_none() || self.branch => grants.run_dir.clone(),
+                _ => self.run_dir.clone(),
+            },
+            run_dir_is_default: self.run_dir.is_none(),
             checkpoint_every: self.checkpoint_every,
             retention: self.retention.policy(),
             overwrite: self.overwrite,
@@ -376,6 +427,14 @@ impl RunArgs {
     }
 }
 
+/// A new directory below `runs/` for a confined run: it is named before the recipe says its name.
+pub fn new_directory(recipe: &Path) -> PathBuf {
+    let name = recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    let stem = format!("{name}-{}", jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
+    let named = (1..).map(|k| Path::new("runs").join(if k == 1 { stem.clone() } else { format!("{stem}-{k}") }));
+    named.into_iter().find(|path| !path.exists()).unwrap_or_else(|| Path::new("runs").join(&stem))
+}
+
 /// Returns the words of the command line.
 fn command_line() -> Vec<String> {
     std::env::args_os().map(|a| a.to_string_lossy().into_owned()).collect()
@@ -388,12 +447,19 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
         return bundle::repeat::repeat(args);
     }
     args.refuse_options_of_bundles()?;
+    let args = args.completed()?;
+    if args.untrusted.supervises()? {
+        // What is no recipe is said by the process that the person started.
+        if args.stored.is_none() {
+            perilune_train::Source::read(args.recipe())?;
+        }
+        return confined::supervise(std::env::args_os().collect(), &args.terms()?);
+    }
     run_to_end(args).map(drop)
 }
 
-/// [`run()`] of a recipe, whose outcome the caller needs.
+/// Runs a recipe or script whose arguments are complete, in this process.
 pub fn run_to_end(args: RunArgs) -> Result<Outcome, Failure> {
-    let args = args.completed()?;
     let job = args.join()?;
     let result = train(args, &job);
     let (outcome, result) = match result {

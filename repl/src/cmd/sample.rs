@@ -49,6 +49,9 @@ impl SampleArgs {
 
 /// Generates the samples and prints them.
 pub fn sample(args: &SampleArgs) -> Result<(), Failure> {
+    if args.saved.supervised()? {
+        return Ok(());
+    }
     let out = Rc::new(ConsoleOut::new(if args.json { Mode::Json } else { Mode::Human }));
     let prompt = args.prompt()?;
     let saved = args.saved.open()?;

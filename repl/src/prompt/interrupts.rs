@@ -35,6 +35,7 @@ impl Interrupts {
         let failed = |e| Failure::System(format!("cannot listen for signals: {}", plain(&e)));
         let out = Interrupts { running: Arc::default(), pressed: Arc::default(), line: Arc::default() };
         let mut signals = Signals::new([SIGINT]).map_err(failed)?;
+        crate::confined::child::note(&[SIGINT]).map_err(failed)?;
         let (running, pressed, line) = (out.running.clone(), out.pressed.clone(), out.line.clone());
         let work = move || {
             let mut first = Instant::now();

@@ -88,5 +88,7 @@ pub fn add(files: &mut Files, cuda: bool, libraries: &[PathBuf]) {
     files.read.extend(there(CUDA));
     files.read.extend(loader_directories());
     files.read.extend(libraries.iter().cloned());
+    // The driver looks for its devices by their names.
+    files.list.push(PathBuf::from("/dev"));
     files.devices.extend(cuda_devices());
 }

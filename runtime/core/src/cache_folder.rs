@@ -2,6 +2,12 @@
 
 use std::path::PathBuf;
 
+/// Another cache that is read and never written, `$PERILUNE_SHARED_CACHE`: that of the user, for a confined process whose own cache is a
+/// temporary one.
+pub fn shared_cache() -> Option<PathBuf> {
+    std::env::var_os("PERILUNE_SHARED_CACHE").filter(|v| !v.is_empty()).map(PathBuf::from)
+}
+
 /// `$PERILUNE_CACHE`, or `perilune` in the user's cache directory.
 pub fn cache_folder() -> Option<PathBuf> {
     let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);

@@ -14,7 +14,7 @@ use half::{bf16, f16};
 use perilune_core::DType;
 use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::Result;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Number of pieces of a result that are compared, and bytes per piece.
 const PIECES: usize = 16;
@@ -149,6 +149,8 @@ fn noise(dtype: DType, nbytes: usize) -> Vec<u8> {
 pub struct Table {
     /// `None`: nothing is stored.
     pub folder: Option<PathBuf>,
+    /// Another folder, which is only read.
+    pub shared: Option<PathBuf>,
     pub machine: String,
 }
 
@@ -161,7 +163,11 @@ impl Table {
     }
 
     pub fn get(&self, key: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
-        let bytes = std::fs::read(self.folder.as_ref()?.join(key)).ok()?;
+        [&self.folder, &self.shared].into_iter().flatten().find_map(|folder| Table::get_in(folder, key))
+    }
+
+    fn get_in(folder: &Path, key: &str) -> Option<sys::cublasLtMatmulAlgo_t> {
+        let bytes = std::fs::read(folder.join(key)).ok()?;
         // The words and a hash of them: a truncated or changed file is treated as missing.
         let (words, hash) = bytes.split_at_checked(WORDS * 8)?;
         if blake3::hash(words).as_bytes() != hash {
@@ -202,7 +208,7 @@ mod tests {
     #[test]
     fn algorithms_survive_the_disk_and_a_damaged_file_is_none() {
         let dir = std::env::temp_dir().join(format!("perilune-products-{}", std::process::id()));
-        let table = |machine: &str| Table { folder: Some(dir.clone()), machine: machine.into() };
+        let table = |machine: &str| Table { folder: Some(dir.clone()), shared: None, machine: machine.into() };
         let names = [table("a").key("p"), table("a").key("q"), table("b").key("p")];
         assert!(names[0] != names[1] && names[0] != names[2] && names[1] != names[2], "{names:?}");
         let mut algo = sys::cublasLtMatmulAlgo_t { data: [0; WORDS] };

@@ -70,7 +70,11 @@ impl Blas {
         // SAFETY: as above; the function has no arguments.
         let version = unsafe { sys::cublasLtGetVersion() };
         let machine = format!("{} {} {version} {WORKSPACE}", device.name, device.driver_version);
-        let found = Table { folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")), machine };
+        let found = Table {
+            folder: crate::nvrtc::folder().map(|f| f.with_file_name("products")),
+            shared: perilune_core::cache_folder::shared_cache().map(|dir| dir.join("products")),
+            machine,
+        };
         Ok(Blas { device: device.clone(), handle, workspace, found, chosen: HashMap::new() })
     }
 }

@@ -68,6 +68,9 @@ fn extra_dirs() -> Vec<PathBuf> {
         out.extend(std::env::var_os(name).map(|d| PathBuf::from(d).join("lib64")));
     }
     out.push("/usr/local/cuda/lib64".into());
+    // Those that the supervisor of a confined process found by its own variables.
+    let given = std::env::var_os("PERILUNE_LIBRARIES").unwrap_or_default();
+    out.extend(std::env::split_paths(&given).filter(|dir| dir.is_absolute()));
     let mut roots: Vec<PathBuf> = std::env::var_os("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
     let path = std::env::var_os("PATH").unwrap_or_default();
     let python = std::env::split_paths(&path).map(|d| d.join("python3")).find(|p| p.is_file());
@@ -80,6 +83,13 @@ fn extra_dirs() -> Vec<PathBuf> {
         }
     }
     out.retain(|d| d.is_dir());
+    out
+}
+
+/// The folders in which libraries, and CUDA's headers beside them, are looked for besides the loader's own.
+pub fn library_folders() -> Vec<PathBuf> {
+    let mut out = extra_dirs();
+    out.extend(include_dirs());
     out
 }
 

@@ -25,6 +25,9 @@ const BATCH: usize = 16;
 /// several functions.
 const LEAST: usize = 4;
 
+/// The name of the folder of kernels in a cache.
+const KERNELS: &str = "kernels";
+
 /// The first line of texts that allow contraction of products and sums: hand-written kernels that state their own
 /// arithmetic. Fused regions never allow it.
 pub const CONTRACT: &str = "// contract\n";
@@ -43,6 +46,8 @@ pub struct Compiler {
     pub version: (i32, i32),
     /// The cache folder; `None` disables the cache.
     folder: Option<PathBuf>,
+    /// Another folder, which is only read.
+    shared: Option<PathBuf>,
     /// The common prefix of all keys.
     base: blake3::Hash,
     /// Number of programs compiled so far, and the seconds they took.
@@ -62,7 +67,8 @@ impl Compiler {
             base.update(name.as_bytes()).update(&[0]).update(text.as_bytes()).update(&[0]);
         }
         let base = base.finalize();
-        Ok(Compiler { arch, version: (major, minor), folder, base, compiled: 0, seconds: 0.0 })
+        let shared = perilune_core::cache_folder::shared_cache().map(|dir| dir.join(KERNELS));
+        Ok(Compiler { arch, version: (major, minor), folder, shared, base, compiled: 0, seconds: 0.0 })
     }
 
     /// Returns the machine code that holds each function, in order. Functions compiled together share a cubin.
@@ -108,7 +114,11 @@ impl Compiler {
     /// none is missing or there is no cache.
     pub fn prepare(&self, functions: &[Arc<Function>]) -> Option<JoinHandle<()>> {
         let folder = self.folder.as_ref()?;
-        let lacks = |f: &&Arc<Function>| !folder.join(format!("{}.ref", self.key(f))).exists();
+        let there = |folder: &Path, key: &str| folder.join(format!("{key}.ref")).exists();
+        let lacks = |f: &&Arc<Function>| {
+            let key = self.key(f);
+            !there(folder, &key) && !self.shared.as_deref().is_some_and(|shared| there(shared, &key))
+        };
         let missing: Vec<Arc<Function>> = functions.iter().filter(lacks).cloned().collect();
         if missing.is_empty() {
             return None;
@@ -174,7 +184,11 @@ impl Compiler {
     }
 
     fn cached(&self, key: &str) -> Option<Cubin> {
-        let folder = self.folder.as_ref()?;
+        let folders = [self.folder.as_deref()?].into_iter().chain(self.shared.as_deref());
+        folders.into_iter().find_map(|folder| Compiler::cached_in(folder, key))
+    }
+
+    fn cached_in(folder: &Path, key: &str) -> Option<Cubin> {
         let code = std::fs::read_to_string(folder.join(format!("{key}.ref"))).ok()?;
         let bytes = std::fs::read(folder.join(format!("{}.cubin", code.trim()))).ok()?;
         let hash = blake3::hash(&bytes);
@@ -227,7 +241,7 @@ fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String
 
 /// The folder of compiled kernels.
 pub fn folder() -> Option<PathBuf> {
-    perilune_core::cache_folder::cache_folder().map(|dir| dir.join("kernels"))
+    perilune_core::cache_folder::cache_folder().map(|dir| dir.join(KERNELS))
 }
 
 /// Puts the compilation cache of the driver and of NVRTC beside the kernels, unless `CUDA_CACHE_PATH` names a folder.

@@ -247,7 +247,7 @@ impl Fetcher for ProcessFetcher {
             Ok((cached, address, hash)) => {
                 Ok(Fetched { name: PathBuf::from(address.name()), file: cached.path, content: hash.to_string() })
             }
-            Err(e) => Err(Unfetched { message: e.message, hint: e.hint }),
+            Err(e) => Err(Unfetched { message: e.message, hint: e.hint, refused: e.host.is_some() }),
         }
     }
 }

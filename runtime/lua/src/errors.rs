@@ -29,6 +29,8 @@ pub enum Cause {
     Recipe,
     /// Device, memory or disk.
     System,
+    /// A confined recipe lacks a grant: the hint names the flag.
+    Refused,
     /// A cancellation request (`perilune_core::Interrupt`).
     Interrupted,
     /// The first step of a plain script that is only checked has ended.
@@ -123,6 +125,20 @@ pub fn argument(
     let mut error = perilune_core::Error::argument(op, message.into());
     error.hint = hint;
     raise(host, Raise::Fault(error.into(), current_loc(host, lua)))
+}
+
+/// Makes an error of a missing grant at the current line.
+pub fn refused(
+    host: &Rc<Host>,
+    lua: &mlua::Lua,
+    op: &str,
+    message: impl Into<String>,
+    hint: Option<String>,
+) -> LuaError {
+    let mut error = perilune_core::Error::argument(op, message.into());
+    error.hint = hint;
+    let raised = raised(host, Raise::Fault(error.into(), current_loc(host, lua)));
+    LuaError::external(Raised { cause: Cause::Refused, ..raised })
 }
 
 /// Makes an error of a binding that workers have too, whose states have no engine.

@@ -13,6 +13,7 @@ use perilune_core::{DType, Shape};
 /// does not contain the exact text.
 pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let host = host(lua)?;
+    granted(&host, lua, "kernel")?;
     let loc = host.loc(lua);
     let Some((file, at)) = host.engine.borrow().recorder.source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
         return Ok((String::new(), 0));
@@ -23,6 +24,21 @@ pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let found = whole[start..].find(&text).map(|n| start + n).or_else(|| whole.find(&text));
     let line = found.filter(|_| !text.is_empty()).map_or(0, |n| whole[..n].matches('\n').count() as u32 + 1);
     Ok((file, line))
+}
+
+/// Refuses kernels that are not granted.
+fn granted(host: &std::rc::Rc<crate::host::Host>, lua: &Lua, op: &str) -> mlua::Result<()> {
+    if host.policy.allows_kernels() {
+        return Ok(());
+    }
+    let hint = "allow it on the command line: --allow-kernels";
+    Err(errors::refused(
+        host,
+        lua,
+        op,
+        "a recipe that is not trusted may not launch kernels of its own source",
+        Some(hint.into()),
+    ))
 }
 
 /// `native.source_kernel { … }`: records a call and returns its outputs.
@@ -36,6 +52,7 @@ pub fn record(lua: &Lua, t: Table) -> mlua::Result<MultiValue> {
 pub(crate) fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     let host = host(lua)?;
     let name: String = t.get("name")?;
+    granted(&host, lua, &name)?;
     let three = |key: &str| -> mlua::Result<[i64; 3]> {
         let list: Table = t.get(key)?;
         Ok([list.get(1)?, list.get(2)?, list.get(3)?])

@@ -19,10 +19,15 @@ pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error
     if matches!(e, perilune_data::Error::Interrupted) {
         return boundary::recipe_line::raised(lua, e.to_string(), None, errors::Cause::Interrupted);
     }
+    let refused = host.policy.is_granted_only() && matches!(&e, perilune_data::Error::Denied(e) if e.is_refusal());
     let text = e.to_string();
-    match text.split_once("\n  hint: ") {
-        Some((message, hint)) => errors::argument(host, lua, op, message, Some(hint.to_string())),
-        None => errors::argument(host, lua, op, text, None),
+    let (message, hint) = match text.split_once("\n  hint: ") {
+        Some((message, hint)) => (message.to_string(), Some(hint.to_string())),
+        None => (text, None),
+    };
+    match refused {
+        true => errors::refused(host, lua, op, message, hint),
+        false => errors::argument(host, lua, op, message, hint),
     }
 }
 
@@ -30,7 +35,12 @@ pub(crate) fn fail(host: &Rc<Host>, lua: &Lua, op: &str, e: perilune_data::Error
 pub(crate) fn fail_in_any_state(lua: &Lua, op: &str, e: perilune_data::Error) -> mlua::Error {
     match crate::functions::host(lua) {
         Ok(host) => fail(&host, lua, op, e),
-        Err(_) => boundary::recipe_line::raised(lua, format!("{op}: {e}"), None, errors::Cause::Recipe),
+        Err(_) => {
+            let refused =
+                matches!(&e, perilune_data::Error::Denied(perilune_policy::Error::Denied { params: false, .. }));
+            let cause = if refused { errors::Cause::Refused } else { errors::Cause::Recipe };
+            boundary::recipe_line::raised(lua, format!("{op}: {e}"), None, cause)
+        }
     }
 }
 
@@ -170,7 +180,10 @@ pub(crate) fn found<T>(
         let hint = format!(
             "relative paths start where the run was started; allow it on the command line: --allow-read={start}"
         );
-        return Err(errors::argument(host, lua, op, message, Some(hint)));
+        return Err(match host.policy.is_granted_only() {
+            true => errors::refused(host, lua, op, message, Some(hint)),
+            false => errors::argument(host, lua, op, message, Some(hint)),
+        });
     }
     let named = here.is_absolute() || beside == here;
     let near = order.into_iter().find_map(|p| {
@@ -179,7 +192,7 @@ pub(crate) fn found<T>(
     });
     if let Some(e) = denied {
         // A relative path that is not there beside the recipe; whether it is elsewhere is not looked at.
-        if named || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
+        if named || host.policy.is_granted_only() || !host.policy.kind(&beside).is_err_and(|e| e.is_not_found()) {
             return Err(fail(host, lua, op, e.into()));
         }
         let message = format!("there is no {what} \"{path}\" beside the recipe");

@@ -25,6 +25,8 @@ pub struct PolicyBuilder {
     roots: Roots,
     absent: Vec<PathBuf>,
     read_only: bool,
+    granted_only: bool,
+    kernels: bool,
     how: Resolution,
     fetcher: Option<Arc<dyn Fetcher>>,
     placed: Vec<(PathBuf, Granted)>,
@@ -41,6 +43,8 @@ impl Default for PolicyBuilder {
             roots: Roots::default(),
             absent: Vec::new(),
             read_only: false,
+            granted_only: false,
+            kernels: true,
             how: Resolution::Auto,
             fetcher: None,
             placed: Vec::new(),
@@ -139,6 +143,28 @@ impl PolicyBuilder {
         self
     }
 
+    /// States that flags alone grant: the caller adds neither the recipe's folder nor params, errors name no other cure, and kernels need
+    /// [`PolicyBuilder::allow_kernels`].
+    #[must_use]
+    pub fn granted_only(mut self) -> PolicyBuilder {
+        (self.granted_only, self.kernels) = (true, false);
+        self
+    }
+
+    /// Whether the recipe may launch kernels of its own source.
+    #[must_use]
+    pub fn allow_kernels(mut self, on: bool) -> PolicyBuilder {
+        self.kernels = on;
+        self
+    }
+
+    /// Reads: the `.lua` files beneath the folder of a recipe, so that it can require them.
+    #[must_use]
+    pub fn modules(mut self, recipe: &Path) -> PolicyBuilder {
+        self.roots.reads.extend(root(&self.here, &folder_of(recipe), Which::Beneath(".lua"), self.how));
+        self
+    }
+
     /// Resolves addresses; without one they are errors.
     #[must_use]
     pub fn fetcher(mut self, fetcher: Arc<dyn Fetcher>) -> PolicyBuilder {
@@ -180,6 +206,8 @@ impl PolicyBuilder {
             roots: RwLock::new(Arc::new(self.roots)),
             absent: self.absent,
             read_only: self.read_only,
+            granted_only: self.granted_only,
+            kernels: self.kernels,
             holds: AtomicUsize::new(0),
             reads: Reads::default(),
             downloads: Downloads::new(self.fetcher, self.placed),

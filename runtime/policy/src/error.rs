@@ -36,15 +36,16 @@ pub enum Error {
     /// The operating system's answer.
     Io { path: PathBuf, action: &'static str, source: std::io::Error },
     /// No root holds the path. `left`: a link of it, or `..`, leads out of the root that holds its name.
-    Denied { path: PathBuf, access: Access, left: bool, directory: PathBuf },
+    /// `params`: a param that names the file would grant it too.
+    Denied { path: PathBuf, access: Access, left: bool, directory: PathBuf, params: bool },
     /// A directory, FIFO, device, socket or link where a regular file is needed.
     NotRegular { path: PathBuf, found: &'static str },
     /// A link, file or device where a directory is needed.
     NotDirectory { path: PathBuf, found: &'static str },
     /// A file that must not be written for its name.
     Name { path: PathBuf, rule: String },
-    /// An address without a file.
-    Fetch { address: PathBuf, message: String, hint: Option<String> },
+    /// An address without a file. `refused`: its host is not granted.
+    Fetch { address: PathBuf, message: String, hint: Option<String>, refused: bool },
 }
 
 impl Error {
@@ -62,6 +63,11 @@ impl Error {
             | Error::Name { path, .. } => path,
             Error::Fetch { address, .. } => address,
         }
+    }
+
+    /// Whether a grant is missing, and nothing else.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Error::Denied { .. } | Error::Fetch { refused: true, .. })
     }
 
     /// Whether there is nothing of that name.
@@ -100,10 +106,10 @@ impl Error {
             Error::Denied { access: Access::Read, directory, .. } => {
                 Some(format!("allow it on the command line: --allow-read={}", directory.display()))
             }
-            Error::Denied { access: Access::Write, directory, .. } => Some(format!(
-                "allow it on the command line: --allow-write={}, or a param that names the file, as in --set out=FILE",
-                directory.display()
-            )),
+            Error::Denied { access: Access::Write, directory, params, .. } => {
+                let param = if *params { ", or a param that names the file, as in --set out=FILE" } else { "" };
+                Some(format!("allow it on the command line: --allow-write={}{param}", directory.display()))
+            }
             Error::Fetch { hint, .. } => hint.clone(),
             _ => None,
         }

@@ -27,6 +27,8 @@ pub struct Fetched {
 pub struct Unfetched {
     pub message: String,
     pub hint: Option<String>,
+    /// Whether a grant is missing, and nothing else.
+    pub refused: bool,
 }
 
 /// Resolves addresses to verified files.
@@ -79,11 +81,16 @@ impl Policy {
     /// # Errors
     /// The fetcher has no file for it, or the same address had other content before.
     pub fn fetch(&self, address: &str, stop: &dyn Fn() -> bool) -> Result<PathBuf> {
-        let failed = |message: String, hint: Option<String>| Error::Fetch { address: address.into(), message, hint };
+        let of = |message: String, hint: Option<String>, refused| {
+            let address = address.into();
+            Error::Fetch { address, message, hint, refused }
+        };
+        let failed = |message, hint| of(message, hint, false);
         let Some(fetcher) = &self.downloads.fetcher else {
             return Err(failed(format!("{address} is an address, and this command downloads nothing"), None));
         };
-        let Fetched { name, file, content } = fetcher.fetch(address, stop).map_err(|e| failed(e.message, e.hint))?;
+        let Fetched { name, file, content } =
+            fetcher.fetch(address, stop).map_err(|e| of(e.message, e.hint, e.refused))?;
         let key = self.absolute(&name);
         if let Some(known) = self.downloads.find(&key) {
             return match known.content == content {
@@ -114,7 +121,8 @@ mod tests {
 
     impl Fetcher for One {
         fn fetch(&self, address: &str, _: &dyn Fn() -> bool) -> std::result::Result<Fetched, Unfetched> {
-            let (name, content) = address.split_once('#').ok_or(Unfetched { message: "no hash".into(), hint: None })?;
+            let (name, content) =
+                address.split_once('#').ok_or(Unfetched { message: "no hash".into(), hint: None, refused: false })?;
             Ok(Fetched { name: name.into(), file: self.0.clone(), content: content.into() })
         }
     }

@@ -26,6 +26,8 @@ pub(crate) enum Which {
     Only(OsString),
     /// The files directly in it whose names end so.
     Ending(&'static str),
+    /// The files beneath it, at any depth, whose names end so.
+    Beneath(&'static str),
 }
 
 /// An open directory, its absolute names, and what of it is granted.
@@ -49,6 +51,7 @@ impl Root {
                 let plain = matches!(parts.next(), Some(Component::Normal(_))) && parts.next().is_none();
                 plain && rest.as_os_str().as_encoded_bytes().ends_with(end.as_bytes())
             }
+            Which::Beneath(end) => rest.as_os_str().as_encoded_bytes().ends_with(end.as_bytes()),
         };
         granted.then_some(rest)
     }
@@ -71,6 +74,9 @@ pub struct Policy {
     /// Files that were named to be written, in directories that do not exist: absolute.
     pub(crate) absent: Vec<PathBuf>,
     pub(crate) read_only: bool,
+    /// Params open nothing, so a cure names flags alone.
+    pub(crate) granted_only: bool,
+    pub(crate) kernels: bool,
     pub(crate) holds: AtomicUsize,
     pub(crate) reads: Reads,
     pub(crate) downloads: Downloads,
@@ -113,6 +119,16 @@ impl Policy {
     pub fn hold_writes(self: &Arc<Policy>) -> WriteHold {
         self.holds.fetch_add(1, Ordering::AcqRel);
         WriteHold(self.clone())
+    }
+
+    /// Whether the recipe is open to flags alone: neither its folder nor the current directory is read.
+    pub fn is_granted_only(&self) -> bool {
+        self.granted_only
+    }
+
+    /// Whether the recipe may launch kernels of its own source.
+    pub fn allows_kernels(&self) -> bool {
+        self.kernels
     }
 
     /// The directory that relative paths start from, if it is not the current one.
@@ -240,7 +256,8 @@ impl Policy {
             Some(p) => p.to_path_buf(),
             None => place,
         };
-        Err(Error::Denied { path: path.to_path_buf(), access, left, directory })
+        let params = !self.granted_only;
+        Err(Error::Denied { path: path.to_path_buf(), access, left, directory, params })
     }
 
     /// Opens a directory that may be read, with everything in it; a link beneath the root of a grant is followed, one out of it is denied.
@@ -262,9 +279,9 @@ impl Policy {
     /// The cure for a directory names the directory.
     fn itself(&self, error: Error, dir: &Path) -> Error {
         match error {
-            Error::Denied { path, access, left: false, .. } => {
+            Error::Denied { path, access, left: false, params, .. } => {
                 let directory = if self.elsewhere().is_some() { self.absolute(dir) } else { dir.to_path_buf() };
-                Error::Denied { path, access, left: false, directory }
+                Error::Denied { path, access, left: false, directory, params }
             }
             e => e,
         }

@@ -203,7 +203,12 @@ impl Job {
     fn fails(&self, error: &Failed, watches: bool) -> bool {
         let (text, status) = match error {
             Failed::Recipe(e) => {
-                (e.to_string(), if matches!(e.cause, Cause::System | Cause::Internal) { 1 } else { 3 })
+                let status = match e.cause {
+                    Cause::System | Cause::Internal => 1,
+                    Cause::Refused => 4,
+                    _ => 3,
+                };
+                (e.to_string(), status)
             }
             Failed::Usage(text) => (text.clone(), 2),
         };

@@ -19,6 +19,8 @@ pub struct RunSpec {
     pub files: Option<Files>,
     /// The directory of results; `runs/NAME-DATE-TIME` by default. A resume reads the run here, unless `resume_from` names it.
     pub run_dir: Option<PathBuf>,
+    /// The program has chosen `run_dir`, so a script that makes no use of it ignores nothing.
+    pub run_dir_is_default: bool,
     /// Write a checkpoint whenever the step is a multiple of this, besides the one at the end.
     pub checkpoint_every: Option<u64>,
     pub retention: Retention,
@@ -86,7 +88,7 @@ impl RunSpec {
     pub(crate) fn ignored_by_script(&self, params: &[String], has_run: bool) -> Vec<&'static str> {
         let given = [
             ("--steps", self.start.steps.is_some() && !params.iter().any(|n| n == "steps")),
-            ("--run-dir", self.run_dir.is_some() && !has_run),
+            ("--run-dir", self.run_dir.is_some() && !self.run_dir_is_default && !has_run),
             ("--overwrite", self.overwrite && !has_run),
             ("--until", self.until.is_some()),
             ("--precision", self.start.precision.is_some()),
