@@ -32,6 +32,16 @@ fn hub_is_offline() -> bool {
 }
 
 impl NetArgs {
+    /// Whether data may be downloaded from a host.
+    pub fn allows(&self, host: &str) -> bool {
+        !self.offline && self.allow_net.iter().any(|grants| grants.allows(host))
+    }
+
+    /// Lets data be downloaded from a host too; a name that is none is left out.
+    pub fn allow(&mut self, host: &str) {
+        self.allow_net.extend(Grants::parse(host).ok());
+    }
+
     /// Returns the fetcher of a command, which starts this program again to download.
     pub fn fetcher(&self) -> Result<Arc<ProcessFetcher>, Failure> {
         let mut grants = Grants::default();

@@ -74,21 +74,6 @@ impl PolicyArgs {
         self.add_to(policy.recorded_recipe(path), params)
     }
 
-    /// The policy for the recipe of a bundle: it reads what was `placed`, under the names that it uses, and nothing else that these
-    /// options do not name. Relative paths start in the folder to which the bundle was unpacked.
-    pub fn bundled(
-        &self,
-        start: &Path,
-        placed: &[(PathBuf, PathBuf)],
-        params: &[(String, String)],
-    ) -> Result<PolicyBuilder, Failure> {
-        let mut policy = Policy::builder().relative_to(start);
-        for (named, actual) in placed {
-            policy = policy.place(named, actual).map_err(|e| Failure::System(format!("{}: {e}", actual.display())))?;
-        }
-        self.add_to(policy, params)
-    }
-
     /// Returns the fetcher of the command.
     pub fn fetcher(&self) -> Result<Arc<ProcessFetcher>, Failure> {
         self.net.fetcher()

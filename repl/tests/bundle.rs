@@ -7,6 +7,20 @@ use serde_json::Value;
 use std::path::{Path, PathBuf};
 use support::{Place, Ran, place};
 
+/// Runs a command. Bundles run where a system lacks walls too, and on the device that `PERILUNE_DEVICE` names.
+fn go(p: &Place, args: &[&str]) -> Ran {
+    let mut command = p.command(args);
+    if args[0] == "run" && args[1].ends_with(".plb") {
+        command.arg("--accept-missing-walls");
+    }
+    if let Ok(device) = std::env::var("PERILUNE_DEVICE")
+        && args[0] == "run"
+    {
+        command.args(["--device", &device]);
+    }
+    command.output().unwrap().into()
+}
+
 /// A recipe that learns from a table, with a module and a folder of its own.
 const RECIPE: &str = r#"
 local pl = require "perilune"
@@ -52,8 +66,8 @@ fn succeeds(ran: Ran) -> Ran {
 
 /// An author's run and its bundle.
 fn packed(p: &Place, more: &[&str]) -> PathBuf {
-    succeeds(p.run(&["run", "table.lua", "--checkpoint-every", "4", "--run-dir", "one", "-q"]));
-    succeeds(p.run(&[&["bundle", "pack", "one", "-o", "table.plb"], more].concat()));
+    succeeds(go(p, &["run", "table.lua", "--checkpoint-every", "4", "--run-dir", "one", "-q"]));
+    succeeds(go(p, &[&["bundle", "pack", "one", "-o", "table.plb"], more].concat()));
     p.path("table.plb")
 }
 
@@ -74,12 +88,12 @@ fn a_stranger_gets_the_same_bits() {
     std::fs::copy(&bundle, stranger.path("t.plb")).unwrap();
     let was = weights(&p, "one");
     drop(p);
-    let ran = succeeds(stranger.run(&["run", "t.plb", "--run-dir", "again"]));
+    let ran = succeeds(go(&stranger, &["run", "t.plb", "--run-dir", "again"]));
     assert!(ran.err.contains("verified · not signed"), "{}", ran.err);
     assert!(ran.out.contains("the weights are those of the bundle"), "{}", ran.out);
     assert_eq!(weights(&stranger, "again"), was);
     // The short form.
-    let ran = succeeds(stranger.run(&["t.plb", "--run-dir", "short"]));
+    let ran = succeeds(go(&stranger, &["t.plb", "--run-dir", "short", "--accept-missing-walls"]));
     assert!(ran.out.contains("the weights are those of the bundle"), "{}", ran.out);
 }
 
@@ -89,35 +103,35 @@ fn data_are_found_by_their_hash_and_refused_on_a_mismatch() {
     let bundle = packed(&p, &[]);
     let stranger = place();
     std::fs::copy(&bundle, stranger.path("t.plb")).unwrap();
-    let ran = stranger.run(&["run", "t.plb", "--run-dir", "a"]);
+    let ran = go(&stranger, &["run", "t.plb", "--run-dir", "a"]);
     assert_eq!(ran.status, Some(2), "{}", ran.err);
     assert!(ran.err.contains("data/points.csv") && ran.err.contains("--data DIR"), "{}", ran.err);
     assert!(!stranger.path("a").exists());
     // Under another name, in a folder below.
     std::fs::create_dir_all(stranger.path("mine/deep")).unwrap();
     stranger.file("mine/other.csv", points().replace('1', "2"));
-    let ran = stranger.run(&["run", "t.plb", "--data", "mine", "--run-dir", "a"]);
+    let ran = go(&stranger, &["run", "t.plb", "--data", "mine", "--run-dir", "a"]);
     assert_eq!(ran.status, Some(2), "another content is not taken: {}", ran.err);
     stranger.file("mine/deep/renamed.csv", points());
-    let ran = succeeds(stranger.run(&["run", "t.plb", "--data", "mine", "--run-dir", "a"]));
+    let ran = succeeds(go(&stranger, &["run", "t.plb", "--data", "mine", "--run-dir", "a"]));
     assert!(ran.out.contains("the weights are those of the bundle"), "{}", ran.out);
     assert_eq!(weights(&stranger, "a"), weights(&p, "one"));
     // At the place where the author had it.
     std::fs::create_dir(stranger.path("data")).unwrap();
     stranger.file("data/points.csv", points());
-    succeeds(stranger.run(&["run", "t.plb", "--run-dir", "b"]));
+    succeeds(go(&stranger, &["run", "t.plb", "--run-dir", "b"]));
 }
 
 #[test]
 fn changed_data_are_not_packed() {
     let p = author();
-    succeeds(p.run(&["run", "table.lua", "--run-dir", "one", "-q"]));
+    succeeds(go(&p, &["run", "table.lua", "--run-dir", "one", "-q"]));
     p.file("data/points.csv", points().replace('1', "2"));
-    let ran = p.run(&["bundle", "pack", "one"]);
+    let ran = go(&p, &["bundle", "pack", "one"]);
     assert_eq!(ran.status, Some(4), "{}", ran.err);
     assert!(ran.err.contains("data/points.csv: is not what the run read"), "{}", ran.err);
     std::fs::remove_file(p.path("data/points.csv")).unwrap();
-    assert!(p.run(&["bundle", "pack", "one"]).err.contains("is not there"));
+    assert!(go(&p, &["bundle", "pack", "one"]).err.contains("is not there"));
     assert!(!p.path("table.plb").exists());
 }
 
@@ -125,14 +139,14 @@ fn changed_data_are_not_packed() {
 fn a_run_with_edits_and_resumes_is_repeated() {
     let p = author();
     let args = ["run", "table.lua", "--checkpoint-every", "4", "--run-dir", "one", "-q"];
-    succeeds(p.run(&[&args[..], &["--until", "4"]].concat()));
+    succeeds(go(&p, &[&args[..], &["--until", "4"]].concat()));
     p.file("table.lua", RECIPE.replace("lr = 0.1", "lr = 0.05"));
-    succeeds(p.run(&[&args[..], &["--resume", "--edited"]].concat()));
-    let ran = succeeds(p.run(&["bundle", "pack", "one", "--include-data", "--checkpoints"]));
+    succeeds(go(&p, &[&args[..], &["--resume", "--edited"]].concat()));
+    let ran = succeeds(go(&p, &["bundle", "pack", "one", "--include-data", "--checkpoints"]));
     assert!(ran.out.contains("1 resume") && ran.out.contains("3 checkpoints"), "{}", ran.out);
     let stranger = place();
     std::fs::copy(p.path("table.plb"), stranger.path("t.plb")).unwrap();
-    let ran = succeeds(stranger.run(&["run", "t.plb", "--run-dir", "again"]));
+    let ran = succeeds(go(&stranger, &["run", "t.plb", "--run-dir", "again"]));
     assert!(ran.out.contains("the weights are those of the bundle"), "{}", ran.out);
     assert_eq!(weights(&stranger, "again"), weights(&p, "one"));
 }
@@ -141,48 +155,98 @@ fn a_run_with_edits_and_resumes_is_repeated() {
 fn a_recipe_is_packed_without_a_run() {
     let p = author();
     let ran =
-        succeeds(p.run(&["bundle", "pack", "table.lua", "--set", "steps=5", "--include-data", "--license", "MIT"]));
+        succeeds(go(&p, &["bundle", "pack", "table.lua", "--set", "steps=5", "--include-data", "--license", "MIT"]));
     assert!(ran.out.contains("1 file that it requires"), "{}", ran.out);
     let stranger = place();
     std::fs::copy(p.path("table.plb"), stranger.path("t.plb")).unwrap();
-    succeeds(stranger.run(&["run", "t.plb", "--run-dir", "five"]));
+    succeeds(go(&stranger, &["run", "t.plb", "--run-dir", "five"]));
     assert_eq!(stranger.run_json("five")["steps_done"], 5);
     // Params of the person win.
-    succeeds(stranger.run(&["run", "t.plb", "--set", "steps=7", "--set", "lr=0.2", "--run-dir", "seven"]));
+    succeeds(go(&stranger, &["run", "t.plb", "--set", "steps=7", "--set", "lr=0.2", "--run-dir", "seven"]));
     let record = stranger.run_json("seven");
     assert_eq!((&record["steps_done"], &record["params"]["lr"]), (&Value::from(7), &Value::from(0.2)));
+}
+
+#[test]
+fn other_instruction_sets_stay_within_the_envelope() {
+    let p = author();
+    let bundle = packed(&p, &["--include-data"]);
+    let listed = succeeds(go(&p, &["bundle", "inspect", text(&bundle)]));
+    assert!(listed.out.contains("envelope.json"), "{}", listed.out);
+    let again = |isa: &str, dir: &str| {
+        let mut command = p.command(&["run", "table.plb", "--accept-missing-walls", "--run-dir", dir]);
+        Ran::from(command.env("PERILUNE_CPU_ISA", isa).output().unwrap())
+    };
+    let ran = succeeds(again("sse2", "sse2"));
+    let same = ran.out.contains("the weights are those of the bundle");
+    assert!(same || ran.out.contains("within the envelope of the bundle"), "{}", ran.out);
+    // Without an envelope bits decide.
+    succeeds(go(&p, &["bundle", "pack", "one", "--no-envelope", "--include-data"]));
+    let ran = again("sse2", "bits");
+    assert!(same == (ran.status == Some(0)), "{}{}", ran.out, ran.err);
+}
+
+#[test]
+fn forged_results_are_found() {
+    let p = author();
+    let bundle = packed(&p, &["--include-data"]);
+    // The author claims other weights; the bundle is whole.
+    succeeds(go(&p, &["bundle", "extract", text(&bundle), "out"]));
+    let was = weights(&p, "one");
+    let mut manifest: perilune_bundle::Manifest = serde_json::from_str(&p.read("out/manifest.json")).unwrap();
+    let first = if was.starts_with('0') { "1" } else { "0" };
+    manifest.run.as_mut().unwrap().weights = format!("{first}{}", &was[1..]);
+    let content = |name: &str| perilune_bundle::Content::File(p.path("out").join(name));
+    let items: Vec<_> = manifest
+        .files
+        .iter()
+        .map(|f| perilune_bundle::Item { name: f.path.clone(), content: content(&f.path) })
+        .collect();
+    perilune_bundle::pack(&p.path("forged.plb"), &mut manifest, &items).unwrap();
+    let ran = go(&p, &["run", "forged.plb", "--run-dir", "forged"]);
+    assert_eq!(ran.status, Some(4), "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains("the weights differ") && ran.err.contains("which give the same bits"), "{}", ran.err);
+    // And another learning rate than the one that made the metrics.
+    let record = p.read("out/run/run.json");
+    assert!(record.contains("table.lua"));
+    let lua = p.read("out/run/recipe/table.lua");
+    p.file("out/run/recipe/table.lua", lua.replace("lr = 0.1", "lr = 0.2"));
+    perilune_bundle::pack(&p.path("rate.plb"), &mut manifest, &items).unwrap();
+    let ran = go(&p, &["run", "rate.plb", "--run-dir", "rate"]);
+    assert_eq!(ran.status, Some(4), "{}{}", ran.out, ran.err);
+    assert!(ran.err.contains("is not the file that ran"), "{}", ran.err);
 }
 
 #[test]
 fn a_changed_run_is_not_compared() {
     let p = author();
     packed(&p, &["--include-data"]);
-    let ran = succeeds(p.run(&["run", "table.plb", "--set", "lr=0.01", "--steps", "3", "--run-dir", "two"]));
+    let ran = succeeds(go(&p, &["run", "table.plb", "--set", "lr=0.01", "--steps", "3", "--run-dir", "two"]));
     assert!(!ran.out.contains("of the bundle"), "{}", ran.out);
     let record = p.run_json("two");
     assert_eq!((&record["steps_done"], &record["params"]["lr"]), (&Value::from(3), &Value::from(0.01)));
     for flag in ["--watch", "--resume", "--until=3"] {
-        let ran = p.run(&["run", "table.plb", flag]);
+        let ran = go(&p, &["run", "table.plb", flag]);
         assert_eq!(ran.status, Some(2), "{flag}: {}", ran.err);
     }
-    let ran = p.run(&["run", "table.lua", "--data", "."]);
+    let ran = go(&p, &["run", "table.lua", "--data", "."]);
     assert!(ran.status == Some(2) && ran.err.contains("--data: is an option of bundles"), "{}", ran.err);
 }
 
 #[test]
 fn signatures_name_the_key_and_are_checked() {
     let p = author();
-    succeeds(p.run(&["bundle", "key", "me.key", "--no-password"]));
-    succeeds(p.run(&["bundle", "key", "other.key", "--no-password"]));
+    succeeds(go(&p, &["bundle", "key", "me.key", "--no-password"]));
+    succeeds(go(&p, &["bundle", "key", "other.key", "--no-password"]));
     let public = p.read("me.pub").lines().nth(1).unwrap().to_string();
     packed(&p, &["--include-data", "--sign", "me.key"]);
-    let ran = succeeds(p.run(&["bundle", "verify", "table.plb"]));
+    let ran = succeeds(go(&p, &["bundle", "verify", "table.plb"]));
     assert!(ran.out.contains(&public) && ran.out.contains("not among your trusted keys"), "{}", ran.out);
-    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", &public]));
-    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", "me.pub"]));
+    succeeds(go(&p, &["bundle", "verify", "table.plb", "--key", &public]));
+    succeeds(go(&p, &["bundle", "verify", "table.plb", "--key", "me.pub"]));
     for (command, key) in [("verify", "other.pub"), ("run", "other.pub")] {
         let args: Vec<&str> = if command == "run" { vec!["run"] } else { vec!["bundle", "verify"] };
-        let ran = p.run(&[&args[..], &["table.plb", "--key", key]].concat());
+        let ran = go(&p, &[&args[..], &["table.plb", "--key", key]].concat());
         assert_eq!(ran.status, Some(4), "{}", ran.err);
         assert!(ran.err.contains("is by another key"), "{}", ran.err);
     }
@@ -193,28 +257,28 @@ fn signatures_name_the_key_and_are_checked() {
     assert!(Ran::from(out).out.contains("signed by ada"));
     // The signature of another bundle, and a damaged one.
     let signature = p.read("table.plb.minisig");
-    succeeds(p.run(&["bundle", "pack", "one", "-o", "two.plb"]));
+    succeeds(go(&p, &["bundle", "pack", "one", "-o", "two.plb"]));
     p.file("two.plb.minisig", &signature);
-    let ran = p.run(&["bundle", "verify", "two.plb"]);
+    let ran = go(&p, &["bundle", "verify", "two.plb"]);
     assert!(ran.status == Some(4) && ran.err.contains("is not the signature of two.plb"), "{}", ran.err);
     let mut lines: Vec<String> = signature.lines().map(String::from).collect();
     lines[2] += " forged";
     p.file("table.plb.minisig", lines.join("\n") + "\n");
-    let ran = p.run(&["bundle", "verify", "table.plb"]);
+    let ran = go(&p, &["bundle", "verify", "table.plb"]);
     assert!(ran.status == Some(4) && ran.err.contains("is not the signature"), "{}", ran.err);
     for bad in ["", "x", "untrusted comment: x\n\n\n\n", &signature[..100]] {
         p.file("table.plb.minisig", bad);
-        let ran = p.run(&["run", "table.plb"]);
+        let ran = go(&p, &["run", "table.plb"]);
         assert_eq!(ran.status, Some(4), "{bad:?}: {}", ran.err);
     }
     std::fs::remove_file(p.path("table.plb.minisig")).unwrap();
-    assert_eq!(p.run(&["bundle", "verify", "table.plb", "--key", "me.pub"]).status, Some(4));
+    assert_eq!(go(&p, &["bundle", "verify", "table.plb", "--key", "me.pub"]).status, Some(4));
 }
 
 #[test]
 fn minisign_checks_a_signature() {
     let p = author();
-    succeeds(p.run(&["bundle", "key", "me.key", "--no-password"]));
+    succeeds(go(&p, &["bundle", "key", "me.key", "--no-password"]));
     packed(&p, &["--sign", "me.key"]);
     let Ok(out) = std::process::Command::new("minisign")
         .args(["-Vm", "table.plb", "-p", "me.pub"])
@@ -238,16 +302,16 @@ fn minisign_checks_a_signature() {
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", Ran::from(made).err);
-    succeeds(p.run(&["bundle", "pack", "one", "-o", "table.plb", "--sign", "theirs.key"]));
-    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
+    succeeds(go(&p, &["bundle", "pack", "one", "-o", "table.plb", "--sign", "theirs.key"]));
+    succeeds(go(&p, &["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
     let made = std::process::Command::new("minisign")
         .args(["-Sm", "table.plb", "-s", "theirs.key"])
         .current_dir(p.dir.path())
         .output()
         .unwrap();
     assert!(made.status.success(), "{}", Ran::from(made).err);
-    succeeds(p.run(&["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
-    let ran = p.run(&["bundle", "verify", "table.plb"]);
+    succeeds(go(&p, &["bundle", "verify", "table.plb", "--key", "theirs.pub"]));
+    let ran = go(&p, &["bundle", "verify", "table.plb"]);
     assert!(ran.status == Some(4) && ran.err.contains("is by a key that it does not contain"), "{}", ran.err);
 }
 
@@ -265,14 +329,14 @@ fn a_damaged_bundle_is_refused_by_every_command() {
         &["bundle", "extract", "table.plb", "out"],
         &["run", "table.plb"],
     ] {
-        let ran = p.run(args);
+        let ran = go(&p, args);
         assert_eq!(ran.status, Some(4), "{args:?}: {}", ran.err);
         assert!(ran.err.contains("byte 1000 is"), "{args:?}: {}", ran.err);
     }
     assert!(!p.path("out").exists() && !p.path("runs").exists());
-    let ran = p.run(&["bundle", "verify", "table.lua"]);
+    let ran = go(&p, &["bundle", "verify", "table.lua"]);
     assert!(ran.status == Some(4) && ran.err.contains("it is no bundle"), "{}", ran.err);
-    assert_eq!(p.run(&["bundle", "verify", "gone.plb"]).status, Some(2));
+    assert_eq!(go(&p, &["bundle", "verify", "gone.plb"]).status, Some(2));
 }
 
 #[test]
@@ -282,7 +346,7 @@ fn a_bundle_is_listed_without_running_it() {
     // Were it run, the recipe would print.
     p.file("table.lua", format!("print('ran')\n{RECIPE}"));
     packed(&p, &["--license", "Apache-2.0", "--readme", "readme.txt", "--weights"]);
-    let ran = succeeds(p.run(&["bundle", "inspect", "table.plb"]));
+    let ran = succeeds(go(&p, &["bundle", "inspect", "table.plb"]));
     for part in [
         "not signed",
         "Apache-2.0",
@@ -297,38 +361,38 @@ fn a_bundle_is_listed_without_running_it() {
     }
     assert!(!ran.out.contains("ran\n"), "{}", ran.out);
     let json: Value =
-        serde_json::from_str(&succeeds(p.run(&["bundle", "inspect", "table.plb", "--json"])).out).unwrap();
+        serde_json::from_str(&succeeds(go(&p, &["bundle", "inspect", "table.plb", "--json"])).out).unwrap();
     assert_eq!(json["run"]["weights"].as_str().unwrap(), weights(&p, "one"));
     assert_eq!(json["run"]["checkpoints"], serde_json::json!([12]));
     // Nothing names the machine.
     let all = p.path("out");
-    succeeds(p.run(&["bundle", "extract", "table.plb", "out"]));
+    succeeds(go(&p, &["bundle", "extract", "table.plb", "out"]));
     let record: Value = serde_json::from_str(&std::fs::read_to_string(all.join("run/run.json")).unwrap()).unwrap();
     for field in ["host", "pid", "directory"] {
         assert!(record.get(field).is_none(), "{field}");
     }
     // What was unpacked is a run directory.
-    let ran = succeeds(p.run(&["eval", text(&all.join("run"))]));
+    let ran = succeeds(go(&p, &["eval", text(&all.join("run"))]));
     assert!(ran.out.contains("valid loss"), "{}", ran.out);
-    assert_eq!(p.run(&["bundle", "extract", "table.plb", "out"]).status, Some(2));
+    assert_eq!(go(&p, &["bundle", "extract", "table.plb", "out"]).status, Some(2));
 }
 
 #[test]
 fn two_bundles_are_compared() {
     let p = author();
     packed(&p, &[]);
-    succeeds(p.run(&["run", "table.lua", "--set", "lr=0.2", "--run-dir", "two", "-q"]));
-    succeeds(p.run(&["bundle", "pack", "two", "-o", "two.plb"]));
-    let ran = succeeds(p.run(&["bundle", "diff", "table.plb", "two.plb"]));
+    succeeds(go(&p, &["run", "table.lua", "--set", "lr=0.2", "--run-dir", "two", "-q"]));
+    succeeds(go(&p, &["bundle", "pack", "two", "-o", "two.plb"]));
+    let ran = succeeds(go(&p, &["bundle", "diff", "table.plb", "two.plb"]));
     for part in ["lr", "0.1", "0.2", "the first step that differs: step 2"] {
         assert!(ran.out.contains(part), "{part}: {}", ran.out);
     }
-    let ran = succeeds(p.run(&["bundle", "diff", "table.plb", "table.plb"]));
+    let ran = succeeds(go(&p, &["bundle", "diff", "table.plb", "table.plb"]));
     assert!(ran.out.contains("the same metrics at every step, and the same weights"), "{}", ran.out);
-    succeeds(p.run(&["bundle", "pack", "table.lua", "-o", "r.plb"]));
+    succeeds(go(&p, &["bundle", "pack", "table.lua", "-o", "r.plb"]));
     p.file("parts.lua", PARTS.replace('8', "9"));
-    succeeds(p.run(&["bundle", "pack", "table.lua", "-o", "s.plb"]));
-    let ran = succeeds(p.run(&["bundle", "diff", "r.plb", "s.plb"]));
+    succeeds(go(&p, &["bundle", "pack", "table.lua", "-o", "s.plb"]));
+    let ran = succeeds(go(&p, &["bundle", "diff", "r.plb", "s.plb"]));
     assert!(ran.out.contains("parts.lua") && ran.out.contains("+return"), "{}", ran.out);
 }
 
@@ -347,10 +411,10 @@ fn the_recipe_of_a_bundle_reads_its_own_data_only() {
     for name in ["mine.csv", "table.lua"] {
         stranger.file(name, points());
     }
-    let ran = succeeds(stranger.run(&["run", "t.plb", "--run-dir", "again"]));
+    let ran = succeeds(go(&stranger, &["run", "t.plb", "--run-dir", "again"]));
     assert_eq!(ran.out.matches("false").count(), 5, "{}", ran.out);
     assert!(!ran.out.contains("true"), "{}", ran.out);
     // The person who runs it grants more.
-    let ran = succeeds(stranger.run(&["run", "t.plb", "--allow-read", ".", "--run-dir", "granted"]));
+    let ran = succeeds(go(&stranger, &["run", "t.plb", "--allow-read", ".", "--run-dir", "granted"]));
     assert!(ran.out.contains("/etc/hostname\tfalse"), "{}", ran.out);
 }

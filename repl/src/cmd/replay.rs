@@ -87,7 +87,7 @@ impl ReplayArgs {
             let shown = self.run.display();
             Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
         })?;
-        let recorded = run::Recorded { start, files: self.files.clone(), verify_data: self.verify_data, placed: None };
+        let recorded = run::Recorded { start, files: self.files.clone(), verify_data: self.verify_data };
         again.again(record, recorded, run_dir, self.json, self.quiet);
         Ok(again)
     }

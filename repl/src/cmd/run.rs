@@ -115,6 +115,12 @@ pub struct RunArgs {
     /// With a bundle: refuse it unless this public key has signed it, RW… or a file with it
     #[arg(long, value_name = "KEY")]
     key: Option<String>,
+    /// With a bundle: remember for it what is granted now
+    #[arg(long)]
+    remember: bool,
+    /// The folder to which the process outside has unpacked the bundle.
+    #[arg(long, value_name = "DIR", hide = true)]
+    unpacked: Option<PathBuf>,
     /// The arguments come from a record.
     #[arg(skip)]
     recorded: Option<Recorded>,
@@ -143,15 +149,6 @@ pub struct Recorded {
     /// The options of the replay itself.
     pub files: PolicyArgs,
     pub verify_data: bool,
-    /// The record is that of a bundle: nothing is read but these files and folders, under the names that the recipe uses.
-    pub placed: Option<Vec<(PathBuf, PathBuf)>>,
-}
-
-impl Recorded {
-    /// How the recipe of a bundle runs that was unpacked to `start`.
-    pub fn of_bundle(start: PathBuf, placed: Vec<(PathBuf, PathBuf)>, given: &RunArgs) -> Recorded {
-        Recorded { start: Some(start), files: given.files.clone(), verify_data: false, placed: Some(placed) }
-    }
 }
 
 impl RunArgs {
@@ -242,6 +239,29 @@ impl RunArgs {
         self.key.as_deref()
     }
 
+    /// The folder to which the process outside has unpacked a bundle.
+    pub fn unpacked(&self) -> Option<&Path> {
+        self.unpacked.as_deref()
+    }
+
+    /// What the options grant to the recipe of a bundle, and whether that is remembered.
+    pub fn grants(&self) -> (Terms, bool) {
+        let mut terms = Terms::default();
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        (terms, self.remember)
+    }
+
+    /// The options of files, for a bundle that is repeated.
+    pub fn recorded(&self, start: &Path) -> Recorded {
+        Recorded { start: Some(start.to_path_buf()), files: self.files.clone(), verify_data: false }
+    }
+
+    /// The run directory that the command line names.
+    pub fn run_dir(&self) -> Option<&Path> {
+        self.run_dir.as_deref()
+    }
+
     /// Whether the options make another run than the one that a bundle records.
     pub fn changes_run(&self) -> bool {
         let device = &self.device;
@@ -270,7 +290,12 @@ impl RunArgs {
 
     /// Refuses options of bundles for a recipe.
     fn refuse_options_of_bundles(&self) -> Result<(), Failure> {
-        let given = [("--data", !self.data.is_empty()), ("--key", self.key.is_some())];
+        let given = [
+            ("--data", !self.data.is_empty()),
+            ("--key", self.key.is_some()),
+            ("--remember", self.remember),
+            ("--unpacked", self.unpacked.is_some()),
+        ];
         let recipe = self.recipe().display();
         match given.into_iter().find(|option| option.1) {
             Some((flag, _)) => Err(Failure::Usage(format!(
@@ -296,15 +321,17 @@ impl RunArgs {
         (self.data, self.key) = (Vec::new(), None);
     }
 
+    /// Changes the initial weights by one ulp each, in directions drawn from a seed.
+    pub fn perturb_by(&mut self, seed: u64) {
+        self.perturb = Some(seed);
+    }
+
     /// Runs these texts instead of a file of the disk.
     pub fn store(&mut self, files: Files) {
         self.stored = Some(Stored { files, start: None });
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
-        if let Some(Recorded { placed: Some(placed), start, files, .. }) = &self.recorded {
-            return files.bundled(start.as_deref().unwrap_or(Path::new("/")), placed, &self.set);
-        }
         match (&self.recorded, &self.stored) {
             (Some(recorded), _) => self.files.recorded(self.recipe(), recorded.start.as_deref(), &[]),
             (_, Some(stored)) => self.files.recorded(self.recipe(), stored.start.as_deref(), &self.set),

@@ -174,6 +174,9 @@ pub fn policy(grants: &Grants, recipe: Option<&Path>) -> Result<PolicyBuilder, F
     for path in &grants.reads {
         policy = policy.allow_read(path).map_err(wrong)?;
     }
+    for (named, actual) in &grants.places {
+        policy = policy.place(named, actual).map_err(wrong)?;
+    }
     for path in &grants.writes {
         policy = policy.allow_write(path).map_err(wrong)?;
     }

@@ -62,6 +62,9 @@ pub struct Terms {
     pub recipe: Option<PathBuf>,
     /// Files and directories that the recipe may read.
     pub reads: Vec<PathBuf>,
+    /// Files and directories that the recipe reads under other names, such as the data of a bundle: those names, and what has them
+    /// here. Relative names start where the recipe's paths do.
+    pub places: Vec<(PathBuf, PathBuf)>,
     /// Directories in which the recipe may write.
     pub writes: Vec<PathBuf>,
     /// Files and directories that the program reads for the command, closed to the recipe: the run that is resumed.

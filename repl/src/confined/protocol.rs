@@ -29,6 +29,9 @@ pub struct Grants {
     pub recipe: Option<PathBuf>,
     pub reads: Vec<PathBuf>,
     pub writes: Vec<PathBuf>,
+    /// Files and directories that the recipe reads under other names: those names, and what has them here.
+    #[serde(default)]
+    pub places: Vec<(PathBuf, PathBuf)>,
     /// The directory of results.
     pub run_dir: Option<PathBuf>,
     /// The directory from which relative paths start.

@@ -138,6 +138,11 @@ impl Drop for RunDirectory {
 }
 
 /// What the child is told, with absolute paths.
+/// Returns places with absolute paths.
+fn placed(here: &Path, places: &[(PathBuf, PathBuf)]) -> Vec<(PathBuf, PathBuf)> {
+    places.iter().map(|(named, actual)| (named.clone(), here.join(actual))).collect()
+}
+
 fn start(terms: &Terms, run_dir: Option<&Path>, private: &Private) -> Result<Start, Failure> {
     let here = std::env::current_dir().map_err(|e| Failure::System(format!("there is no current directory: {e}")))?;
     let there = |flag: &str, paths: &[PathBuf]| -> Result<Vec<PathBuf>, Failure> {
@@ -154,6 +159,7 @@ fn start(terms: &Terms, run_dir: Option<&Path>, private: &Private) -> Result<Sta
         recipe: terms.recipe.clone(),
         reads: there("--allow-read", &terms.reads)?,
         writes: there("--allow-write", &terms.writes)?,
+        places: placed(&here, &terms.places),
         run_dir: run_dir.map(|dir| dir.to_path_buf()),
         start: terms.start.clone(),
         kernels: terms.kernels,
@@ -164,6 +170,7 @@ fn start(terms: &Terms, run_dir: Option<&Path>, private: &Private) -> Result<Sta
         files.read.push(here.join(recipe));
         files.read.extend(modules::beneath(&here.join(folder)));
     }
+    files.read.extend(grants.places.iter().map(|(_, actual)| actual.clone()));
     files.read.extend(there("a file of the command", &terms.opens)?);
     files.write.extend(there("a file of the command", &terms.keeps)?);
     files.write.extend(crate::log::file().map(|file| here.join(file)));

@@ -1,27 +1,27 @@
 //! Compares the results of a bundle's run with those that the bundle records.
 
-use crate::console_out::{complain, say};
+use crate::console_out::say;
 use crate::failure::Failure;
 use crate::terminal::one_line;
 use perilune_bundle::Manifest;
 use perilune_train::bundled::{ENVELOPE, RUN};
 use perilune_train::envelope::Deviation;
-use perilune_train::{Envelope, MetricsLog, Outcome, Verdict, record_of};
+use perilune_train::{Envelope, MetricsLog, Verdict, record_of};
 use serde_json::Value;
 use std::path::Path;
 
 /// Bytes of an envelope.
 const LONGEST: u64 = 64 << 20;
 
-/// Compares a run that has ended with the recorded one, in the folder to which the bundle was unpacked.
+/// Compares the run in `dir`, which has ended, with the recorded one, in the folder to which the bundle was unpacked.
 ///
 /// # Errors
 /// The results differ by more than the envelope of the bundle allows, or differ and it has none.
-pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool) -> Result<(), Failure> {
-    let (Some(recorded), Some(found), Some(dir)) = (&manifest.run, &outcome.weights, &outcome.run_dir) else {
-        return Ok(());
-    };
-    let same_weights = recorded.weights == *found;
+pub fn results(manifest: &Manifest, folder: &Path, dir: &Path, json: bool) -> Result<(), Failure> {
+    let Some(recorded) = &manifest.run else { return Ok(()) };
+    let record = record_of(dir)?;
+    let found = record.get("weights").and_then(Value::as_str).unwrap_or_default();
+    let same_weights = recorded.weights == found;
     let envelope = envelope(folder)?;
     let (mut log, again) = (MetricsLog::read(&folder.join(RUN))?, MetricsLog::read(dir)?);
     leave_out_stops(&mut log, &again, &folder.join(RUN))?;
@@ -48,6 +48,12 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
     } else {
         format!(" (made on {})", recorded.device_description)
     };
+    let here = record.get("device_description").and_then(Value::as_str).unwrap_or_default();
+    let same_version = manifest.perilune == env!("CARGO_PKG_VERSION") && manifest.stdlib == perilune_lua::stdlib_hash();
+    if same_version && kind(here) == kind(&recorded.device_description) {
+        let rule = "this is the version and the kind of device that made it, which give the same bits";
+        return Err(Failure::Refused(format!("the results are not those of the bundle: {first}\n  {rule}")));
+    }
     match (&envelope, compared.verdict) {
         (Some(_), Verdict::SameBits | Verdict::Within) => {
             if !json {
@@ -60,10 +66,17 @@ pub fn results(manifest: &Manifest, folder: &Path, outcome: &Outcome, json: bool
             Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}{outside}")))
         }
         (None, _) => {
-            complain("", "the bundle has no envelope, which tells how far results on other devices may differ");
-            Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}")))
+            let rule = "it has no envelope, which tells how far results on other devices may differ";
+            Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}\n  {rule}")))
         }
     }
+}
+
+/// Returns the part of a device's description on which bits depend: all but the number of threads.
+fn kind(description: &str) -> String {
+    let threads = |part: &&str| !part.trim().ends_with("thread") && !part.trim().ends_with("threads");
+    let parts = description.split([',', '(']).filter(threads);
+    parts.map(str::trim).collect::<Vec<_>>().join(",")
 }
 
 /// Removes the evaluations that the recorded run made because it stopped there, and was resumed: a run that does not stop makes

@@ -4,6 +4,7 @@
 
 mod compare;
 mod diff;
+mod grants;
 mod inspect;
 mod opened;
 mod pack;

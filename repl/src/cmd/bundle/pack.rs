@@ -1,16 +1,19 @@
 //! `perilune bundle pack`: packs a run or a recipe, and signs the bundle.
 
+use crate::cmd::{recorded_run, run};
 use crate::console_out::{ConsoleOut, Mode, complain, say};
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
 use crate::format::bytes;
-use crate::policy_args::PolicyArgs;
+use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_bundle::manifest::{FORMAT, Manifest};
 use perilune_bundle::{Content, Item, Packed, sign};
 use perilune_fetch::Address;
 use perilune_lua::{Loaded, RuntimeOptions};
-use perilune_train::bundled::{self, Checkpoints, Contents};
-use perilune_train::{Source, runs};
+use perilune_train::bundled::{self, Checkpoints, Contents, ENVELOPE};
+use perilune_train::envelope::PERTURBED_RUNS;
+use perilune_train::{Envelope, MetricsLog, Replay, Source, record_of, runs};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
@@ -35,6 +38,13 @@ pub struct PackArgs {
     /// Of a run: put all its checkpoints into the bundle, so that windows of it can be repeated
     #[arg(long, conflicts_with = "weights")]
     checkpoints: bool,
+    /// Of a run: repeat it three times with initial weights changed by one ulp, to measure how far rounding on other devices may move
+    /// its metrics [default: if the run took less than two minutes]
+    #[arg(long)]
+    envelope: bool,
+    /// Do not measure that
+    #[arg(long, conflicts_with = "envelope")]
+    no_envelope: bool,
     /// A text about the bundle, which becomes README.md
     #[arg(long, value_name = "FILE")]
     readme: Option<PathBuf>,
@@ -50,6 +60,8 @@ pub struct PackArgs {
     files: PolicyArgs,
 }
 
+/// Seconds of a run whose envelope is measured unasked.
+const SHORT: f64 = 120.0;
 /// The ending of a bundle's name.
 pub const ENDING: &str = "plb";
 /// The size of a README or a licence.
@@ -62,12 +74,13 @@ pub fn pack(args: PackArgs) -> Result<(), Failure> {
         None => None,
     };
     let (license, mut texts) = args.texts()?;
+    if args.out.as_ref().is_some_and(|out| out.extension().is_none_or(|e| e != ENDING)) {
+        let out = args.out.unwrap_or_default();
+        return Err(Failure::Usage(format!("--out {}: the name of a bundle ends in .{ENDING}", out.display())));
+    }
     let is_recipe = args.source.extension().is_some_and(|e| e == "lua");
     let contents = if is_recipe { args.recipe()? } else { args.run()? };
     let out = args.out.clone().unwrap_or_else(|| PathBuf::from(format!("{}.{ENDING}", file_stem(&contents.name))));
-    if out.extension().is_none_or(|e| e != ENDING) {
-        return Err(Failure::Usage(format!("--out {}: the name of a bundle ends in .{ENDING}", out.display())));
-    }
     let mut manifest = manifest(&contents, license);
     let mut items = contents.items;
     items.append(&mut texts);
@@ -97,7 +110,43 @@ impl PackArgs {
             (true, _) => Checkpoints::Last,
             _ => Checkpoints::None,
         };
-        Ok(bundled::of_run(&runs::find(&self.source)?, keep)?)
+        let dir = runs::find(&self.source)?;
+        let mut contents = bundled::of_run(&dir, keep)?;
+        let seconds = contents.run.as_ref().map_or(0.0, |run| run.seconds);
+        if self.envelope || (!self.no_envelope && seconds < SHORT) {
+            contents.items.push(self.measured(&dir)?);
+        }
+        Ok(contents)
+    }
+
+    /// Repeats a run with initial weights changed by one ulp, and measures how far its metrics move.
+    fn measured(&self, dir: &Path) -> Result<Item, Failure> {
+        let record = record_of(dir)?;
+        let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
+        let command: Vec<String> = words.filter_map(|w| w.as_str().map(String::from)).collect();
+        let precision = record.get("precision").and_then(Value::as_str).unwrap_or("f32").to_string();
+        let front = run::Front::open(Mode::Quiet)?;
+        let folder = super::repeat::temporary_folder()?;
+        let original = MetricsLog::read(dir)?;
+        let mut others = Vec::new();
+        for seed in 1..=PERTURBED_RUNS as u64 {
+            complain("", &format!("measuring how far rounding moves the metrics: run {seed} of {PERTURBED_RUNS}"));
+            let mut again = recorded_run(command.clone()).ok_or_else(|| {
+                let rule = "command: is not a `perilune run` command of this version";
+                Failure::Refused(format!("{}/run.json: {rule}", dir.display()))
+            })?;
+            let start = start_directory(&record);
+            let recorded = run::Recorded { start, files: self.files.clone(), verify_data: false };
+            let to = folder.path().join(seed.to_string());
+            again.again(&record, recorded, Some(to.clone()), false, true);
+            again.perturb_by(seed);
+            again.replay = Some(Replay::read(dir, &record, again.recipe())?.compared_by_caller());
+            run::recompute(&again, &front)?;
+            others.push(MetricsLog::read(&to)?);
+        }
+        let envelope = Envelope::measure(&original, &others, &precision)?;
+        let text = envelope.json().to_string().into_bytes();
+        Ok(Item { name: ENVELOPE.into(), content: Content::Text(text) })
     }
 
     /// Builds the run of a recipe, which reads its data, and takes no step.
@@ -205,6 +254,10 @@ fn report(out: &Path, manifest: &Manifest, packed: &Packed, signer: Option<&str>
     }
     if manifest.data.iter().any(|file| !file.inside && file.address.is_none()) {
         text += "  hint: --include-data puts the data inside; without them, who runs it names their folder with --data DIR\n";
+    }
+    if manifest.run.is_some() && !manifest.files.iter().any(|file| file.path == ENVELOPE) {
+        text +=
+            "  hint: --envelope measures how far results on other devices may differ; without it they must be equal\n";
     }
     say(&text)
 }

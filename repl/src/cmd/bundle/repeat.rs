@@ -4,24 +4,29 @@
 //! of device and the same version it gives the same bits; otherwise its metrics must lie within the envelope that the bundle
 //! records. With `--set` and other options that change the run, its last recipe is trained as a run of its own, and nothing is
 //! compared. The recipe sees its data under the names that it uses, wherever they are on this machine.
+//!
+//! The recipe runs in a confined process (`confined`), which gets the unpacked bundle, the data and the run directory. This process
+//! stays outside: it verifies before, and compares afterwards.
 
-use super::compare;
 use super::opened::{Opened, open, signed, trusted_keys};
 use super::pack::ENDING;
+use super::{compare, grants};
 use crate::cmd::{recorded_run, run};
+use crate::confined;
 use crate::console_out::complain;
 use crate::failure::Failure;
 use crate::fetching;
 use crate::format::{bytes, grouped};
 use crate::terminal::one_line;
 use perilune_bundle::find::{self, Place};
-use perilune_bundle::manifest::DataFile;
-use perilune_bundle::{Bundle, sign};
+use perilune_bundle::manifest::{DataFile, MANIFEST, Manifest};
+use perilune_bundle::sign;
 use perilune_fetch::{Address, Algorithm};
 use perilune_policy::is_address;
 use perilune_train::bundled::{FILES, RUN};
 use perilune_train::history::{Files, dir_of};
 use perilune_train::{Replay, record_of};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
@@ -32,19 +37,22 @@ pub fn is_bundle(named: &Path) -> bool {
     Path::new(bare).extension().is_some_and(|e| e == ENDING)
 }
 
-/// Runs a bundle and compares the results.
+/// Runs a bundle in a confined process, and compares the results.
 ///
 /// # Errors
 /// The bundle or its data are not what they are said to be, the run fails, or its results differ.
 pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
+    if let Some(folder) = given.unpacked() {
+        let folder = folder.to_path_buf();
+        return inside(given, &folder);
+    }
     given.check_for_bundle()?;
     let named = given.recipe().to_path_buf();
     let path = local(&named, &given)?;
     check_key(&path, given.key())?;
     let Opened { bundle, signer } = open(&path)?;
-    let quiet = given.is_quiet();
     let note = |text: &str| {
-        if !quiet {
+        if !given.is_quiet() {
             complain("", text)
         }
     };
@@ -59,21 +67,53 @@ pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
         complain("warning", &text);
     }
     let folder = temporary_folder()?;
-    bundle.extract(folder.path(), &|_| true)?;
+    let unpacked = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_path_buf());
+    bundle.extract(&unpacked, &|_| true)?;
+    let text = std::fs::write(unpacked.join(MANIFEST), manifest.text());
+    text.map_err(|e| {
+        Failure::System(format!("cannot write in {}: {}", unpacked.display(), crate::failure::plain(&e)))
+    })?;
     let mut roots = given.data().to_vec();
     roots.push(PathBuf::from("."));
-    let found = find::data(manifest, folder.path(), &roots)?;
+    let found = find::data(manifest, &unpacked, &roots)?;
     if !found.missing.is_empty() {
         return Err(missing(&found.missing, &roots));
     }
-    let json = given.is_json();
-    let args = arguments(&bundle, folder.path(), &found.places, given)?;
-    let is_repeated = args.replay.is_some();
-    let outcome = run::run_to_end(args)?;
-    match is_repeated {
-        true => compare::results(manifest, folder.path(), &outcome, json),
+    let recipe = recorded_run(manifest.command.clone()).map(|args| args.recipe().to_path_buf()).unwrap_or_default();
+    let run_dir = given.run_dir().map_or_else(|| run::new_directory(Path::new(&manifest.name)), Path::to_path_buf);
+    let (mut terms, remember) = given.grants();
+    grants::add(&mut terms, &manifest.asks, bundle.hash(), signer.as_ref().map(|s| s.key.as_str()), remember)?;
+    terms.opens.push(unpacked.clone());
+    terms.places = places(&recipe, &found.places);
+    terms.start = Some(unpacked.clone());
+    terms.run_dir = Some(run_dir.clone());
+    let mut words: Vec<OsString> = std::env::args_os().collect();
+    words.extend(["--unpacked".into(), unpacked.clone().into_os_string()]);
+    confined::supervise(words, &terms)?;
+    match manifest.run.is_some() && !given.changes_run() {
+        true => compare::results(manifest, &unpacked, &run_dir, given.is_json()),
         false => Ok(()),
     }
+}
+
+/// Runs an unpacked bundle, in the confined process. The process outside has verified all of it.
+fn inside(given: run::RunArgs, folder: &Path) -> Result<(), Failure> {
+    if !confined::is_confined() {
+        return Err(Failure::Usage("--unpacked: is for the process that `perilune run` of a bundle starts".into()));
+    }
+    let path = folder.join(MANIFEST);
+    let text = std::fs::read(&path).map_err(crate::failure::disk("read", &path))?;
+    run::run_to_end(arguments(&Manifest::parse(&text)?, folder, given)?).map(drop)
+}
+
+/// Returns the names under which the recipe looks for its data: beside itself, and where it was started.
+fn places(recipe: &Path, found: &[Place]) -> Vec<(PathBuf, PathBuf)> {
+    let home = dir_of(recipe);
+    let names = |place: &Place| {
+        let named = PathBuf::from(&place.named);
+        [(home.join(&named), place.actual.clone()), (named, place.actual.clone())]
+    };
+    found.iter().flat_map(names).collect()
 }
 
 /// A folder of this process alone, which is removed when it is dropped.
@@ -124,48 +164,36 @@ fn missing(files: &[DataFile], roots: &[PathBuf]) -> Failure {
 }
 
 /// Returns the arguments of the run: those of the bundle, with the device and the folders of the person who runs it.
-fn arguments(bundle: &Bundle, folder: &Path, places: &[Place], given: run::RunArgs) -> Result<run::RunArgs, Failure> {
-    let manifest = bundle.manifest();
-    let shown = bundle.path().display();
+fn arguments(manifest: &Manifest, folder: &Path, given: run::RunArgs) -> Result<run::RunArgs, Failure> {
     let mut again = recorded_run(manifest.command.clone()).ok_or_else(|| {
-        Failure::Refused(format!("{shown}: command: is not a `perilune run` command of this version"))
+        Failure::Refused(format!("{MANIFEST}: command: is not a `perilune run` command of this version"))
     })?;
-    let home = dir_of(again.recipe());
-    let placed = places.iter().flat_map(|place| {
-        let named = PathBuf::from(&place.named);
-        [(home.join(&named), place.actual.clone()), (named, place.actual.clone())]
-    });
-    let recorded = run::Recorded::of_bundle(folder.to_path_buf(), placed.collect(), &given);
+    let recorded = given.recorded(folder);
     let changes_run = given.changes_run();
     let device = manifest.run.as_ref().map(|run| run.device.as_str());
-    match manifest.run {
-        Some(_) => {
-            let dir = folder.join(RUN);
-            let record = record_of(&dir)?;
-            let replay = Replay::read(&dir, &record, again.recipe())?;
-            again.again_as(&record, recorded, given, device);
-            if changes_run {
-                let last = replay.versions.last().map_or(&replay.files, |version| &version.files);
-                again.store(last.clone());
-            } else {
-                again.replay = Some(replay.compared_by_caller());
-            }
+    if manifest.run.is_some() {
+        let dir = folder.join(RUN);
+        let record = record_of(&dir)?;
+        let replay = Replay::read(&dir, &record, again.recipe())?;
+        again.again_as(&record, recorded, given, device);
+        if changes_run {
+            let last = replay.versions.last().map_or(&replay.files, |version| &version.files);
+            again.store(last.clone());
+        } else {
+            again.replay = Some(replay.compared_by_caller());
         }
-        None => {
-            let mut files = Files::new();
-            let inside = format!("{FILES}/");
-            let entries = manifest.files.iter().filter(|file| file.path.starts_with(&inside));
-            for entry in entries {
-                let text = bundle.read(&entry.path, 64 << 20)?;
-                let text = String::from_utf8(text)
-                    .map_err(|_| Failure::Refused(format!("{shown}: {}: is not UTF-8 text", entry.path)))?;
-                files.push((again.recipe().with_file_name(&entry.path[inside.len()..]), text));
-            }
-            files.sort_by_key(|(path, _)| path != again.recipe());
-            again.again_as(&Default::default(), recorded, given, device);
-            again.store(files);
-        }
+        return Ok(again);
     }
+    let mut files = Files::new();
+    let inside = format!("{FILES}/");
+    for entry in manifest.files.iter().filter(|file| file.path.starts_with(&inside)) {
+        let path = folder.join(&entry.path);
+        let text = std::fs::read_to_string(&path).map_err(crate::failure::disk("read", &path))?;
+        files.push((again.recipe().with_file_name(&entry.path[inside.len()..]), text));
+    }
+    files.sort_by_key(|(path, _)| path != again.recipe());
+    again.again_as(&Default::default(), recorded, given, device);
+    again.store(files);
     Ok(again)
 }
 
