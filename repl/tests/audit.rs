@@ -2,7 +2,7 @@
 //! computed again, differ in a window that holds the tampering.
 //!
 //! A tampering is of one of two kinds. The files of an honest run were edited (`EDITED`), or the run was computed in another way than
-//! its directory states (`COMPUTED`). By default a part of them is tried; PERILUNE_AUDIT=all tries all.
+//! its directory states (`COMPUTED`).
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
@@ -89,11 +89,6 @@ fn in_parallel(count: usize, job: impl Fn(usize) + Sync) {
     });
 }
 
-/// Selects the tamperings that are tried: all, or every `part`th.
-fn is_tried(k: usize, part: usize) -> bool {
-    std::env::var("PERILUNE_AUDIT").is_ok_and(|v| v == "all") || k.is_multiple_of(part)
-}
-
 /// A tampered run: what was done to it, a window that holds that, and a part of the message.
 struct Tampered {
     name: &'static str,
@@ -171,13 +166,13 @@ const EDITED: &[(Tampered, Edit)] = &[
         });
         f.record(|r| { r.insert("steps_done".into(), 13.into()); r.shift_remove("weights"); });
     }),
-    (Tampered { name: "a weight at the end of the window", window: "4..8", finds: "step 8: State model.0.weight: " }, |f| f.tensor(8, "model", "0.weight", ulp)),
-    (Tampered { name: "a weight at the start of the window", window: "8..12", finds: "step 9: " }, |f| f.tensor(8, "model", "0.weight", |b| b[3] ^= 0x80)),
-    (Tampered { name: "a moment", window: "4..8", finds: "step 8: State optim.adamw." }, |f| f.tensor(8, "optimizer", "optim.adamw.v.4.weight", ulp)),
-    (Tampered { name: "an average of weights", window: "4..8", finds: "step 8: State ema." }, |f| f.tensor(8, "optimizer", "ema.4.weight", ulp)),
+    (Tampered { name: "a weight at the end of the window", window: "4..8", finds: "step 8: State model.1.weight: " }, |f| f.tensor(8, "model", "1.weight", ulp)),
+    (Tampered { name: "a weight at the start of the window", window: "8..12", finds: "step 9: " }, |f| f.tensor(8, "model", "1.weight", |b| b[3] ^= 0x80)),
+    (Tampered { name: "a moment", window: "4..8", finds: "step 8: State optim.adamw." }, |f| f.tensor(8, "optimizer", "optim.adamw.v.5.weight", ulp)),
+    (Tampered { name: "an average of weights", window: "4..8", finds: "step 8: State ema." }, |f| f.tensor(8, "optimizer", "ema.5.weight", ulp)),
     (Tampered { name: "a running metric", window: "..4", finds: "step 4: State recipe.level: " }, |f| f.tensor(4, "optimizer", "recipe.level", ulp)),
-    (Tampered { name: "a batch statistic", window: "..4", finds: "step 4: State model.1.running_mean: " }, |f| f.tensor(4, "model", "1.running_mean", ulp)),
-    (Tampered { name: "the last weights", window: "8..12", finds: "step 12: State model.4.bias: " }, |f| { f.tensor(12, "model", "4.bias", ulp); f.rehash_weights(12); }),
+    (Tampered { name: "a batch statistic", window: "..4", finds: "step 4: State model.2.running_mean: " }, |f| f.tensor(4, "model", "2.running_mean", ulp)),
+    (Tampered { name: "the last weights", window: "8..12", finds: "step 12: State model.5.bias: " }, |f| { f.tensor(12, "model", "5.bias", ulp); f.rehash_weights(12); }),
     (Tampered { name: "the hash of the weights", window: "8..12", finds: "step 12: weights: " }, |f| f.record(|r| drop(r.insert("weights".into(), "0".repeat(64).into())))),
     (Tampered { name: "an older checkpoint", window: "4..8", finds: "step 8: State " }, |f| f.replace_checkpoint(8, 4)),
     (Tampered { name: "the random numbers of a checkpoint", window: "4..8", finds: "step 8: random numbers: step" }, |f| f.checkpoint_record(8, |r| r["rng"]["step"] = 77.into())),
@@ -193,7 +188,7 @@ const EDITED: &[(Tampered, Edit)] = &[
         f.record(|r| r["params"]["lr"] = json!(0.03));
     }),
     (Tampered { name: "an op of the recipe", window: "8..12", finds: "step 9: " }, |f| f.text("recipe", "audit.lua", &RECIPE.replace("nn.ReLU()", "nn.GELU()"))),
-    (Tampered { name: "a logged sample", window: "4..8", finds: "step 6: samples: recorded points.csv row 63" }, |f| f.samples(|all| all.iter_mut().find(|e| e.step == 6).unwrap().id.row = 63)),
+    (Tampered { name: "a logged sample", window: "4..8", finds: "step 6: samples: recorded rows row 63" }, |f| f.samples(|all| all.iter_mut().find(|e| e.step == 6).unwrap().id.row = 63)),
     (Tampered { name: "the loss of a logged sample", window: "4..8", finds: "step 7: samples: " }, |f| f.samples(|all| all.iter_mut().find(|e| e.step == 7).unwrap().loss += 1.0)),
     (Tampered { name: "removed samples", window: "4..8", finds: "step 8: samples: recorded none" }, |f| f.samples(|all| all.retain(|e| e.step != 8))),
 ];
@@ -204,11 +199,9 @@ fn edited_runs_are_found() {
     trained(&p, "honest", &[]);
     in_parallel(EDITED.len(), |k| {
         let (tampered, edit) = &EDITED[k];
-        if is_tried(k, 4) {
-            let dir = format!("forged-{k}");
-            edit(&Forger::copy(&p.path("honest"), &p.path(&dir)));
-            is_found(&p, &dir, tampered);
-        }
+        let dir = format!("forged-{k}");
+        edit(&Forger::copy(&p.path("honest"), &p.path(&dir)));
+        is_found(&p, &dir, tampered);
     });
     // A forger who changes nothing writes the same seals.
     let f = Forger::copy(&p.path("honest"), &p.path("same"));
@@ -237,13 +230,13 @@ type Claim = fn(&Forger);
 #[rustfmt::skip]
 const COMPUTED: &[(Tampered, &[(&str, &str)], &[&str], Claim)] = &[
     (Tampered { name: "the rate of one step", window: "4..8", finds: "" }, &[("lr = rate", "lr = function(t) return rate(t) * (t == 6 and 1.01 or 1) end")], &[], |_| ()),
-    (Tampered { name: "the rate of the last step of a window", window: "4..8", finds: "step 8: State " }, &[("lr = rate", "lr = function(t) return rate(t) * (t == 7 and 1.01 or 1) end")], &[], |_| ()),
+    (Tampered { name: "the rate of the last step of a window", window: "4..8", finds: "step 8: " }, &[("lr = rate", "lr = function(t) return rate(t) * (t == 7 and 1.01 or 1) end")], &[], |_| ()),
     (Tampered { name: "the rate from a step on", window: "4..8", finds: "" }, &[("lr = rate", "lr = function(t) return rate(t) * (t >= 6 and 1.01 or 1) end")], &[], |_| ()),
-    (Tampered { name: "the rate of the last step", window: "8..12", finds: "step 12: State " }, &[("lr = rate", "lr = function(t) return rate(t) * (t == 11 and 1.001 or 1) end")], &[], |_| ()),
+    (Tampered { name: "the rate of the last step", window: "8..12", finds: "step 12: " }, &[("lr = rate", "lr = function(t) return rate(t) * (t == 11 and 1.001 or 1) end")], &[], |_| ()),
     (Tampered { name: "a step without an update", window: "4..8", finds: "" }, &[("lr = rate", "lr = function(t) return t == 6 and 0 or rate(t) end")], &[], |_| ()),
     (Tampered { name: "a swapped sample", window: "4..8", finds: "step 6: " }, &[("local error", "if count == 5 and model.training then x = pl.cat({ x[{ {0, 1} }], x[{ {0, 3} }] }, 0) end\n  local error"), COUNTED], &[], |_| ()),
     (Tampered { name: "swapped labels", window: "4..8", finds: "step 6: " }, &[("local error", "if count == 5 and model.training then y = pl.cat({ y[{ {1, 2} }], y[{ {0, 1} }], y[{ {2, 4} }] }, 0) end\n  local error"), COUNTED], &[], |_| ()),
-    (Tampered { name: "weights that were edited during the run", window: "4..8", finds: "step 7: " }, &[("return recipe\n", "function recipe.after_step(run) if run.count == 6 then local w = run.model[1].weight w:assign(w:detach() * 1.001) end end\nreturn recipe\n")], &[], |_| ()),
+    (Tampered { name: "weights that were edited during the run", window: "4..8", finds: "step " }, &[("return recipe\n", "function recipe.after_step(run) if run.count == 6 then local w = run.model[1].weight w:assign(w:detach() * 1.001) end end\nreturn recipe\n")], &[], |_| ()),
     (Tampered { name: "no clipping", window: "..4", finds: "" }, &[("clip_norm = 1, ", "")], &[], |_| ()),
     (Tampered { name: "another activation", window: "..4", finds: "step 1: " }, &[("nn.ReLU()", "nn.SiLU()")], &[], |_| ()),
     (Tampered { name: "another epsilon", window: "4..8", finds: "step 5: " }, &[("nn.BatchNorm1d(p.width)", "nn.BatchNorm1d(p.width, { eps = 2e-5 })")], &[], |_| ()),
@@ -293,9 +286,6 @@ const COMPUTED: &[(Tampered, &[(&str, &str)], &[&str], Claim)] = &[
 fn runs_that_were_computed_in_another_way_are_found() {
     in_parallel(COMPUTED.len(), |k| {
         let (tampered, replaced, options, claim) = &COMPUTED[k];
-        if !is_tried(k, 7) {
-            return;
-        }
         let mut text = RECIPE.to_string();
         for (from, to) in *replaced {
             assert!(text.contains(from), "{}: {from}", tampered.name);
@@ -450,11 +440,9 @@ fn edits_of_the_history(p: &Place) {
     ];
     assert_eq!(p.read(&format!("stops/{ledger}")).lines().count(), 2);
     in_parallel(edits.len(), |k| {
-        if is_tried(k, 3) {
-            let dir = format!("history-{k}");
-            edits[k].1(&Forger::copy(&p.path("stops"), &p.path(&dir)));
-            is_found(p, &dir, &edits[k].0);
-        }
+        let dir = format!("history-{k}");
+        edits[k].1(&Forger::copy(&p.path("stops"), &p.path(&dir)));
+        is_found(p, &dir, &edits[k].0);
     });
 }
 

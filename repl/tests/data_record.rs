@@ -235,7 +235,7 @@ fn a_replay_on_changed_data_is_refused_before_it_trains() {
         SystemTime::UNIX_EPOCH + Duration::from_nanos(recorded)
     });
     let r = p.run(&["replay", "a", "--run-dir", "d"]);
-    assert!(r.status == Some(1) && r.err.contains("the weights differ"), "{}", r.err);
+    assert!(r.status == Some(4) && r.err.contains("the weights differ"), "{}", r.err);
 }
 
 #[test]

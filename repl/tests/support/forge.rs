@@ -108,7 +108,9 @@ impl Forger {
             text(&mut hash, path.as_bytes());
             text(&mut hash, t.dtype.name().as_bytes());
             hash.update(&(t.shape.rank() as u64).to_le_bytes());
-            t.shape.dims().iter().for_each(|d| drop(hash.update(&(*d as u64).to_le_bytes())));
+            t.shape.dims().iter().for_each(|d| {
+                let _ = hash.update(&(*d as u64).to_le_bytes());
+            });
             text(&mut hash, &t.bytes);
         }
         let hash = hash.finalize().to_hex().to_string();
@@ -170,7 +172,9 @@ impl Forger {
         let mut entries = old.range(0, u32::MAX).unwrap();
         f(&mut entries);
         let mut new = SampleLog::new(&name);
-        old.sources().iter().for_each(|source| drop(new.source(source)));
+        for source in old.sources() {
+            new.source(source);
+        }
         let mut renewed = Vec::new();
         for block in old.blocks().0 {
             let steps: Vec<u32> = (block.first_step..=block.last_step).collect();

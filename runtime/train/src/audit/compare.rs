@@ -279,8 +279,9 @@ impl Audit {
             let (x, y) = (shown(recorded, a), shown(&log, b));
             if x != y {
                 let step = [a, b].into_iter().flatten().map(|e| u64::from(e.step)).min().unwrap_or_default();
-                // The cause of a loss that differs at the same step.
-                if self.result.difference.as_ref().is_none_or(|d| step <= d.step) {
+                // Another sample is the cause of a loss that differs at the same step.
+                let is_other = a.zip(b).is_none_or(|(a, b)| (a.step, a.id) != (b.step, b.id));
+                if self.result.difference.as_ref().is_none_or(|d| step < d.step || (is_other && step == d.step)) {
                     let what = "samples".to_string();
                     self.result.difference = Some(Difference { step, what, recorded: x, found: y, place: None });
                 }
