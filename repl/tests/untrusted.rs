@@ -158,8 +158,11 @@ fn nothing_is_granted() {
 #[test]
 fn each_grant_opens_its_own_act() {
     let p = tree();
-    let ran =
-        script(&p, "print((require('parts.width')), (pl.data.csv('../data/set.csv'):size()))", &["--allow-read=../data"]);
+    let ran = script(
+        &p,
+        "print((require('parts.width')), (pl.data.csv('../data/set.csv'):size()))",
+        &["--allow-read=../data"],
+    );
     assert_eq!((ran.status, ran.out.trim()), (Some(0), "4\t2"), "{}", ran.err);
     let ran = script(&p, "print((pl.data.csv('../data/set.csv'):size()))", &["--allow-read=../data/set.csv"]);
     assert_eq!((ran.status, ran.out.trim(), ran.err.as_str()), (Some(0), "2", ""));
@@ -251,6 +254,21 @@ fn a_run_has_the_same_bits_and_continues() {
         assert_eq!(run(&p, args).status, Some(2), "{args:?}");
     }
     assert!(is_clean(&p));
+}
+
+/// A recipe of the repository, whose data need a grant.
+#[test]
+fn digits_has_the_same_bits() {
+    let p = tree();
+    let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/../recipes");
+    let weights = |dir: &str, more: &[&str]| {
+        let dir = p.path(dir).display().to_string();
+        let args = ["run", "digits.lua", "--steps", "3", "--seed", "1", "--json", "--run-dir", &dir];
+        let ran: Ran = command(&p, &[&args, more].concat()).current_dir(recipes).output().unwrap().into();
+        assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+        ran.events().last().unwrap()["weights"].as_str().unwrap().to_string()
+    };
+    assert_eq!(weights("held", &["--untrusted", "--allow-read=data"]), weights("free", &[]));
 }
 
 #[test]
