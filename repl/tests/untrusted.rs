@@ -256,6 +256,21 @@ fn a_run_has_the_same_bits_and_continues() {
     assert!(is_clean(&p));
 }
 
+/// A recipe of the repository, whose data need a grant.
+#[test]
+fn digits_has_the_same_bits() {
+    let p = tree();
+    let recipes = concat!(env!("CARGO_MANIFEST_DIR"), "/../recipes");
+    let weights = |dir: &str, more: &[&str]| {
+        let dir = p.path(dir).display().to_string();
+        let args = ["run", "digits.lua", "--steps", "3", "--seed", "1", "--json", "--run-dir", &dir];
+        let ran: Ran = command(&p, &[&args, more].concat()).current_dir(recipes).output().unwrap().into();
+        assert_eq!(ran.status, Some(0), "{}{}", ran.out, ran.err);
+        ran.events().last().unwrap()["weights"].as_str().unwrap().to_string()
+    };
+    assert_eq!(weights("held", &["--untrusted", "--allow-read=data"]), weights("free", &[]));
+}
+
 #[test]
 fn limits_end_the_process() {
     let p = tree();

@@ -113,6 +113,7 @@ const REFUSED_OLDER: &[i64] = &[
 const REFUSED_OLDER: &[i64] = &[];
 
 /// Requests of `ioctl` that put text into the input of a terminal, or change how a terminal or a socket works for others.
+#[allow(clippy::unnecessary_cast, reason = "the type differs among C libraries")]
 const TERMINAL: [u64; 7] = [
     libc::TIOCSTI as u64,
     libc::TIOCLINUX as u64,
@@ -139,7 +140,7 @@ const OPTIONS: [u64; 9] = [
     libc::PR_SET_TIMERSLACK as u64,
     libc::PR_GET_TIMERSLACK as u64,
     // PR_SET_VMA: names of memory regions.
-    0x53_564d_41,
+    0x5356_4d41,
 ];
 
 /// Flags of `clone` that make a namespace.

@@ -50,8 +50,7 @@ fn open(path: &Path, flags: i32) -> libc::c_long {
 /// A call with integer arguments that no memory is read by, or only NULL.
 fn raw(number: libc::c_long, a: [i64; 5]) -> libc::c_long {
     // SAFETY: every use passes numbers, flags or NULL.
-    let out = unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4]) };
-    out
+    unsafe { libc::syscall(number, a[0], a[1], a[2], a[3], a[4]) }
 }
 
 /// Like [`raw`] for calls that return a descriptor, which is closed.
