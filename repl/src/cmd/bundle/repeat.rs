@@ -98,7 +98,7 @@ pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
 
 /// Runs an unpacked bundle, in the confined process. The process outside has verified all of it.
 fn inside(given: run::RunArgs, folder: &Path) -> Result<(), Failure> {
-    if !confined::is_confined() {
+    if !confined::child::is_confined() {
         return Err(Failure::Usage("--unpacked: is for the process that `perilune run` of a bundle starts".into()));
     }
     let path = folder.join(MANIFEST);
