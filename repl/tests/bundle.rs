@@ -418,3 +418,23 @@ fn the_recipe_of_a_bundle_reads_its_own_data_only() {
     let ran = succeeds(go(&stranger, &["run", "t.plb", "--allow-read", ".", "--run-dir", "granted"]));
     assert!(ran.out.contains("/etc/hostname\tfalse"), "{}", ran.out);
 }
+
+#[test]
+fn windows_of_a_bundle_are_repeated() {
+    let p = author();
+    packed(&p, &["--include-data", "--checkpoints"]);
+    let stranger = place();
+    std::fs::copy(p.path("table.plb"), stranger.path("t.plb")).unwrap();
+    let replay =
+        |more: &[&str]| succeeds(go(&stranger, &[&["replay", "t.plb", "--accept-missing-walls"], more].concat()));
+    let ran = replay(&["--steps", "4..8"]);
+    assert!(ran.out.contains("steps 4..8") && ran.out.contains("same bits"), "{}", ran.out);
+    let ran = replay(&["--windows", "3", "--seed", "1"]);
+    assert_eq!(ran.out.matches("same bits").count(), 3, "{}", ran.out);
+    replay(&["--run-dir", "whole"]);
+    assert_eq!(weights(&stranger, "whole"), weights(&p, "one"));
+    assert!(!stranger.path("runs").exists());
+    succeeds(go(&p, &["bundle", "pack", "table.lua", "-o", "recipe.plb"]));
+    let ran = go(&p, &["replay", "recipe.plb", "--accept-missing-walls"]);
+    assert!(ran.status == Some(2) && ran.err.contains("has no run to repeat"), "{}", ran.err);
+}

@@ -4,6 +4,7 @@
 //! It parses the command line of `run.json` again and adds the versions of the recorded history. Relative paths start where the
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
+use super::bundle::repeat::{self, Asked, BundleOptions};
 use super::{recorded_run, run};
 use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
@@ -11,6 +12,7 @@ use crate::failure::{Failure, disk};
 use crate::format::grouped;
 use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_train::audit::windows::{self, Draw};
+use perilune_train::bundled::RUN;
 use perilune_train::{Audited, Recording, Replay, Window, record_of};
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -19,7 +21,7 @@ use std::sync::Arc;
 
 #[derive(clap::Args, Debug)]
 pub struct ReplayArgs {
-    /// The directory of the run to repeat
+    /// The directory of the run to repeat, or a bundle with it
     run: PathBuf,
     /// Recompute the steps A + 1 to B from the checkpoint at or before A, and compare each with the record; A.. and ..B are open
     #[arg(long, value_name = "A..B", conflicts_with_all = ["windows", "length", "seed"])]
@@ -49,13 +51,23 @@ pub struct ReplayArgs {
     files: PolicyArgs,
     #[command(flatten)]
     untrusted: UntrustedArgs,
+    #[command(flatten)]
+    bundle: BundleOptions,
 }
 
 /// Repeats the run; fails if the weights, or a step of a window, differ.
-pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
-    let record = record_of(&args.run)?;
+pub fn replay(mut args: ReplayArgs) -> Result<(), Failure> {
     let audits = args.steps.is_some() || args.windows.is_some();
-    if args.untrusted.supervises()? {
+    let unpacked = args.bundle.unpacked()?.map(|folder| folder.join(RUN));
+    // The confined process of a bundle has its walls already.
+    let is_inside = unpacked.is_some();
+    match unpacked {
+        Some(run) => args.run = run,
+        None if repeat::is_bundle(&args.run) => return args.of_bundle(audits),
+        None => args.bundle.refuse_for(&args.run)?,
+    }
+    let record = record_of(&args.run)?;
+    if !is_inside && args.untrusted.supervises()? {
         let again = args.again(&record, None, None)?;
         // The run directories of windows are temporary ones, and the confined process has a folder for such.
         let new = (!audits).then(|| run::new_directory(again.recipe()));
@@ -74,6 +86,24 @@ pub fn replay(args: ReplayArgs) -> Result<(), Failure> {
 }
 
 impl ReplayArgs {
+    /// Repeats the run of a bundle, or windows of it, in a confined process.
+    fn of_bundle(&self, audits: bool) -> Result<(), Failure> {
+        let mut terms = Terms::default();
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        let quiet = self.quiet || self.json;
+        let asked = Asked { named: &self.run, options: &self.bundle, files: &self.files, remember: false, quiet };
+        let mut prepared = repeat::prepare(&asked, terms)?;
+        let manifest = prepared.bundle.manifest();
+        if manifest.run.is_none() {
+            let rule = "is the bundle of a recipe, which has no run to repeat";
+            return Err(Failure::Usage(format!("{} {rule}\n  hint: perilune run trains it", self.run.display())));
+        }
+        let new = (!audits).then(|| run::new_directory(Path::new(&manifest.name)));
+        prepared.terms.run_dir = self.run_dir.clone().or(new);
+        prepared.supervise()
+    }
+
     /// Returns the arguments of the recorded command, for a run in another directory.
     fn again(
         &self,

@@ -1,6 +1,6 @@
 //! `perilune run`: trains a recipe, or runs a plain script.
 
-use super::bundle;
+use super::bundle::repeat::{self, BundleOptions};
 use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::device::{DeviceArgs, key_value};
@@ -108,19 +108,11 @@ pub struct RunArgs {
     /// Also write the run to the MLflow file store in DIR, such as mlruns; a resumed run continues there by itself
     #[arg(long, value_name = "DIR")]
     mlflow: Option<PathBuf>,
-    /// With a bundle: look for its data in DIR, or in a file, by their hash; may be given several times [default: the current
-    /// directory, under the names that the recipe uses]
-    #[arg(long, value_name = "DIR")]
-    data: Vec<PathBuf>,
-    /// With a bundle: refuse it unless this public key has signed it, RW… or a file with it
-    #[arg(long, value_name = "KEY")]
-    key: Option<String>,
+    #[command(flatten)]
+    bundle: BundleOptions,
     /// With a bundle: remember for it what is granted now
     #[arg(long)]
     remember: bool,
-    /// The folder to which the process outside has unpacked the bundle.
-    #[arg(long, value_name = "DIR", hide = true)]
-    unpacked: Option<PathBuf>,
     /// The arguments come from a record.
     #[arg(skip)]
     recorded: Option<Recorded>,
@@ -229,19 +221,9 @@ impl RunArgs {
         self.json
     }
 
-    /// Where the data of a bundle are looked for.
-    pub fn data(&self) -> &[PathBuf] {
-        &self.data
-    }
-
-    /// The key that must have signed a bundle.
-    pub fn key(&self) -> Option<&str> {
-        self.key.as_deref()
-    }
-
-    /// The folder to which the process outside has unpacked a bundle.
-    pub fn unpacked(&self) -> Option<&Path> {
-        self.unpacked.as_deref()
+    /// The options of bundles.
+    pub fn bundle(&self) -> &BundleOptions {
+        &self.bundle
     }
 
     /// What the options grant to the recipe of a bundle, and whether that is remembered.
@@ -290,19 +272,10 @@ impl RunArgs {
 
     /// Refuses options of bundles for a recipe.
     fn refuse_options_of_bundles(&self) -> Result<(), Failure> {
-        let given = [
-            ("--data", !self.data.is_empty()),
-            ("--key", self.key.is_some()),
-            ("--remember", self.remember),
-            ("--unpacked", self.unpacked.is_some()),
-        ];
-        let recipe = self.recipe().display();
-        match given.into_iter().find(|option| option.1) {
-            Some((flag, _)) => Err(Failure::Usage(format!(
-                "{flag}: is an option of bundles, and {recipe} is none\n  hint: --allow-read DIR lets a recipe read DIR"
-            ))),
-            None => Ok(()),
+        if self.remember {
+            return Err(Failure::Usage("--remember: is an option of bundles: a grant is kept for their hash".into()));
         }
+        self.bundle.refuse_for(self.recipe())
     }
 
     /// Changes the recorded arguments of a bundle to those of a run of it here: device, folders, output and changed params are those
@@ -318,7 +291,7 @@ impl RunArgs {
         self.checkpoint_every = given.checkpoint_every.or(self.checkpoint_every);
         self.overwrite = given.overwrite;
         self.mlflow = given.mlflow;
-        (self.data, self.key) = (Vec::new(), None);
+        self.bundle = BundleOptions::default();
     }
 
     /// Changes the initial weights by one ulp each, in directions drawn from a seed.
@@ -470,8 +443,8 @@ fn command_line() -> Vec<String> {
 /// Runs a recipe or script, alone or with the other processes of its job. If a signal stopped the run, the exit status is that of the
 /// signal.
 pub fn run(args: RunArgs) -> Result<(), Failure> {
-    if bundle::repeat::is_bundle(args.recipe()) {
-        return bundle::repeat::repeat(args);
+    if repeat::is_bundle(args.recipe()) {
+        return repeat::repeat(args);
     }
     args.refuse_options_of_bundles()?;
     let args = args.completed()?;

@@ -12,15 +12,16 @@ use super::opened::{Opened, open, signed, trusted_keys};
 use super::pack::ENDING;
 use super::{compare, grants};
 use crate::cmd::{recorded_run, run};
-use crate::confined;
+use crate::confined::{self, Terms};
 use crate::console_out::complain;
 use crate::failure::Failure;
 use crate::fetching;
 use crate::format::{bytes, grouped};
+use crate::policy_args::PolicyArgs;
 use crate::terminal::one_line;
 use perilune_bundle::find::{self, Place};
 use perilune_bundle::manifest::{DataFile, MANIFEST, Manifest};
-use perilune_bundle::sign;
+use perilune_bundle::{Bundle, sign};
 use perilune_fetch::{Address, Algorithm};
 use perilune_policy::is_address;
 use perilune_train::bundled::{FILES, RUN};
@@ -42,65 +43,140 @@ pub fn is_bundle(named: &Path) -> bool {
 /// # Errors
 /// The bundle or its data are not what they are said to be, the run fails, or its results differ.
 pub fn repeat(given: run::RunArgs) -> Result<(), Failure> {
-    if let Some(folder) = given.unpacked() {
+    if let Some(folder) = given.bundle().unpacked()? {
         let folder = folder.to_path_buf();
         return inside(given, &folder);
     }
     given.check_for_bundle()?;
     let named = given.recipe().to_path_buf();
-    let path = local(&named, &given)?;
-    check_key(&path, given.key())?;
-    let Opened { bundle, signer } = open(&path)?;
-    let note = |text: &str| {
-        if !given.is_quiet() {
-            complain("", text)
+    let (terms, remember) = given.grants();
+    let files = given.parts().2;
+    let asked = Asked { named: &named, options: given.bundle(), files, remember, quiet: given.is_quiet() };
+    let mut prepared = prepare(&asked, terms)?;
+    let manifest = prepared.bundle.manifest();
+    let run_dir = given.run_dir().map_or_else(|| run::new_directory(Path::new(&manifest.name)), Path::to_path_buf);
+    prepared.terms.run_dir = Some(run_dir.clone());
+    prepared.supervise()?;
+    let manifest = prepared.bundle.manifest();
+    match manifest.run.is_some() && !given.changes_run() {
+        true => compare::results(manifest, &prepared.unpacked, &run_dir, given.is_json()),
+        false => Ok(()),
+    }
+}
+
+/// Options of commands that run a bundle.
+#[derive(clap::Args, Clone, Debug, Default)]
+pub struct BundleOptions {
+    /// With a bundle: look for its data in DIR, or in a file, by their hash; may be given several times [default: the current
+    /// directory, under the names that the recipe uses]
+    #[arg(long, value_name = "DIR")]
+    data: Vec<PathBuf>,
+    /// With a bundle: refuse it unless this public key has signed it, RW… or a file with it
+    #[arg(long, value_name = "KEY")]
+    key: Option<String>,
+    /// The folder to which the process outside has unpacked the bundle
+    #[arg(long, value_name = "DIR", hide = true)]
+    unpacked: Option<PathBuf>,
+}
+
+impl BundleOptions {
+    /// The folder to which the process outside has unpacked the bundle.
+    ///
+    /// # Errors
+    /// This is not the confined process.
+    pub fn unpacked(&self) -> Result<Option<&Path>, Failure> {
+        if self.unpacked.is_some() && !confined::child::is_confined() {
+            return Err(Failure::Usage("--unpacked: is for the process that a command on a bundle starts".into()));
         }
-    };
-    note(&format!("{}: verified · {}", one_line(&named.display().to_string()), signed(signer.as_ref())));
+        Ok(self.unpacked.as_deref())
+    }
+
+    /// Refuses these options for what is no bundle.
+    ///
+    /// # Errors
+    /// One is given.
+    pub fn refuse_for(&self, named: &Path) -> Result<(), Failure> {
+        let given = [("--data", !self.data.is_empty()), ("--key", self.key.is_some())];
+        match given.into_iter().find(|option| option.1) {
+            Some((flag, _)) => Err(Failure::Usage(format!(
+                "{flag}: is an option of bundles, and {} is none\n  hint: --allow-read DIR lets a recipe read DIR",
+                named.display()
+            ))),
+            None => Ok(()),
+        }
+    }
+}
+
+/// A bundle that a command names, with the options that concern it.
+pub struct Asked<'a> {
+    pub named: &'a Path,
+    pub options: &'a BundleOptions,
+    pub files: &'a PolicyArgs,
+    pub remember: bool,
+    pub quiet: bool,
+}
+
+/// A bundle that has been verified and unpacked for a confined process.
+pub struct Prepared {
+    pub bundle: Bundle,
+    pub unpacked: PathBuf,
+    pub terms: Terms,
+    /// Removed at the end.
+    _folder: TempDir,
+}
+
+impl Prepared {
+    /// Runs this command again, confined.
+    pub fn supervise(&self) -> Result<(), Failure> {
+        let mut words: Vec<OsString> = std::env::args_os().collect();
+        words.extend(["--unpacked".into(), self.unpacked.clone().into_os_string()]);
+        confined::supervise(words, &self.terms)
+    }
+}
+
+/// Verifies a bundle, unpacks it, finds its data, and asks for what it asks for. `terms`: what flags grant.
+///
+/// # Errors
+/// The bundle, its signature or its data are not what they are said to be.
+pub fn prepare(asked: &Asked<'_>, mut terms: Terms) -> Result<Prepared, Failure> {
+    let path = local(asked.named, asked.files)?;
+    check_key(&path, asked.options.key.as_deref())?;
+    let Opened { bundle, signer } = open(&path)?;
+    if !asked.quiet {
+        let shown = one_line(&asked.named.display().to_string());
+        complain("", &format!("{shown}: verified · {}", signed(signer.as_ref())));
+    }
     let manifest = bundle.manifest();
     if manifest.perilune != env!("CARGO_PKG_VERSION") || manifest.stdlib != perilune_lua::stdlib_hash() {
+        let (theirs, ours) = (one_line(&manifest.perilune), env!("CARGO_PKG_VERSION"));
+        let rule = "results may differ in their last bits";
         let text = format!(
-            "the bundle was made with perilune {}, and another standard library than this {}; results may differ in their last bits",
-            one_line(&manifest.perilune),
-            env!("CARGO_PKG_VERSION")
+            "the bundle was made with perilune {theirs} or another standard library than that of this {ours}; {rule}"
         );
         complain("warning", &text);
     }
     let folder = temporary_folder()?;
     let unpacked = folder.path().canonicalize().unwrap_or_else(|_| folder.path().to_path_buf());
     bundle.extract(&unpacked, &|_| true)?;
-    let text = std::fs::write(unpacked.join(MANIFEST), manifest.text());
-    text.map_err(|e| {
-        Failure::System(format!("cannot write in {}: {}", unpacked.display(), crate::failure::plain(&e)))
-    })?;
-    let mut roots = given.data().to_vec();
+    let text = unpacked.join(MANIFEST);
+    std::fs::write(&text, manifest.text()).map_err(crate::failure::disk("write", &text))?;
+    let mut roots = asked.options.data.clone();
     roots.push(PathBuf::from("."));
     let found = find::data(manifest, &unpacked, &roots)?;
     if !found.missing.is_empty() {
         return Err(missing(&found.missing, &roots));
     }
     let recipe = recorded_run(manifest.command.clone()).map(|args| args.recipe().to_path_buf()).unwrap_or_default();
-    let run_dir = given.run_dir().map_or_else(|| run::new_directory(Path::new(&manifest.name)), Path::to_path_buf);
-    let (mut terms, remember) = given.grants();
-    grants::add(&mut terms, &manifest.asks, bundle.hash(), signer.as_ref().map(|s| s.key.as_str()), remember)?;
+    let key = signer.as_ref().map(|s| s.key.as_str());
+    grants::add(&mut terms, &manifest.asks, bundle.hash(), key, asked.remember)?;
     terms.opens.push(unpacked.clone());
     terms.places = places(&recipe, &found.places);
     terms.start = Some(unpacked.clone());
-    terms.run_dir = Some(run_dir.clone());
-    let mut words: Vec<OsString> = std::env::args_os().collect();
-    words.extend(["--unpacked".into(), unpacked.clone().into_os_string()]);
-    confined::supervise(words, &terms)?;
-    match manifest.run.is_some() && !given.changes_run() {
-        true => compare::results(manifest, &unpacked, &run_dir, given.is_json()),
-        false => Ok(()),
-    }
+    Ok(Prepared { bundle, unpacked, terms, _folder: folder })
 }
 
 /// Runs an unpacked bundle, in the confined process. The process outside has verified all of it.
 fn inside(given: run::RunArgs, folder: &Path) -> Result<(), Failure> {
-    if !confined::child::is_confined() {
-        return Err(Failure::Usage("--unpacked: is for the process that `perilune run` of a bundle starts".into()));
-    }
     let path = folder.join(MANIFEST);
     let text = std::fs::read(&path).map_err(crate::failure::disk("read", &path))?;
     run::run_to_end(arguments(&Manifest::parse(&text)?, folder, given)?).map(drop)
@@ -123,7 +199,7 @@ pub fn temporary_folder() -> Result<TempDir, Failure> {
 }
 
 /// Returns the file of a bundle; one at an address is downloaded, and must have a hash.
-fn local(named: &Path, given: &run::RunArgs) -> Result<PathBuf, Failure> {
+fn local(named: &Path, files: &PolicyArgs) -> Result<PathBuf, Failure> {
     let text = named.to_string_lossy();
     if !is_address(&text) {
         return Ok(named.to_path_buf());
@@ -133,7 +209,7 @@ fn local(named: &Path, given: &run::RunArgs) -> Result<PathBuf, Failure> {
         let cure = format!("{text}#blake3:HEX, as `perilune bundle pack` printed it");
         return Err(Failure::Usage(format!("{text}: the address of a bundle needs its hash\n  hint: {cure}")));
     };
-    let fetcher = given.parts().2.fetcher()?;
+    let fetcher = files.fetcher()?;
     let cached = fetcher.get(&address, Some(&hash), Algorithm::Blake3, &|| false).map_err(fetching::failure)?;
     Ok(cached.path)
 }

@@ -225,13 +225,13 @@ mod tests {
         let a = files(&[("a.lua", &lines), ("same.lua", "x"), ("gone.lua", "1\n")]);
         let edited = lines.replace("line 2\n", "line two\n").replace("line 17\n", "");
         let b = files(&[("b.lua", &edited), ("same.lua", "x"), ("new.lua", "2\n")]);
-        let found = code(&a, &b);
+        let found = recipe_diff(&a, &b);
         let names: Vec<_> = found.iter().map(|f| f.path.display().to_string()).collect();
         assert_eq!(names, ["b.lua", "gone.lua", "new.lua"]);
         let changed: Vec<&String> = found[0].lines.iter().filter(|l| !l.starts_with(' ')).collect();
         assert_eq!(changed, ["@@ -1,6 +1,6 @@", "-line 2", "+line two", "@@ -15,6 +15,5 @@", "-line 17"]);
         assert_eq!(found[1].lines, ["@@ -1 +0,0 @@", "-1"]);
-        assert!(code(&a, &a).is_empty());
+        assert!(recipe_diff(&a, &a).is_empty());
     }
 
     #[test]
