@@ -388,7 +388,7 @@ fn honest_windows_have_the_same_bits() {
     let p = fresh(RECIPE);
     let kinds: [(&str, &[&str]); 4] = [
         ("fp16", &["--precision", "fp16"]),
-        ("mesh", &["--mesh", "dp=2"]),
+        ("mesh", &["--mesh", "dp=2", "--device", "cpu"]),
         ("skip", &["--on-spike", "skip", "--set", "accumulate=1"]),
         ("perturbed", &["--perturb", "7"]),
     ];

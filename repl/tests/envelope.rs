@@ -39,7 +39,7 @@ fn has_avx2() -> bool {
 
 /// Trains with an instruction set, and returns the log.
 fn trained(p: &Place, dir: &str, isa: &str, more: &[&str]) -> MetricsLog {
-    let args = [&["run", "grown.lua", "--quiet", "--run-dir", dir], more].concat();
+    let args = [&["run", "grown.lua", "--device", "cpu", "--quiet", "--run-dir", dir], more].concat();
     let out = p.command(&args).env("PERILUNE_CPU_ISA", isa).output().unwrap();
     assert!(out.status.success(), "{}", String::from_utf8_lossy(&out.stderr));
     MetricsLog::read(&p.path(dir)).unwrap()

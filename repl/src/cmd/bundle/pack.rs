@@ -85,7 +85,7 @@ pub fn pack(args: PackArgs) -> Result<(), Failure> {
     let mut items = contents.items;
     items.append(&mut texts);
     for (file, (_, path)) in manifest.data.iter_mut().zip(&contents.data) {
-        if path.is_absolute() && file.address.is_none() {
+        if Path::new(&file.path).is_absolute() && file.address.is_none() {
             complain("warning", &format!("{}: who reads the bundle sees this path of your machine", file.path));
         }
         if args.include_data && file.address.is_none() {

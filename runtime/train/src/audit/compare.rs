@@ -329,7 +329,8 @@ fn named(key: &str, name: &str) -> String {
 
 /// Whether two values are the same text.
 fn same_text(a: &Value, b: &Value) -> bool {
-    a.to_string() == b.to_string()
+    let text = |v: &Value| v.to_string();
+    text(a) == text(b)
 }
 
 fn as_step(step: u64) -> u32 {

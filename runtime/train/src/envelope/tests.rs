@@ -112,7 +112,7 @@ fn a_quantum_is_found_where_there_is_one() {
 #[test]
 fn what_is_no_envelope_is_refused() {
     let (original, envelope) = measured(9);
-    let few = Envelope::measure(&original, &[original.clone()], "f32").expect_err("two runs");
+    let few = Envelope::measure(&original, std::slice::from_ref(&original), "f32").expect_err("two runs");
     assert!(few.to_string().contains("needs 3 perturbed runs; 1 were given"), "{few}");
     assert!(Envelope::measure(&MetricsLog::default(), &[original.clone(), original.clone(), original], "f32").is_err());
     type Edit = fn(&mut Value);

@@ -1,26 +1,25 @@
-//! `perilune run`: trains a recipe, or runs a plain script.
+//! `perilune run`: trains a recipe, or runs a plain script or a bundle.
+
+mod again;
+mod session;
+
+pub use again::Recorded;
+pub use session::{Front, recompute};
 
 use super::bundle::repeat::{self, BundleOptions};
 use crate::confined::{self, Terms, UntrustedArgs};
-use crate::console_out::{ConsoleOut, Mode};
+use crate::console_out::Mode;
 use crate::device::{DeviceArgs, key_value};
-use crate::diagnostics;
 use crate::failure::Failure;
 use crate::job::{Job, JobArgs};
 use crate::policy_args::{PolicyArgs, start_directory};
-use crate::prompt;
 use crate::retention::RetentionArgs;
-use crate::run_printer::RunPrinter;
-use crate::signals::{self, Signals};
 use perilune_dist::launch::end_with_launcher;
 use perilune_dist::rendezvous::process_env;
-use perilune_lua::RuntimeOptions;
 use perilune_policy::PolicyBuilder;
 use perilune_train::history::Files;
-use perilune_train::{Control, End, Event, Listener, Outcome, Replay, RunSpec, SavedRun, StartOptions, Trainer, runs};
-use serde_json::{Map, Value};
+use perilune_train::{Outcome, Replay, RunSpec, SavedRun, StartOptions, runs};
 use std::path::{Path, PathBuf};
-use std::rc::Rc;
 
 #[derive(clap::Args, Debug)]
 pub struct RunArgs {
@@ -132,17 +131,6 @@ struct Stored {
     /// The directory where the run was started, from which its relative paths start; none for the current one.
     start: Option<PathBuf>,
 }
-
-/// How a replay runs the arguments of a record.
-#[derive(Clone, Debug, Default)]
-pub struct Recorded {
-    /// The directory where the run was started, from which its relative paths start; none for the current one.
-    pub start: Option<PathBuf>,
-    /// The options of the replay itself.
-    pub files: PolicyArgs,
-    pub verify_data: bool,
-}
-
 impl RunArgs {
     /// Returns the path of the recipe.
     pub fn recipe(&self) -> &Path {
@@ -188,120 +176,6 @@ impl RunArgs {
             self.recipe = Some(saved.source().path.clone());
         }
         Ok(self)
-    }
-
-    /// Changes the arguments to those of the same run from its start, in another directory. What they say of files is replaced:
-    /// they come from a record, which must not open any.
-    pub fn again(
-        &mut self,
-        record: &Map<String, Value>,
-        recorded: Recorded,
-        run_dir: Option<PathBuf>,
-        json: bool,
-        quiet: bool,
-    ) {
-        (self.files, self.verify_data) = (recorded.files.clone(), recorded.verify_data);
-        self.device.place.sum_as(record);
-        self.recorded = Some(recorded);
-        (self.run_dir, self.json, self.quiet) = (run_dir, json, quiet);
-        (self.overwrite, self.resume, self.edited, self.watch) = (false, None, false, false);
-        (self.changed_data, self.at, self.branch, self.discard_later) = (false, None, false, false);
-        // A record names no place to write to.
-        (self.until, self.mlflow) = (None, None);
-        self.untrusted = UntrustedArgs::default();
-    }
-
-    /// Whether only results and the output of the recipe are printed.
-    pub fn is_quiet(&self) -> bool {
-        self.quiet || self.json
-    }
-
-    /// Whether events are printed as JSON.
-    pub fn is_json(&self) -> bool {
-        self.json
-    }
-
-    /// The options of bundles.
-    pub fn bundle(&self) -> &BundleOptions {
-        &self.bundle
-    }
-
-    /// What the options grant to the recipe of a bundle, and whether that is remembered.
-    pub fn grants(&self) -> (Terms, bool) {
-        let mut terms = Terms::default();
-        self.files.add_grants(&mut terms);
-        self.untrusted.add_to(&mut terms);
-        (terms, self.remember)
-    }
-
-    /// The options of files, for a bundle that is repeated.
-    pub fn recorded(&self, start: &Path) -> Recorded {
-        Recorded { start: Some(start.to_path_buf()), files: self.files.clone(), verify_data: false }
-    }
-
-    /// The run directory that the command line names.
-    pub fn run_dir(&self) -> Option<&Path> {
-        self.run_dir.as_deref()
-    }
-
-    /// Whether the options make another run than the one that a bundle records.
-    pub fn changes_run(&self) -> bool {
-        let device = &self.device;
-        !self.set.is_empty()
-            || self.steps.is_some()
-            || self.seed.is_some()
-            || device.precision.is_some()
-            || device.place.has_mesh()
-            || device.place.strict_shards.is_some()
-    }
-
-    /// Refuses options that a bundle cannot have.
-    pub fn check_for_bundle(&self) -> Result<(), Failure> {
-        let given = [
-            ("--resume", self.resume.is_some()),
-            ("--until", self.until.is_some()),
-            ("--watch", self.watch),
-            ("--strict", self.strict),
-            ("--on-nan", self.on_nan.is_some()),
-            ("--on-spike", self.on_spike.is_some()),
-        ];
-        let Some((flag, _)) = given.into_iter().find(|option| option.1) else { return Ok(()) };
-        let cure = "perilune bundle extract unpacks it; what it has is run and edited like your own files then";
-        Err(Failure::Usage(format!("{flag}: a bundle is repeated as it is\n  hint: {cure}")))
-    }
-
-    /// Refuses options of bundles for a recipe.
-    fn refuse_options_of_bundles(&self) -> Result<(), Failure> {
-        if self.remember {
-            return Err(Failure::Usage("--remember: is an option of bundles: a grant is kept for their hash".into()));
-        }
-        self.bundle.refuse_for(self.recipe())
-    }
-
-    /// Changes the recorded arguments of a bundle to those of a run of it here: device, folders, output and changed params are those
-    /// that were `given`. `device`: the kind of device that the recorded run had.
-    pub fn again_as(&mut self, record: &Map<String, Value>, recorded: Recorded, given: RunArgs, device: Option<&str>) {
-        self.again(record, recorded, given.run_dir, given.json, given.quiet);
-        self.device.place.instead_of(&given.device.place, device);
-        self.set.retain(|(name, _)| !given.set.iter().any(|(set, _)| set == name));
-        self.set.extend(given.set);
-        (self.steps, self.seed) = (given.steps.or(self.steps), given.seed.or(self.seed));
-        self.device.precision = given.device.precision.or(self.device.precision.take());
-        self.device.memory_budget = given.device.memory_budget.or(self.device.memory_budget);
-        self.checkpoint_every = given.checkpoint_every.or(self.checkpoint_every);
-        self.overwrite = given.overwrite;
-        self.mlflow = given.mlflow;
-        self.bundle = BundleOptions::default();
-    }
-
-    /// Changes the initial weights by one ulp each, in directions drawn from a seed.
-    pub fn perturb_by(&mut self, seed: u64) {
-        self.perturb = Some(seed);
-    }
-
-    /// Runs these texts instead of a file of the disk.
-    pub fn store(&mut self, files: Files) {
-        self.stored = Some(Stored { files, start: None });
     }
 
     fn policy(&self) -> Result<PolicyBuilder, Failure> {
@@ -461,99 +335,11 @@ pub fn run(args: RunArgs) -> Result<(), Failure> {
 /// Runs a recipe or script whose arguments are complete, in this process.
 pub fn run_to_end(args: RunArgs) -> Result<Outcome, Failure> {
     let job = args.join()?;
-    let result = train(args, &job);
+    let result = session::train(args, &job);
     let (outcome, result) = match result {
         Ok(outcome) => (Some(outcome), Ok(())),
         Err(e) => (None, Err(e)),
     };
     job.end(result)?;
     outcome.ok_or_else(|| Failure::System("the run has no outcome".into()))
-}
-
-/// What the runs of one command share.
-pub struct Front {
-    pub out: Rc<ConsoleOut>,
-    control: Control,
-    signals: Signals,
-}
-
-impl Front {
-    /// Opens the output, and makes signals requests to stop.
-    pub fn open(mode: Mode) -> Result<Front, Failure> {
-        let control = Control::default();
-        let signals = Signals::install(&control)?;
-        Ok(Front { out: Rc::new(ConsoleOut::new(mode)), control, signals })
-    }
-}
-
-fn train(args: RunArgs, job: &Job) -> Result<Outcome, Failure> {
-    let front = Front::open(if job.is_first() { args.mode() } else { Mode::Silent })?;
-    let command = args.recorded.is_none().then(command_line);
-    let printer = Rc::new(RunPrinter::new(front.out.clone(), front.signals.clone(), command));
-    let outcome = drive(&args, job, &front, &printer, printer.clone())?;
-    result(&outcome)?;
-    Ok(outcome)
-}
-
-/// Returns the failure of a run that a signal has ended.
-fn result(outcome: &Outcome) -> Result<(), Failure> {
-    match outcome.end {
-        End::Finished | End::Paused => Ok(()),
-        End::Stopped { code } => Err(Failure::Signal(signals::exit_status(code))),
-        End::LeftBreakpoint => Err(Failure::Signal(130)),
-    }
-}
-
-/// Recomputes the window of `args.replay`. Of its events only warnings and errors are printed.
-pub fn recompute(args: &RunArgs, front: &Front) -> Result<Outcome, Failure> {
-    let printer = Rc::new(RunPrinter::new(front.out.clone(), front.signals.clone(), None));
-    let listener = {
-        let printer = printer.clone();
-        move |event: &Event<'_>| match event {
-            Event::Training | Event::LoopEnded | Event::Warning { .. } | Event::ComparesData { .. } => {
-                printer.event(event)
-            }
-            // Its run directory is removed.
-            Event::Failed { error, .. } => printer.event(&Event::Failed { error, run_dir: None }),
-            _ => {}
-        }
-    };
-    let outcome = drive(args, &Job::alone()?, front, &printer, Rc::new(listener))?;
-    result(&outcome)?;
-    Ok(outcome)
-}
-
-/// Trains in a runtime of its own.
-fn drive(
-    args: &RunArgs,
-    job: &Job,
-    front: &Front,
-    printer: &Rc<RunPrinter>,
-    listener: Rc<dyn Listener>,
-) -> Result<Outcome, Failure> {
-    let Front { out, control, signals } = front;
-    let policy = args.policy()?;
-    let trainer = Trainer::new(args.spec(), control.clone(), listener).in_job(job.links.clone());
-    let outcome = trainer.run(|spec| {
-        let print = {
-            let out = out.clone();
-            move |text: &str| out.print(text)
-        };
-        let backend = args.device.open_in(job)?;
-        let params = spec.params.clone();
-        let policy = policy.build();
-        let runtime = args
-            .device
-            .runtime_in(job, RuntimeOptions { backend, params, policy, strict: true, print: Rc::new(print) })?;
-        diagnostics::plans(&runtime, out);
-        diagnostics::notices(&runtime, printer.clone());
-        // A line typed at the breakpoint of one process would not run in the others.
-        if !job.has_several() {
-            let at_breakpoint =
-                prompt::pause(prompt::InRun::new(signals), Some(out.clone()), prompt::SharedEditor::default());
-            *runtime.host().pause.borrow_mut() = Some(at_breakpoint);
-        }
-        Ok(runtime)
-    })?;
-    Ok(outcome)
 }
