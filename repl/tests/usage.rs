@@ -159,7 +159,6 @@ fn what_is_not_built_yet_is_refused() {
         2,
         "error: --precision int8: there is no such precision; use f32, tf32, bf16, fp16 or fp8",
     );
-    says(&["bundle"], 2, "error: `perilune bundle` is not implemented in this version; it is planned for a later one");
 }
 
 #[test]

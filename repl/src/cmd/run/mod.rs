@@ -272,7 +272,7 @@ impl RunArgs {
                 perturb: self.perturb,
             },
             run_dir: match confined::grants() {
-                Some(grants) if self.resume.is_none() || self.branch => grants.run_dir.clone(),
+                Some(grants) if self.resume.is_none() || self.branch => self.run_dir.clone().or(grants.run_dir.clone()),
                 _ => self.run_dir.clone(),
             },
             run_dir_is_default: self.run_dir.is_none(),
