@@ -81,7 +81,7 @@ fn same_log(p: &Place, a: &str, b: &str) {
     for (k, (x, y)) in x.iter().zip(&y).enumerate() {
         assert_eq!(x, y, "event {k} of {a} and {b}");
     }
-    assert_eq!(x.len(), y.len(), "events of {a} and {b}");
+    assert_eq!(x.len(), y.len(), "events of {a} and {b}: {:?} {:?}", x.get(y.len()), y.last());
 }
 
 fn checkpoints(p: &Place, dir: &str) -> Vec<String> {

@@ -357,7 +357,13 @@ impl Reporter {
     /// Reports the end of a run by early stopping.
     pub fn stopped_early(&mut self, step: u64, reason: &str) -> Result<()> {
         tracing::info!(step, reason, "stopped early");
-        self.log(&Event::StoppedEarly { step, reason }, step, &[])
+        let event = Event::StoppedEarly { step, reason };
+        // A run that was killed after it had logged this logs it once.
+        if self.dir.as_ref().is_some_and(|dir| dir.has_stopped_at(step)) {
+            self.tell(&event);
+            return Ok(());
+        }
+        self.log(&event, step, &[])
     }
 
     /// Appends a line to the history of versions in the run directory.

@@ -56,6 +56,8 @@ pub struct RunDir {
     samples: SampleFile,
     board: EventFile,
     flushed: Instant,
+    /// The step at which the log says that the run ends early, in a run that was resumed there.
+    stopped_at: Option<u64>,
     /// The lock of a new run; that of a resumed one belongs to [`crate::Resume`].
     _lock: Option<RunLock>,
 }
@@ -65,6 +67,8 @@ pub struct RunDir {
 pub(crate) struct LogTail {
     /// The metrics of the evaluations at that step, by split.
     pub evaluated: HashMap<String, Vec<(String, f64)>>,
+    /// Whether the run has logged that it ends there, before its last step.
+    pub stopped: bool,
     /// Seconds of training.
     pub seconds: f64,
     /// Steps with their loss and gradient norm; `None` where another version of the recipe was applied.
@@ -96,6 +100,7 @@ pub(crate) fn up_to(text: &str, step: u64) -> (Vec<&str>, LogTail) {
                 _ => {}
             }
         }
+        kept.stopped |= event["event"] == "early_stop" && event["step"].as_u64() == Some(step);
         if event["event"] == "eval" && event["step"].as_u64() == Some(step) {
             let metrics = event["metrics"].as_object().into_iter().flatten();
             let mut splits: HashMap<String, Vec<(String, f64)>> = HashMap::new();
@@ -140,8 +145,19 @@ impl RunDir {
         let board = board(&dir)?;
         let (writing, ledger, flushed, path) = (None, None, Instant::now(), dir.path().to_path_buf());
         let samples = SampleFile::default();
-        let mut dir =
-            RunDir { path, dir, record, writing, metrics, ledger, samples, board, flushed, _lock: Some(lock) };
+        let mut dir = RunDir {
+            path,
+            dir,
+            record,
+            writing,
+            metrics,
+            ledger,
+            samples,
+            board,
+            flushed,
+            stopped_at: None,
+            _lock: Some(lock),
+        };
         dir.update([("status", Value::from("running"))])?;
         Ok(dir)
     }
@@ -181,8 +197,15 @@ impl RunDir {
         let (board, writing, flushed) = (board(dir)?, None, Instant::now());
         let path = dir.path().to_path_buf();
         let (dir, samples) = (dir.clone(), SampleFile::default());
-        let dir = RunDir { path, dir, record, writing, metrics, ledger, samples, board, flushed, _lock: None };
+        let stopped_at = tail.stopped.then_some(step);
+        let dir =
+            RunDir { path, dir, record, writing, metrics, ledger, samples, board, flushed, stopped_at, _lock: None };
         Ok((dir, tail))
+    }
+
+    /// Whether the log of a resumed run says already that it ends early, after this step.
+    pub(crate) fn has_stopped_at(&self, step: u64) -> bool {
+        self.stopped_at == Some(step)
     }
 
     /// Returns the fields of `run.json`.

@@ -186,6 +186,7 @@ pub(crate) fn tail(job: &Job, own: LogTail) -> Result<LogTail> {
     let values = |v: &Value| list(v).iter().filter_map(|p| Some((text(&p[0]), number(&p[1])?))).collect();
     let entry = |e: &Value| Some((e[0].as_u64()?, number(&e[1])?, number(&e[2])));
     Ok(LogTail {
+        stopped: own.stopped,
         evaluated: list(&shared[0]).iter().map(|p| (text(&p[0]), values(&p[1]))).collect(),
         seconds: shared[1].as_f64().unwrap_or_default(),
         history: list(&shared[2]).iter().map(entry).collect(),
