@@ -32,7 +32,7 @@ pub struct ReplayArgs {
     /// With --windows: join neighbouring windows until each has at least this many steps
     #[arg(long, value_name = "STEPS", requires = "windows", value_parser = clap::value_parser!(u64).range(1..))]
     length: Option<u64>,
-    /// With --windows: the seed of the draw [default: one that nobody knows before]
+    /// With --windows: the seed of the draw [default: drawn at random]
     #[arg(long, value_name = "N", requires = "windows")]
     seed: Option<u64>,
     /// The directory of results [default: a new directory in runs/; none for --steps and --windows]

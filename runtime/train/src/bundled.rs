@@ -1,4 +1,4 @@
-//! Collects what a bundle of a run or of a recipe has (`perilune_bundle`), and opens the run that a bundle has.
+//! Collects what a bundle of a run or of a recipe has (`perilune_bundle`).
 //!
 //! The bundle of a run has its directory below `run/`, without TensorBoard's files and media: the record, the recipe in all its
 //! versions, the logs with their seals, and the checkpoints that are asked for. The host, the process, the folder in which it was
