@@ -1,4 +1,5 @@
--- train/dry_run.lua: records steps that change no State: the dry run before a hot reload, and the search for the first NaN.
+-- train/dry_run.lua: records steps that change no State: the dry run before a hot reload, the digests of a step's tensors,
+-- and the search for the first NaN.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -16,7 +17,8 @@ local Run = {}
 ---Records a step and an evaluation of one batch and executes neither.
 ---Raises what they would raise about shapes, dtypes and names; no State or counter changes. Values that the recipe itself
 ---reads in mid-step are computed.
----@param plan ("kernels"|"code")? "kernels" also plans the step; "code" also starts to compile the kernels that it lacks
+---@param plan ("kernels"|"code"|"tensors")? "kernels" also plans the step; "code" also starts to compile the kernels that it lacks;
+--- "tensors" computes and hashes all tensors of the step, and records no evaluation
 ---@return boolean known with "code": whether the step's plan was cached already
 function Run:dry_run(plan)
   local counts = optimizers.counts(self)
@@ -35,7 +37,7 @@ function Run:dry_run(plan)
     return table.unpack(list)
   end, plan)
   local valid = self.data.valid
-  if recipes.is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
+  if plan ~= "tensors" and recipes.is_loader(valid) and (self.recipe.evaluate or self.recipe.loss) then
     self.model:eval()
     native.dry_run(function() evaluate.record_batch(self, valid, 0) end)
   end

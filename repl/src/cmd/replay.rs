@@ -13,6 +13,7 @@ use crate::format::grouped;
 use crate::policy_args::{PolicyArgs, start_directory};
 use perilune_train::audit::windows::{self, Draw};
 use perilune_train::bundled::RUN;
+use perilune_train::digests::DigestOptions;
 use perilune_train::{Audited, Recording, Replay, Window, record_of};
 use serde_json::{Map, Value};
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -47,6 +48,12 @@ pub struct ReplayArgs {
     /// Compare the whole content of data files with what the run read, also where size and time are equal
     #[arg(long)]
     verify_data: bool,
+    /// With --steps, in the process that `bundle diff --bisect` starts: write digests of the States before each step
+    #[arg(long, requires = "steps", hide = true)]
+    digests: bool,
+    /// And of every tensor of this step
+    #[arg(long, value_name = "STEP", requires = "digests", hide = true)]
+    digest_tensors: Vec<u64>,
     #[command(flatten)]
     files: PolicyArgs,
     #[command(flatten)]
@@ -148,9 +155,14 @@ fn audit(args: &ReplayArgs) -> Result<(), Failure> {
     for window in all {
         let scratch = Scratch::new(args.run_dir.as_deref(), draw.as_ref().map(|_| window))?;
         let mut again = args.again(recording.record(), start.clone(), Some(scratch.dir.clone()))?;
-        again.replay = Some(Replay::window(&recording, again.recipe(), window)?);
+        let mut replay = Replay::window(&recording, again.recipe(), window)?;
+        if args.digests {
+            replay = replay.with_digests(DigestOptions { tensors: args.digest_tensors.iter().copied().collect() });
+        }
+        again.replay = Some(replay);
         let outcome = run::recompute(&again, &front)?;
-        if let Some(audited) = outcome.audit {
+        // The caller compares digests, with another run.
+        if let Some(audited) = outcome.audit.filter(|_| !args.digests) {
             print(&front.out, &audited);
             found.push(audited);
         }

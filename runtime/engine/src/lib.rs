@@ -26,6 +26,7 @@ mod snapshot;
 mod state;
 mod step;
 pub mod step_parts;
+mod step_tensors;
 mod stored_value;
 
 pub use diagnostics::Diagnostics;
@@ -39,3 +40,4 @@ pub use show_plan::RecordedStep;
 pub use snapshot::Copies;
 pub use state::{StateId, StateInfo};
 pub use step::{PrintPlan, Switches};
+pub use step_tensors::{Content, StepTensor};

@@ -9,7 +9,8 @@ use crate::functions::{host, tensors_of};
 use crate::tensor::Ref;
 use mlua::{Function, Lua, MultiValue};
 use perilune_core::graph::NodeId;
-use perilune_engine::{Code, Engine, Fault};
+use perilune_core::{DType, Shape};
+use perilune_engine::{Code, Content, Engine, Fault};
 use perilune_plan::Fingerprint;
 
 /// Additional results of the last dry run, stored with the Lua state.
@@ -19,6 +20,40 @@ pub struct Planned {
     pub fingerprint: Option<Fingerprint>,
     /// Their machine code.
     pub code: Code,
+    /// Every tensor of the step.
+    pub tensors: Vec<TensorDigest>,
+}
+
+/// A tensor of a step, with the hash of its value.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TensorDigest {
+    pub op: &'static str,
+    pub dtype: DType,
+    pub shape: Shape,
+    /// The path of the State that it reads.
+    pub state: Option<String>,
+    /// The file and line of the recipe.
+    pub place: Option<(String, u32)>,
+    /// BLAKE3 of its elements, or the bits of a number, in hexadecimal digits.
+    pub hash: String,
+}
+
+/// Computes every tensor of the open step, and hashes it.
+fn digests(engine: &mut Engine, nodes: &[NodeId]) -> std::result::Result<Vec<TensorDigest>, Fault> {
+    let mut found = Vec::new();
+    engine.each_tensor(nodes, &mut |t| {
+        let hash = match t.content {
+            Content::Elements(value) => blake3::hash(&value.bytes).to_hex().to_string(),
+            Content::Number(bits) => format!("{bits:016x}"),
+        };
+        found.push((t.op, (t.dtype, t.shape), t.state, t.loc, hash));
+    })?;
+    let named = found.into_iter().map(|(op, (dtype, shape), state, loc, hash)| {
+        let place = engine.recorder.source_map.get(loc).map(|(file, line)| (file.to_string(), line));
+        let state = state.and_then(|id| engine.state_path(id)).map(|path| path.to_string());
+        TensorDigest { op, dtype, shape, state, place, hash }
+    });
+    Ok(named.collect())
 }
 
 /// Records `f` as a step, calls `then` with the tensors that it returns, and drops the step: no State changes, no random number is
@@ -59,13 +94,13 @@ pub fn recorded<T>(
 }
 
 /// `native.dry_run(fn, plan)`: records `fn` as a step and drops it: no State changes, no random number is consumed, no file
-/// is written. With
-/// `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts. Returns whether
-/// its plan was cached.
+/// is written. With `plan` "kernels" the step is also planned; with "code", compilation of its missing machine code starts; with
+/// "tensors" all its tensors are computed and hashed. Returns whether its plan was cached.
 pub fn dry_run(lua: &Lua, (f, plan): (Function, Option<String>)) -> mlua::Result<bool> {
     let planned = recorded(lua, &f, |engine, nodes| {
         Ok(match plan.as_deref() {
             None => None,
+            Some("tensors") => Some(Planned { tensors: digests(engine, nodes)?, ..Planned::default() }),
             Some("code") => Some(Planned { code: engine.prepare(nodes)?, ..Planned::default() }),
             Some(_) => Some(Planned { fingerprint: Some(engine.fingerprint(nodes)?), ..Planned::default() }),
         })

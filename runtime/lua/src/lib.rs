@@ -61,6 +61,7 @@ mod train_tokenizer;
 mod workers;
 
 pub use console::{Answer, Console};
+pub use dry_run::TensorDigest;
 pub use errors::{Cause, RecipeError};
 pub use host::{FailsHook, Host, ShareText};
 pub use load_run::{ReadRun, StoredRun};

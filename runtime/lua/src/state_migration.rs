@@ -3,7 +3,7 @@
 //! Reload, resume, rollback and `perilune check --against` share one function with one result, [`StateMigration`]. The source
 //! is a live run or a checkpoint; States are matched by path, shape and dtype.
 
-use crate::dry_run::Planned;
+use crate::dry_run::{Planned, TensorDigest};
 use crate::host::Host;
 use crate::run::{ParamValue, Run};
 use crate::runtime::Failed;
@@ -403,6 +403,13 @@ impl Run {
             Code::Making(work) => Ok(Some(work)),
             _ => Ok(None),
         }
+    }
+
+    /// Computes every tensor of the next step, in the order in which the recipe records them, and takes no step. No State, counter or
+    /// random number changes. A recomputation of two equal recordings on equal States has equal digests.
+    pub fn step_tensors(&self) -> Result<Vec<TensorDigest>, Failed> {
+        self.list_states()?; // sets the paths of States
+        Ok(self.dry_run_with(Some("tensors"))?.tensors)
     }
 
     fn dry_run_with(&self, plan: Option<&str>) -> Result<Planned, Failed> {

@@ -43,6 +43,7 @@ mod claim;
 mod data_check;
 mod data_hash;
 mod data_record;
+pub mod digests;
 pub mod envelope;
 mod error;
 mod events;

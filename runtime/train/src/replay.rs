@@ -6,6 +6,7 @@
 
 use crate::audit::{Recording, Window};
 use crate::data_record::Entry;
+use crate::digests::DigestOptions;
 use crate::error::{Error, Result};
 use crate::history::{self, Files, Version};
 use crate::hot_reload::StartOptions;
@@ -35,6 +36,8 @@ pub struct Replay {
     pub(crate) data: Vec<Entry>,
     /// The part that is repeated, unless it is the whole run.
     pub(crate) window: Option<Arc<Part>>,
+    /// The digests that are written while it is repeated.
+    pub(crate) digests: Option<DigestOptions>,
 }
 
 /// What a run was given, by its record.
@@ -127,6 +130,12 @@ impl Replay {
         Replay { weights: None, ..self }
     }
 
+    /// Returns the replay of a window that also writes digests of the run, and goes on where the record differs.
+    #[must_use]
+    pub fn with_digests(self, options: DigestOptions) -> Replay {
+        Replay { digests: Some(options), ..self }
+    }
+
     /// Reads the run in `dir`, whose `run.json` is `record`. File names are relative to the directory of `recipe`.
     pub fn read(dir: &Path, record: &Map<String, Value>, recipe: &Path) -> Result<Replay> {
         let steps = record.get("steps_done").and_then(Value::as_u64);
@@ -139,7 +148,7 @@ impl Replay {
         let (files, versions) = versions(dir, record, recipe)?;
         let weights = record.get("weights").and_then(Value::as_str).map(String::from);
         let (given, data) = (Given::of(record), Entry::all(record));
-        Ok(Replay { files, versions, steps, weights, given, data, window: None })
+        Ok(Replay { files, versions, steps, weights, given, data, window: None, digests: None })
     }
 
     /// Reads a window of a recording, from the last checkpoint at or before its first step.
@@ -169,7 +178,8 @@ impl Replay {
         let (recording, from) = (recording.clone(), window.from);
         let part = Part { recording, start, version, is_unedited, from, to, resumed };
         let (given, data) = (Given::of(part.recording.record()), Entry::all(part.recording.record()));
-        Ok(Replay { files, versions: later, steps: to, weights: None, given, data, window: Some(Arc::new(part)) })
+        let window = Some(Arc::new(part));
+        Ok(Replay { files, versions: later, steps: to, weights: None, given, data, window, digests: None })
     }
 }
 

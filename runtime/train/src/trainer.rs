@@ -7,6 +7,7 @@ use crate::checkpoints::Checkpoints;
 use crate::claim::Claim;
 use crate::data_check;
 use crate::data_record::{Compare, DATA, DataRecord, Entry};
+use crate::digests::DigestLog;
 use crate::error::{Error, Result};
 use crate::events::{Event, Listener, Reporter, SCHEMA};
 use crate::history;
@@ -479,6 +480,10 @@ impl Session<'_> {
         training.until = replay.map(|r| r.steps);
         training.pause = self.spec.until;
         training.audit = self.part().map(|part| self.audit(part, &training)).transpose()?;
+        if let Some(options) = replay.and_then(|replay| replay.digests.clone()) {
+            let dir = training.reporter.dir.as_ref().map(|dir| dir.path.clone()).unwrap_or_default();
+            training.digests = Some(DigestLog::create(&dir, options)?);
+        }
         let end = loop {
             let end = training.train()?;
             if end == End::Paused && training.audit.is_none() {
@@ -496,6 +501,9 @@ impl Session<'_> {
         training.settle()?;
         training.observe_end(status(end))?;
         let audit = training.finish_audit()?;
+        if let Some(digests) = training.digests.take() {
+            digests.finish(audit.as_ref().and_then(|audit| audit.result.difference.as_ref()))?;
+        }
         let (run, measured) = (training.run.clone(), training.measured());
         drop(training);
         checkpoints.finish(reporter)?;

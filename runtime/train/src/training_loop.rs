@@ -8,6 +8,7 @@ use crate::audit::Audit;
 use crate::cancel::Control;
 use crate::checkpoints::Checkpoints;
 use crate::data_record::{DATA, DataRecord};
+use crate::digests::DigestLog;
 use crate::error::Result;
 use crate::events::{Event, Reporter};
 use crate::hot_reload::{Candidate, Reloader, Trial};
@@ -47,6 +48,8 @@ pub(crate) struct TrainingLoop<'a> {
     pub pause: Option<u64>,
     /// Compares the run with a record.
     pub audit: Option<Audit>,
+    /// Writes digests of its States and tensors.
+    pub digests: Option<DigestLog>,
     pub(crate) pending: Option<Pending>,
     pub(crate) detector: Detector,
     /// Measures the run.
@@ -133,6 +136,7 @@ impl<'a> TrainingLoop<'a> {
             until: None,
             pause: None,
             audit: None,
+            digests: None,
             pending: None,
             detector: Detector::new(),
             performance: Performance::new(None, 1),
@@ -229,12 +233,15 @@ impl<'a> TrainingLoop<'a> {
                 audit.close_step(step, false);
             }
         }
-        if self.audit.as_ref().is_some_and(|audit| audit.has_difference() || audit.ends_before(self.run.count())) {
+        let stops = |audit: &Audit| self.digests.is_none() && audit.has_difference();
+        if self.audit.as_ref().is_some_and(|audit| stops(audit) || audit.ends_before(self.run.count())) {
             self.settle()?;
+            self.digest()?;
             return Ok(Some(End::Paused));
         }
         // A replay may apply several versions at one step, and one of them may have more steps.
         while self.reloader.as_ref().is_some_and(|r| r.replays()) && self.look()? {}
+        self.digest()?;
         if self.run.finished()? || self.until.is_some_and(|n| self.run.count() >= n) {
             self.checkpoint()?;
             return Ok(Some(End::Finished));
@@ -347,6 +354,16 @@ impl<'a> TrainingLoop<'a> {
         Ok(Some(audit))
     }
 
+    /// Writes the digests that are due before the next step.
+    fn digest(&mut self) -> Result<()> {
+        let Some(mut digests) = self.digests.take() else { return Ok(()) };
+        let before = self.report_misses(false);
+        let written = digests.before_step(&self.run);
+        self.report_misses(before);
+        self.digests = Some(digests);
+        written
+    }
+
     /// Writes a checkpoint of the present step, if its loss is finite.
     fn checkpoint(&mut self) -> Result<()> {
         self.settle()?;
@@ -373,6 +390,9 @@ impl<'a> TrainingLoop<'a> {
         self.reporter.step(step, &numbers)?;
         if let Some(audit) = &mut self.audit {
             audit.step(step, &numbers, self.run.loss_place());
+        }
+        if let Some(digests) = &mut self.digests {
+            digests.numbers(step, &numbers)?;
         }
         self.observe_step(step, &numbers)?;
         let scaled = self.run.precision() == "fp16";

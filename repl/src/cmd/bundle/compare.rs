@@ -93,7 +93,7 @@ fn leave_out_stops(log: &mut MetricsLog, again: &MetricsLog, run: &Path) -> Resu
 }
 
 /// Formats a value that differs, as `step 12: loss is 0.5, recorded 0.25`.
-pub fn shown(d: &Deviation) -> String {
+fn shown(d: &Deviation) -> String {
     let show = |v: Option<f64>| v.map_or("missing".into(), |v| v.to_string());
     format!("step {}: {} is {}, recorded {}", d.step, one_line(&d.metric), show(d.found), show(d.recorded))
 }

@@ -1,12 +1,15 @@
-//! `perilune bundle diff`: compares two bundles.
+//! `perilune bundle diff`: compares two bundles; with `--bisect` it also recomputes their runs (`bisect.rs`).
 //!
 //! Two bundles of runs are compared as `perilune runs --compare` compares their run directories.
 
-use super::compare::shown;
+use super::bisect;
 use super::opened::{Opened, open};
+use super::repeat::{self, Asked, BundleOptions, Prepared};
 use crate::cmd::runs_compare;
+use crate::confined::{Terms, UntrustedArgs};
 use crate::console_out::say;
 use crate::failure::Failure;
+use crate::policy_args::PolicyArgs;
 use crate::terminal::one_line;
 use perilune_bundle::{Bundle, Manifest};
 use perilune_train::bundled::RUN;
@@ -14,19 +17,49 @@ use perilune_train::history::{Files, dir_of};
 use perilune_train::runs::{RunSummary, recipe_diff};
 use perilune_train::{Envelope, MetricsLog};
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// Bytes of a file of a recipe.
 const LONGEST: u64 = 64 << 20;
 
-pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
-    let (a, b) = (open(a)?, open(b)?);
+#[derive(clap::Args, Debug)]
+pub struct DiffArgs {
+    a: PathBuf,
+    b: PathBuf,
+    /// Print the comparison of the runs as JSON; with --bisect its result follows
+    #[arg(long)]
+    json: bool,
+    /// Recompute both runs here, confined, and find the first step, State or tensor that differs, with its line of the recipe
+    #[arg(long)]
+    bisect: bool,
+    #[command(flatten)]
+    files: PolicyArgs,
+    #[command(flatten)]
+    untrusted: UntrustedArgs,
+    #[command(flatten)]
+    bundle: BundleOptions,
+}
+
+/// Compares two bundles.
+///
+/// # Errors
+/// A bundle is damaged, or with `--bisect` a run cannot be recomputed.
+pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
+    args.check()?;
+    let json = args.json;
+    let (a, b) = (open(&args.a)?, open(&args.b)?);
     let folder = super::repeat::temporary_folder()?;
     let (first, second) = (folder.path().join("a"), folder.path().join("b"));
     if a.bundle.manifest().run.is_none() || b.bundle.manifest().run.is_none() {
         if json {
             let rule = "--json compares runs, and a bundle of a recipe has none";
             return Err(Failure::Usage(rule.into()));
+        }
+        if args.bisect {
+            let rule = "--bisect recomputes runs, and a bundle of a recipe has none";
+            return Err(Failure::Usage(format!(
+                "{rule}\n  hint: perilune run trains it, and perilune bundle pack packs the run"
+            )));
         }
         return say(&recipes(&a, &b)?);
     }
@@ -43,18 +76,66 @@ pub fn diff(a: &Path, b: &Path, json: bool) -> Result<(), Failure> {
         run.dir = of.bundle.path().to_path_buf();
     }
     runs_compare::print_comparison(&found, json, None)?;
-    if json {
-        return Ok(());
-    }
     let [was, is] = [&first, &second].map(|dir| MetricsLog::read(&dir.join(RUN)));
     let weights = |of: &Opened| of.bundle.manifest().run.as_ref().map(|run| run.weights.clone());
     let same = weights(&a) == weights(&b);
-    let text = match Envelope::default().compare(&was?, &is?).first_difference {
-        Some(d) => format!("\nthe first step that differs: {}\n", shown(&d)),
-        None if same => "\nthe same metrics at every step, and the same weights\n".into(),
-        None => "\nthe same metrics at every step; the weights differ\n".into(),
-    };
-    say(&text)
+    let first = Envelope::default().compare(&was?, &is?).first_difference;
+    if !json {
+        say(&match &first {
+            Some(d) => {
+                let show = |v: Option<f64>| v.map_or("missing".into(), |v| v.to_string());
+                let (step, name) = (d.step, one_line(&d.metric));
+                let (was, is) = (show(d.recorded), show(d.found));
+                format!("\nthe first step that differs: step {step}: {name} is {was} in A, {is} in B\n")
+            }
+            None if same => "\nthe same metrics at every step, and the same weights\n".into(),
+            None => "\nthe same metrics at every step; the weights differ\n".into(),
+        })?;
+    }
+    // Where only the length differs, the first step that one of them lacks cannot be recomputed.
+    let steps = [&a, &b].map(|of| of.bundle.manifest().run.as_ref().map_or(0, |run| run.steps));
+    let shorter = steps[0].min(steps[1]);
+    let upto = first.map_or(shorter, |d| d.step.min(shorter)).max(1);
+    if !args.bisect || shorter == 0 {
+        return Ok(());
+    }
+    let found = bisect::bisect(&[args.prepared(&args.a)?, args.prepared(&args.b)?], upto)?;
+    say(&if json { format!("{}\n", found.json()) } else { found.text() })
+}
+
+impl DiffArgs {
+    /// Refuses options of `--bisect` without it.
+    fn check(&self) -> Result<(), Failure> {
+        let terms = self.terms();
+        let given = [
+            ("--data", self.bundle.has_data()),
+            ("--allow-read", !terms.reads.is_empty()),
+            ("--allow-write", !terms.writes.is_empty()),
+            ("--allow-kernels", terms.kernels),
+            ("--time", terms.time.is_some()),
+            ("--process-memory", terms.memory.is_some()),
+        ];
+        match given.into_iter().find(|option| option.1 && !self.bisect) {
+            Some((flag, _)) => {
+                Err(Failure::Usage(format!("{flag} goes with --bisect: without it nothing of a bundle is run")))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// What the options grant to both recipes.
+    fn terms(&self) -> Terms {
+        let mut terms = Terms::default();
+        self.files.add_grants(&mut terms);
+        self.untrusted.add_to(&mut terms);
+        terms
+    }
+
+    /// Unpacks a bundle for a confined process, with what the options grant.
+    fn prepared(&self, named: &Path) -> Result<Prepared, Failure> {
+        let asked = Asked { named, options: &self.bundle, files: &self.files, remember: false, quiet: true };
+        repeat::prepare(&asked, self.terms())
+    }
 }
 
 /// Lists what differs between the manifests of two bundles.

@@ -2,6 +2,7 @@
 //!
 //! A bundle is run by `perilune run NAME.plb` (`repeat.rs`).
 
+mod bisect;
 mod compare;
 mod diff;
 mod grants;
@@ -35,13 +36,7 @@ pub enum BundleArgs {
         json: bool,
     },
     /// Compare two bundles: recipe, params, data, versions, results, and the first step that differs
-    Diff {
-        a: PathBuf,
-        b: PathBuf,
-        /// Print the comparison of the runs as JSON
-        #[arg(long)]
-        json: bool,
-    },
+    Diff(Box<diff::DiffArgs>),
     /// Unpack a bundle into a new folder, which then has a run directory or a recipe
     Extract {
         bundle: PathBuf,
@@ -63,7 +58,7 @@ pub fn bundle(args: BundleArgs) -> Result<(), Failure> {
         BundleArgs::Pack(args) => pack::pack(*args),
         BundleArgs::Verify { bundle, key } => verify(&bundle, key.as_deref()),
         BundleArgs::Inspect { bundle, json } => inspect::inspect(&bundle, json),
-        BundleArgs::Diff { a, b, json } => diff::diff(&a, &b, json),
+        BundleArgs::Diff(args) => diff::diff(&args),
         BundleArgs::Extract { bundle, to } => extract(&bundle, &to),
         BundleArgs::Key { file, no_password } => {
             if !no_password && !std::io::stdin().is_terminal() {

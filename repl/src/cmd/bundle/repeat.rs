@@ -91,6 +91,11 @@ impl BundleOptions {
         Ok(self.unpacked.as_deref())
     }
 
+    /// Whether places of data are given.
+    pub fn has_data(&self) -> bool {
+        !self.data.is_empty()
+    }
+
     /// Refuses these options for what is no bundle.
     ///
     /// # Errors
@@ -128,9 +133,18 @@ pub struct Prepared {
 impl Prepared {
     /// Runs this command again, confined.
     pub fn supervise(&self) -> Result<(), Failure> {
-        let mut words: Vec<OsString> = std::env::args_os().collect();
+        confined::supervise(self.unpacked_for(std::env::args_os().collect()), &self.terms)
+    }
+
+    /// Runs another command on the bundle, confined, with results in `run_dir`.
+    pub fn supervise_as(&self, words: Vec<OsString>, run_dir: &Path) -> Result<(), Failure> {
+        let terms = Terms { run_dir: Some(run_dir.to_path_buf()), ..self.terms.clone() };
+        confined::supervise(self.unpacked_for(words), &terms)
+    }
+
+    fn unpacked_for(&self, mut words: Vec<OsString>) -> Vec<OsString> {
         words.extend(["--unpacked".into(), self.unpacked.clone().into_os_string()]);
-        confined::supervise(words, &self.terms)
+        words
     }
 }
 
