@@ -106,7 +106,7 @@ fn a_rate_is_found_as_a_number() {
     let step = found["step"].as_u64().unwrap();
     assert!([9, 10].contains(&step), "{found}");
     assert!(["scalar", "constant"].contains(&found["a"]["op"].as_str().unwrap()), "{found}");
-    assert!(shown.contains("A: number"), "{shown}");
+    assert!(shown.contains("A: number") && shown.contains("· 0.99") && shown.contains("table.lua:10"), "{shown}");
 }
 
 #[test]

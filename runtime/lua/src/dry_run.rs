@@ -34,7 +34,7 @@ pub struct TensorDigest {
     pub state: Option<String>,
     /// The file and line of the recipe.
     pub place: Option<(String, u32)>,
-    /// BLAKE3 of its elements, or the bits of a number, in hexadecimal digits.
+    /// BLAKE3 of its elements, in hexadecimal digits; of a number the number itself.
     pub hash: String,
 }
 
@@ -44,7 +44,9 @@ fn digests(engine: &mut Engine, nodes: &[NodeId]) -> std::result::Result<Vec<Ten
     engine.each_tensor(nodes, &mut |t| {
         let hash = match t.content {
             Content::Elements(value) => blake3::hash(&value.bytes).to_hex().to_string(),
-            Content::Number(bits) => format!("{bits:016x}"),
+            // The shortest digits that read as the same number.
+            Content::Number(bits) if t.dtype.is_float() => format!("{:?}", f64::from_bits(bits)),
+            Content::Number(bits) => (bits as i64).to_string(),
         };
         found.push((t.op, (t.dtype, t.shape), t.state, t.loc, hash));
     })?;

@@ -8,7 +8,7 @@
 //! {"step":12,"record":"step 12: loss: …"}     the first difference from the record, if the recomputation has other bits
 //! ```
 //!
-//! Digests are BLAKE3; a number of the program has its bits. The last line of `states` is one step after the last step. The tensors of a step
+//! Digests are BLAKE3; a number of the program stands for itself. The last line of `states` is one step after the last step. The tensors of a step
 //! are computed aside, before the step is taken, one after another instead of fused: equal recordings on equal States have
 //! equal digests, whatever the fused step rounds.
 

@@ -184,7 +184,7 @@ fn sides(first: &FirstTensor, kind: &str) -> String {
     line("A", first.a.as_ref()) + &line("B", first.b.as_ref())
 }
 
-/// Formats `mul f32 {64, 10} · 1f3a… · digits.lua:33`.
+/// Formats `mul f32 {64, 10} · 1f3a… · digits.lua:33`; a number has its value instead of a hash.
 fn described(d: &Digest) -> String {
     const SHOWN: usize = 12;
     let what = match (d.op.as_str(), d.state.as_str()) {
@@ -194,7 +194,8 @@ fn described(d: &Digest) -> String {
         (op, _) => op.into(),
     };
     let place = d.place.as_ref().map(|(file, line)| format!(" · {file}:{line}")).unwrap_or_default();
-    let hash: String = d.hash.chars().take(SHOWN.max(if what == "number" { 16 } else { 0 })).collect();
+    let shown = if what == "number" { usize::MAX } else { SHOWN };
+    let hash: String = d.hash.chars().take(shown).collect();
     let dots = if d.hash.len() > hash.len() { "…" } else { "" };
     one_line(&format!("{what} {} {} · {hash}{dots}{place}", d.dtype, d.shape))
 }
