@@ -17,6 +17,7 @@ use crate::error::{Error, Result, disk};
 use crate::weights::weights_hash;
 use perilune_core::HostTensor;
 use perilune_lua::{Run, StepNumbers};
+use perilune_policy::Directory;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -28,7 +29,7 @@ pub const DIGESTS: &str = "digests.jsonl";
 
 /// The most bytes of a line, and of a file that another process has written.
 const LONGEST_LINE: u64 = 64 << 10;
-const LONGEST: u64 = 4 << 30;
+const LONGEST: u64 = 256 << 20;
 
 /// Asks for digests.
 #[derive(Clone, Debug, Default)]
@@ -47,10 +48,10 @@ pub(crate) struct DigestLog {
 }
 
 impl DigestLog {
-    /// Creates the file in a run directory.
-    pub fn create(dir: &Path, options: DigestOptions) -> Result<DigestLog> {
-        let path = dir.join(DIGESTS);
-        let out = BufWriter::new(File::create(&path).map_err(disk("create", &path))?);
+    /// Creates the file in a new run directory.
+    pub fn create(dir: &Directory, options: DigestOptions) -> Result<DigestLog> {
+        let path = dir.path().join(DIGESTS);
+        let out = BufWriter::new(dir.append(DIGESTS)?);
         Ok(DigestLog { options, path, out, before: None })
     }
 
@@ -184,13 +185,14 @@ impl Digests {
     /// # Errors
     /// The file cannot be read, or is too long.
     pub fn read(dir: &Path) -> Result<Digests> {
-        let path = dir.join(DIGESTS);
-        let file = File::open(&path).map_err(disk("read", &path))?;
-        Digests::of(BufReader::new(file.take(LONGEST)), &path)
+        let dir = Directory::open(dir)?;
+        let path = dir.path().join(DIGESTS);
+        let file = dir.open_unlinked(Path::new(DIGESTS))?.into_file();
+        Digests::of(BufReader::new(file), &path)
     }
 
     fn of(mut from: impl BufRead, path: &Path) -> Result<Digests> {
-        let (mut out, mut line) = (Digests::default(), Vec::new());
+        let (mut out, mut line, mut left) = (Digests::default(), Vec::new(), LONGEST);
         loop {
             line.clear();
             let read = from.by_ref().take(LONGEST_LINE).read_until(b'\n', &mut line).map_err(disk("read", path))?;
@@ -200,6 +202,9 @@ impl Digests {
             if line.last() != Some(&b'\n') {
                 return Err(Error::Refused(format!("{}: a line has no end", path.display())));
             }
+            left = left.checked_sub(line.len() as u64).ok_or_else(|| {
+                Error::Refused(format!("{}: has more than {LONGEST} bytes of digests", path.display()))
+            })?;
             let Ok(v) = serde_json::from_slice::<Value>(&line) else { continue };
             let Some(step) = v["step"].as_u64() else { continue };
             if let Some(hash) = v["states"].as_str() {

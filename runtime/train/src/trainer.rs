@@ -481,8 +481,8 @@ impl Session<'_> {
         training.pause = self.spec.until;
         training.audit = self.part().map(|part| self.audit(part, &training)).transpose()?;
         if let Some(options) = replay.and_then(|replay| replay.digests.clone()) {
-            let dir = training.reporter.dir.as_ref().map(|dir| dir.path.clone()).unwrap_or_default();
-            training.digests = Some(DigestLog::create(&dir, options)?);
+            let dir = training.reporter.dir.as_ref().map(RunDir::handle);
+            training.digests = dir.map(|dir| DigestLog::create(dir, options)).transpose()?;
         }
         let end = loop {
             let end = training.train()?;
