@@ -169,6 +169,18 @@ impl Sandbox {
     }
 }
 
+/// The peak of the memory of a process and of its children so far, in bytes.
+pub fn peak_with_children(process: u32) -> u64 {
+    let peak = |process: &str| {
+        let text = std::fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+        let line = text.lines().find_map(|l| l.strip_prefix("VmHWM:"));
+        line.and_then(|l| l.trim().trim_end_matches(" kB").parse::<u64>().ok()).unwrap_or(0) << 10
+    };
+    let own = process.to_string();
+    let children = std::fs::read_to_string(format!("/proc/{own}/task/{own}/children")).unwrap_or_default();
+    std::iter::once(own.as_str()).chain(children.split_whitespace()).map(peak).sum()
+}
+
 fn walk(root: &Path, at: &Path, out: &mut BTreeMap<PathBuf, String>) {
     for entry in std::fs::read_dir(at).unwrap().flatten() {
         let path = entry.path();

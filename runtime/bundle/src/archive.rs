@@ -17,7 +17,7 @@ const LEVEL: i32 = 12;
 const WINDOW: u32 = 23;
 
 /// Returns the header of an entry.
-fn header(entry: &str, len: u64) -> Result<tar::Header> {
+pub(crate) fn header(entry: &str, len: u64) -> Result<tar::Header> {
     let mut header = tar::Header::new_ustar();
     header.set_path(entry).map_err(|e| Error::Usage(format!("the name {entry:?}: {e}")))?;
     header.set_entry_type(tar::EntryType::Regular);

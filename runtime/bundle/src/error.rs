@@ -28,3 +28,12 @@ pub(crate) fn io(action: &'static str, path: &Path) -> impl Fn(std::io::Error) -
 pub(crate) fn refused<T>(rule: impl Into<String>) -> Result<T> {
     Err(Error::Refused(rule.into()))
 }
+
+/// Bytes of a rule that repeats text of a bundle.
+const LONGEST: usize = 400;
+
+/// Cuts a text that a bundle may have made long.
+pub(crate) fn cut(text: &str) -> String {
+    let end = (0..=LONGEST.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
+    if end == text.len() { text.into() } else { format!("{}… ({} bytes)", &text[..end], text.len()) }
+}

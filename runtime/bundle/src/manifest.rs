@@ -3,7 +3,7 @@
 //! It is JSON. The text of a manifest is the one that [`Manifest::text`] gives for what was parsed from it, so it has no field
 //! that this version does not know, and no field twice.
 
-use crate::error::{Error, Result, refused};
+use crate::error::{Error, Result, cut, refused};
 use crate::name;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -17,6 +17,10 @@ pub const FORMAT: u32 = 1;
 pub(crate) const LONGEST: u64 = 64 << 20;
 /// Entries of a bundle, and files of its data.
 const MOST: usize = 1 << 20;
+/// Hosts that a bundle may ask for: as many as a person reads before an answer.
+const MOST_HOSTS: usize = 32;
+/// Bytes of a path of data.
+const LONGEST_PATH: usize = 4096;
 /// Data files inside the bundle are named by their hash in this folder.
 pub const DATA: &str = "data";
 
@@ -146,7 +150,7 @@ impl Manifest {
     /// # Errors
     /// It is malformed, of another version, or not the text that this version writes.
     pub fn parse(text: &[u8]) -> Result<Manifest> {
-        let wrong = |rule: String| Error::Refused(format!("{MANIFEST}: {rule}"));
+        let wrong = |rule: String| Error::Refused(format!("{MANIFEST}: {}", cut(&rule)));
         #[derive(Deserialize)]
         struct Version {
             format: u32,
@@ -175,6 +179,12 @@ impl Manifest {
             false => refused(format!("{of}: {hash:?} is no BLAKE3 hash of 64 hexadecimal digits")),
         };
         hash("stdlib", &self.stdlib)?;
+        if self.asks.net.len() > MOST_HOSTS {
+            return refused(format!("asks: net: must have at most {MOST_HOSTS} hosts"));
+        }
+        if let Some(host) = self.asks.net.iter().find(|host| !is_host(host)) {
+            return refused(format!("asks: net: {host:?} is no name of a host"));
+        }
         if let Some(run) = &self.run {
             hash("run: weights", &run.weights)?;
         }
@@ -206,8 +216,8 @@ impl Manifest {
             if data.address.is_none() || !data.blake3.is_empty() {
                 hash(&data.path, &data.blake3)?;
             }
-            if data.path.is_empty() || data.path.contains('\0') {
-                return refused("data: a path is empty or contains a zero byte");
+            if data.path.is_empty() || data.path.len() > LONGEST_PATH || data.path.contains('\0') {
+                return refused(format!("data: a path must have 1 to {LONGEST_PATH} bytes, none of them zero"));
             }
             if let Some(folder) = &data.folder {
                 let rest = data.path.strip_prefix(folder.as_str()).and_then(|rest| rest.strip_prefix('/'));
@@ -238,4 +248,9 @@ impl Manifest {
 /// Whether a text is a BLAKE3 hash as this crate writes it.
 pub(crate) fn is_hash(text: &str) -> bool {
     text.len() == 64 && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+}
+
+/// Whether a text is the name or the number of one host. It is shown in the question for a grant, so it has no words beside.
+fn is_host(text: &str) -> bool {
+    (1..=253).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric() || b".:-_".contains(&b))
 }

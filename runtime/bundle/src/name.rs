@@ -2,7 +2,8 @@
 //!
 //! A name is a relative path of plain parts, joined by `/`, that every system can store and that looks like what it is: letters
 //! and digits of any script, and `. _ - @ + = , ( )` and spaces inside a part. No part is `.` or `..`, begins with `.` or `-`, or
-//! ends with a dot or a space. Two names of one bundle differ in more than the case of letters.
+//! ends with a dot or a space. Two names of one bundle differ in more than the case of letters. Letters that a file system may replace by
+//! others, so that two names become one, are refused: parts of Hangul syllables, and ideographs and signs for compatibility.
 
 use crate::error::{Result, refused};
 
@@ -26,7 +27,7 @@ pub fn check(name: &str) -> Result<()> {
         return wrong(&format!("must have at most {DEEPEST} parts"));
     }
     for part in name.split('/') {
-        let allowed = |c: char| c.is_alphanumeric() || "._-@+=,() ".contains(c);
+        let allowed = |c: char| (c.is_alphanumeric() && !is_normalized_away(c)) || "._-@+=,() ".contains(c);
         if let Some(c) = part.chars().find(|c| !allowed(*c)) {
             return wrong(&format!("must not contain {c:?}"));
         }
@@ -44,9 +45,15 @@ pub fn check(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Returns the form in which two names of a bundle must differ.
+/// Whether normalization (Unicode's form C) replaces a letter, or joins it with the one before.
+fn is_normalized_away(c: char) -> bool {
+    matches!(c, '\u{1100}'..='\u{11ff}' | '\u{a960}'..='\u{a97f}' | '\u{d7b0}'..='\u{d7ff}' | '\u{2126}' | '\u{212a}' | '\u{212b}')
+        || matches!(c, '\u{f900}'..='\u{faff}' | '\u{2f800}'..='\u{2fa1f}')
+}
+
+/// Returns the form in which two names of a bundle must differ. Some small letters share a capital one: `ſ` and `s`, `ς` and `σ`.
 pub(crate) fn folded(name: &str) -> String {
-    name.to_lowercase()
+    name.to_uppercase().to_lowercase()
 }
 
 #[cfg(test)]
@@ -89,9 +96,22 @@ mod tests {
             "~",
             "a|b",
             "a\u{7f}",
+            "e\u{301}",
+            "\u{1112}\u{1161}\u{11ab}",
+            "\u{212b}",
+            "\u{f900}",
         ];
         for bad in bad {
             assert!(check(bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn names_that_differ_in_case_alone_have_one_form() {
+        for (a, b) in [("a/B.lua", "A/b.lua"), ("straße", "STRASSE"), ("ſet", "Set"), ("ΛΟΓΟΣ", "λογος"), ("é", "É")]
+        {
+            assert_eq!(folded(a), folded(b));
+        }
+        assert_ne!(folded("e"), folded("é"));
     }
 }

@@ -35,15 +35,24 @@ pub fn signature_path(bundle: &Path) -> PathBuf {
     PathBuf::from(name)
 }
 
-/// Reads a small text file; `None` if there is none.
+/// Reads a small text file; `None` if there is none. What is no regular file is refused and never waited for, since a signature
+/// comes with its bundle from somebody else.
 fn text(path: &Path) -> Result<Option<String>> {
-    let file = match File::open(path) {
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(None),
-        file => file.map_err(io("open", path))?,
-    };
-    let mut text = String::new();
-    file.take(LONGEST).read_to_string(&mut text).map_err(io("read", path))?;
-    Ok(Some(text))
+    if std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    let refused = |e: perilune_policy::Error| Error::Refused(format!("cannot open {}: {}", path.display(), e.rule()));
+    let file = perilune_policy::open_named(path).map_err(refused)?.into_file();
+    let mut bytes = Vec::new();
+    file.take(LONGEST + 1).read_to_end(&mut bytes).map_err(io("read", path))?;
+    if bytes.len() as u64 > LONGEST {
+        return Err(Error::Refused(format!(
+            "{}: has more than {LONGEST} bytes, and is no key or signature",
+            path.display()
+        )));
+    }
+    // The formats are ASCII but for comments: what is no UTF-8 fails where the text is parsed.
+    Ok(Some(String::from_utf8_lossy(&bytes).into_owned()))
 }
 
 /// Reads the secret key of a file that `minisign -G` or [`generate`] wrote. A password is asked for at the terminal.

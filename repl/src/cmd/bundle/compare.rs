@@ -2,7 +2,7 @@
 
 use crate::console_out::say;
 use crate::failure::Failure;
-use crate::terminal::one_line;
+use crate::terminal::{json as json_text, one_line};
 use perilune_bundle::Manifest;
 use perilune_train::bundled::{ENVELOPE, RUN};
 use perilune_train::envelope::Deviation;
@@ -33,7 +33,7 @@ pub fn results(manifest: &Manifest, folder: &Path, dir: &Path, json: bool) -> Re
             fields.insert("same_weights".into(), same_weights.into());
             fields.insert("has_envelope".into(), envelope.is_some().into());
         }
-        say(&format!("{event}\n"))?;
+        say(&json_text(&format!("{event}\n")))?;
     }
     if same_weights && compared.verdict == Verdict::SameBits {
         if !json {

@@ -6,26 +6,28 @@ use crate::console_out::say;
 use crate::failure::Failure;
 use crate::format::{bytes, clock, grouped, short};
 use crate::table::{Cell, Table, width};
-use crate::terminal::one_line;
+use crate::terminal::{json as json_text, one_line};
 use perilune_bundle::Manifest;
-use perilune_bundle::manifest::DataFile;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
 /// Data files, and entries, that are listed one by one.
 const LISTED: usize = 40;
+/// Letters of a row: a bundle may have long names, and many params.
+const ROW: usize = 4000;
 
 pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     let Opened { bundle, signer } = open(path)?;
     let manifest = bundle.manifest();
     if json {
-        return say(&manifest.text());
+        return say(&json_text(&manifest.text()));
     }
     let size = bytes(usize::try_from(bundle.bytes()).unwrap_or(usize::MAX));
     let mut out = format!("{} · {size} · {}\n", one_line(&path.display().to_string()), describe(manifest).join(", "));
     let mut row = |name: &str, text: &str| {
-        let _ = writeln!(out, "  {name:<11}{}", one_line(text));
+        let _ = writeln!(out, "  {name:<11}{}", one_line(&cut(text)));
     };
     row("identity", &format!("blake3:{}", bundle.hash()));
     row("author", &signed(signer.as_ref()));
@@ -63,6 +65,12 @@ pub fn inspect(path: &Path, json: bool) -> Result<(), Failure> {
     say(&out)
 }
 
+/// Cuts a long row.
+fn cut(text: &str) -> String {
+    let Some((end, _)) = text.char_indices().nth(ROW) else { return text.into() };
+    format!("{}… and {} bytes more; --json prints all", &text[..end], grouped((text.len() - end) as u64))
+}
+
 /// Formats a metric in a few digits.
 fn number(value: &Value) -> String {
     value.as_f64().map_or_else(|| value.to_string(), short)
@@ -70,8 +78,6 @@ fn number(value: &Value) -> String {
 
 /// Describes what the recipe reads and what else it asks for.
 fn asks(manifest: &Manifest) -> String {
-    let mut folders: Vec<&str> = manifest.data.iter().filter_map(|file| file.folder.as_deref()).collect();
-    folders.dedup();
     let place = |inside: bool| if inside { "included" } else { "by hash" };
     let single = manifest.data.iter().filter(|file| file.folder.is_none());
     let mut reads: Vec<String> = single
@@ -80,15 +86,18 @@ fn asks(manifest: &Manifest) -> String {
             None => format!("{} ({})", file.path, place(file.inside)),
         })
         .collect();
-    for folder in folders {
-        let files: Vec<&DataFile> =
-            manifest.data.iter().filter(|file| file.folder.as_deref() == Some(folder)).collect();
-        reads.push(format!(
-            "{folder}, {} files ({})",
-            grouped(files.len() as u64),
-            place(files.iter().all(|file| file.inside))
-        ));
+    // Files of each folder, and whether all of them are inside.
+    let mut folders: BTreeMap<&str, (u64, bool)> = BTreeMap::new();
+    for file in &manifest.data {
+        if let Some(folder) = &file.folder {
+            let (count, inside) = folders.entry(folder).or_insert((0, true));
+            *count += 1;
+            *inside &= file.inside;
+        }
     }
+    reads.extend(
+        folders.iter().map(|(folder, (n, inside))| format!("{folder}, {} files ({})", grouped(*n), place(*inside))),
+    );
     let more = reads.len().saturating_sub(LISTED);
     reads.truncate(LISTED);
     let mut parts = Vec::new();

@@ -81,7 +81,7 @@ fn verify(path: &Path, key: Option<&str>) -> Result<(), Failure> {
 }
 
 fn extract(path: &Path, to: &Path) -> Result<(), Failure> {
-    let bundle = Bundle::open(path)?;
+    let bundle = opened::open(path)?.bundle;
     std::fs::create_dir(to).map_err(|e| match e.kind() {
         std::io::ErrorKind::AlreadyExists => {
             Failure::Usage(format!("{} exists; a bundle is unpacked into a new folder", to.display()))
