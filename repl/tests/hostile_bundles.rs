@@ -29,12 +29,14 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// The commands, where `BAD` is the bundle and `GOOD` another one. Results are written below `runs/`.
-const COMMANDS: [(&str, &[&str]); 10] = [
+const COMMANDS: [(&str, &[&str]); 12] = [
     ("verify", &["bundle", "verify", "BAD"]),
     ("inspect", &["bundle", "inspect", "BAD"]),
     ("inspect --json", &["bundle", "inspect", "BAD", "--json"]),
     ("diff as a", &["bundle", "diff", "BAD", "GOOD"]),
     ("diff as b", &["bundle", "diff", "GOOD", "BAD"]),
+    ("diff --bisect as a", &["bundle", "diff", "BAD", "GOOD", "--bisect", "--accept-missing-walls", "--time", "30s"]),
+    ("diff --bisect as b", &["bundle", "diff", "GOOD", "BAD", "--bisect", "--accept-missing-walls", "--time", "30s"]),
     ("extract", &["bundle", "extract", "BAD", "runs/out"]),
     ("run", &["run", "BAD", "--run-dir", "runs/run", "--accept-missing-walls", "--time", "30s"]),
     // Its run directory has the name that the bundle chooses.
@@ -174,7 +176,7 @@ fn every_hostile_bundle_is_contained() {
     let users = if all { User::all() } else { &[User::Own] };
     let seed = std::env::var("PERILUNE_SEED").ok().and_then(|text| text.parse::<usize>().ok()).unwrap_or(7);
     let commands = |k: usize| -> Vec<usize> {
-        let is_due = |c: &usize| all || wanted.is_some() || [0, 3, 5, 8].contains(&((c + k + seed) % COMMANDS.len()));
+        let is_due = |c: &usize| all || wanted.is_some() || [0, 3, 6, 9].contains(&((c + k + seed) % COMMANDS.len()));
         (0..COMMANDS.len()).filter(is_due).collect()
     };
     let jobs: Vec<_> = (bundles.iter().enumerate())

@@ -10,7 +10,7 @@ use crate::confined::{Terms, UntrustedArgs};
 use crate::console_out::say;
 use crate::failure::Failure;
 use crate::policy_args::PolicyArgs;
-use crate::terminal::one_line;
+use crate::terminal::{json as json_text, one_line};
 use perilune_bundle::{Bundle, Manifest};
 use perilune_train::bundled::RUN;
 use perilune_train::history::{Files, dir_of};
@@ -100,7 +100,7 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let found = bisect::bisect(&[args.prepared(&args.a)?, args.prepared(&args.b)?], upto)?;
-    say(&if json { format!("{}\n", found.json()) } else { found.text() })
+    say(&if json { json_text(&format!("{}\n", found.json())) } else { found.text() })
 }
 
 impl DiffArgs {
