@@ -100,7 +100,7 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
         return Ok(());
     }
     let found = bisect::bisect(&[args.prepared(&args.a)?, args.prepared(&args.b)?], upto)?;
-    say(&if json { json_text(&format!("{}\n", found.json())) } else { found.text() })
+    say(&if json { json_text(&format!("{}\n", found.json())).into_owned() } else { found.text() })
 }
 
 impl DiffArgs {
