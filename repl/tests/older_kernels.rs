@@ -6,7 +6,9 @@
 
 mod support;
 
-use seccompiler::{BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule};
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
+};
 use std::os::unix::process::CommandExt;
 use support::{Place, Ran, TINY, place};
 
@@ -41,7 +43,9 @@ fn run(p: &Place, kernel: &BpfProgram, args: &[&str]) -> Ran {
     command.env("PERILUNE_CACHE", p.path("cache"));
     let kernel = kernel.clone();
     // SAFETY: between fork and exec the closure makes system calls alone, and takes no memory.
-    unsafe { command.pre_exec(move || seccompiler::apply_filter(&kernel).map_err(|_| std::io::ErrorKind::Other.into())) };
+    unsafe {
+        command.pre_exec(move || seccompiler::apply_filter(&kernel).map_err(|_| std::io::ErrorKind::Other.into()))
+    };
     command.output().unwrap().into()
 }
 
