@@ -22,7 +22,7 @@ struct Gpu {
 }
 
 const fn gpu(name: &'static str, mib: usize, arch: (u32, u32), sms: u32, shared_kib: u32) -> Gpu {
-    Gpu { name, mib, props: Props { arch, sms, shared_bytes: shared_kib << 10 } }
+    Gpu { name, mib, props: Props { arch, sms, shared_bytes: shared_kib << 10, ..Props::H200 } }
 }
 
 const GPUS: [Gpu; 9] = [

@@ -98,6 +98,8 @@ function M.kernel(given)
     pl.error(name, "it has several outputs and a backward", "this version differentiates kernels with one output only: split the kernel, or omit backward")
   end
   local file, line = native.source_place(source)
+  local names = {}   -- for messages: inputs, scalars, outputs, in the order of the parameters' addresses
+  for _, list in ipairs { inputs, scalars, outputs } do table.move(list, 1, #list, #names + 1, names) end
 
   ---Checks the arguments of a call; numbers become scalar tensors of their declared dtypes.
   local function arguments(...)
@@ -184,7 +186,7 @@ function M.kernel(given)
     end
     if numbers.n > most_numbers then pl.error(name, ("args returned %d numbers"):format(numbers.n), ("at most %d"):format(most_numbers), given.args) end
     return {
-      name = name, text = source, file = file, line = line, inputs = list, scalars = #scalars, outputs = made_of, grid = grid, block = block,
+      name = name, text = source, file = file, line = line, names = names, inputs = list, scalars = #scalars, outputs = made_of, grid = grid, block = block,
       shared = math.tointeger(shared), args = { table.unpack(numbers, 1, numbers.n) },
     }
   end

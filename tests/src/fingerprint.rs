@@ -144,6 +144,8 @@ fn argument(a: &Arg, w: &mut Words) {
         Arg::Scratch(at) => w.list.extend([2, *at as u64]),
         Arg::Fault => w.put(3),
         Arg::Halt => w.put(11),
+        Arg::Stop => w.put(12),
+        Arg::Number(_) => w.put(13),
         Arg::I32(n) => w.list.extend([4, *n as u64]),
         Arg::I64(n) => w.list.extend([5, *n as u64]),
         Arg::F32(x) => w.list.extend([6, u64::from(x.to_bits())]),

@@ -9,9 +9,9 @@ use std::sync::{Arc, Mutex};
 
 /// The GPUs for which every plan must compile: compute capability, multiprocessors, shared memory of a block.
 pub const GPUS: [Props; 3] = [
-    Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 },
+    Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10, ..Props::H200 },
     Props::H200,
-    Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+    Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10, ..Props::H200 },
 ];
 
 /// Compiles all kernels of the plan except cuBLASLt's, and fails if one spills registers. A text that

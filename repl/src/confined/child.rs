@@ -85,6 +85,7 @@ pub fn enter() -> Result<(), Failure> {
     let start: Option<Start> = protocol::receive(&mut from).map_err(|e| Failure::System(format!("{PIPES}: {e}")))?;
     let Start { grants, files } = start.ok_or_else(lost)?;
     let walls = enter_files(&files).map_err(|e| Failure::System(e.to_string()))?;
+    super::limit_kernels(grants.check_kernels, grants.kernel_time);
     let confined = Confined {
         grants,
         walls: Mutex::new(Some(walls)),

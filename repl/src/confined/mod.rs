@@ -51,8 +51,21 @@ pub use child::grants;
 pub use supervisor::supervise;
 
 use crate::fetching::NetArgs;
+use perilune_core::kernel_limits::{self, EXPIRED_STATUS, KernelLimits};
 use std::path::PathBuf;
 use std::time::Duration;
+
+/// The time that a launch of a stranger's kernel may take.
+pub const KERNEL_TIME: Duration = Duration::from_secs(10);
+
+/// Sets the limits of recipes' kernels for this process. The first call counts.
+pub fn limit_kernels(check: bool, time: Option<Duration>) {
+    let expired = |error: &perilune_core::Error| {
+        crate::console_out::complain("error", &error.to_string());
+        EXPIRED_STATUS
+    };
+    kernel_limits::set(KernelLimits { check, time, expired: Some(expired) });
+}
 
 /// What a confined command may touch. Relative paths start from the current directory; what is not there is an error, but for the run
 /// directory, which is made.
@@ -77,6 +90,10 @@ pub struct Terms {
     pub start: Option<PathBuf>,
     /// Whether the recipe may launch kernels of its own source.
     pub kernels: bool,
+    /// Whether the accesses of such kernels are checked.
+    pub check_kernels: bool,
+    /// The time that a launch of such a kernel may take; by default [`KERNEL_TIME`].
+    pub kernel_time: Option<Duration>,
     /// The hosts that the supervisor downloads from.
     pub net: NetArgs,
     /// The most memory of the process, tensors on the CPU included; by default three quarters of the machine's.

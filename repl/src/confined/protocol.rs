@@ -15,6 +15,7 @@ use perilune_confine::{Files, Walls};
 use serde::{Deserialize, Serialize};
 use std::io::{self, BufRead, Read, Write};
 use std::path::PathBuf;
+use std::time::Duration;
 
 /// The variable with the numbers of the child's two pipes: `READ,WRITE`.
 pub const PIPES: &str = "PERILUNE_CONFINED";
@@ -37,6 +38,11 @@ pub struct Grants {
     /// The directory from which relative paths start.
     pub start: Option<PathBuf>,
     pub kernels: bool,
+    /// Whether the accesses of its kernels are checked, and the time that a launch may take.
+    #[serde(default)]
+    pub check_kernels: bool,
+    #[serde(default)]
+    pub kernel_time: Option<Duration>,
 }
 
 /// The first message.

@@ -163,6 +163,8 @@ fn start(terms: &Terms, run_dir: Option<&Path>, private: &Private) -> Result<Sta
         run_dir: run_dir.map(|dir| dir.to_path_buf()),
         start: terms.start.clone(),
         kernels: terms.kernels,
+        check_kernels: terms.check_kernels,
+        kernel_time: Some(terms.kernel_time.unwrap_or(super::KERNEL_TIME)),
     };
     let mut files = Files { read: grants.reads.clone(), write: grants.writes.clone(), ..Files::default() };
     if let Some(recipe) = &terms.recipe {

@@ -7,11 +7,13 @@ use crate::dnn::Dnn;
 use crate::driver::{self, Allocation, CopyStreams, CudaBuffer, Device, Heap, Module, Range};
 use crate::dylib;
 use crate::executable::{Communicators, Connection, CudaExecutable, Fault, Faults};
+use crate::guard::Guard;
+use crate::guard::watchdog::Watchdog;
 use crate::nvrtc::{self, Compiler};
-use perilune_core::Layout;
 use perilune_core::env_flags;
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::graph::Node;
+use perilune_core::{KernelLimits, Layout};
 use perilune_plan::ir::{Origin, Program};
 use perilune_plan::{Backend, Buffer, BufferDesc, DeviceBuffer, Executable, Failure, Memory, Snapshot};
 use std::collections::HashMap;
@@ -51,6 +53,8 @@ pub(crate) struct DeviceContext {
     pub faults: Faults,
     /// A word that is not 0 after a bad index: kernels that write States return at once then.
     pub halt: Allocation,
+    /// Numbers the launches of recipes' kernels, and limits their time.
+    pub watchdog: Watchdog,
     /// The origin of the last error that an earlier run caused.
     fault_origin: Option<(Arc<Program>, Origin)>,
     pub heap: Arc<Heap>,
@@ -69,9 +73,14 @@ pub(crate) struct DeviceContext {
 }
 
 impl Cuda {
-    /// Opens GPU `ordinal`.
+    /// Opens GPU `ordinal`, with the limits of kernels of this process.
     pub fn new(ordinal: usize) -> Result<Cuda> {
-        let device = Device::open(ordinal)?;
+        Cuda::limited(ordinal, perilune_core::kernel_limits::get())
+    }
+
+    /// Opens GPU `ordinal`, with these limits of recipes' kernels.
+    pub fn limited(ordinal: usize, limits: KernelLimits) -> Result<Cuda> {
+        let device = Device::open(ordinal, Guard::of(&limits))?;
         let heap = Heap::new(&device)?;
         let workspace = heap.alloc(blas::WORKSPACE)?;
         let halt = heap.alloc(4)?;
@@ -88,6 +97,7 @@ impl Cuda {
             notices: Vec::new(),
             faults: Faults::default(),
             halt,
+            watchdog: Watchdog::new(&device, limits)?,
             fault_origin: None,
             arena: Range::new(&device)?,
             scratch: Range::new(&device)?,

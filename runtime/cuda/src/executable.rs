@@ -17,7 +17,7 @@ mod replay;
 mod run;
 mod transfer;
 
-use errors::DeviceErrors;
+use errors::{DeviceErrors, Report};
 pub(crate) use errors::{Fault, Faults};
 pub(crate) use mesh::{Communicators, Connection};
 pub(crate) use products::{epilogue, product};
@@ -27,6 +27,8 @@ use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
 use crate::driver::{Allocation, Entry, Module};
+use crate::guard::report::Subject;
+use crate::guard::watchdog::History;
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
 use crate::library::collective::{self, Collective};
 use crate::library::fp8;
@@ -70,6 +72,8 @@ enum Step {
         /// One for each `Arg::Table`, in order.
         tables: Vec<Table>,
         fault: usize,
+        /// The last launches of a recipe's kernel whose code is guarded.
+        history: Option<Arc<History>>,
     },
     Gemm {
         gemm: Gemm,
@@ -220,7 +224,7 @@ impl Compiled {
         let mut steps = Vec::new();
         let mut scratch = 0;
         let mut plans: HashMap<conv::Problem, Arc<Plan>> = HashMap::new();
-        let mut faults: Vec<(Origin, IndexFault)> = Vec::new();
+        let mut faults: Vec<(Origin, Report)> = Vec::new();
         for (k, part) in parts {
             match part {
                 Part::Gemm(step) => steps.push((k, *step)),
@@ -263,7 +267,13 @@ impl Compiled {
                                 tables.push(Table { words: words.clone(), buffer, last: Vec::new() });
                             }
                         }
-                        if launch.args.contains(&Arg::Fault) {
+                        let mut history = None;
+                        if let Some(subject) = launch.subject() {
+                            let subject = Subject { time: context.watchdog.time(), ..Subject::clone(subject) };
+                            let launches = history.insert(Arc::new(History::default()));
+                            let report = Report::Kernel(Arc::new(subject), launches.clone());
+                            faults.push((program.kernels[k].origin(), report));
+                        } else if launch.args.contains(&Arg::Fault) {
                             let kernel = &program.kernels[k];
                             let fault = match kernel {
                                 Kernel::Library(l) => {
@@ -271,10 +281,10 @@ impl Compiled {
                                 }
                                 _ => IndexFault::elements("kernel"),
                             };
-                            faults.push((kernel.origin(), fault));
+                            faults.push((kernel.origin(), Report::Index(fault)));
                         }
                         let fault = faults.len().saturating_sub(1);
-                        steps.push((k, Step::Launch { launch, entry, tables, fault }));
+                        steps.push((k, Step::Launch { launch, entry, tables, fault, history }));
                     }
                 }
             }

@@ -27,7 +27,7 @@ pub fn square(kind: Kind, n: i64, [c, h, o, k, stride]: [i64; 5]) -> Problem {
 
 /// One line per problem: its work, then engine, microseconds and MiB of workspace of each plan, in cuDNN's order.
 pub fn convolutions(problems: &[Problem], most: usize) -> Result<String> {
-    let device = Device::open(0)?;
+    let device = Device::open(0, crate::guard::Guard::NONE)?;
     let heap = Heap::new(&device)?;
     let dnn = Dnn::new(&device)?;
     let mut out = format!("cuDNN {}\n", dnn.version());

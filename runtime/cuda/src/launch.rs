@@ -3,6 +3,8 @@
 //! No device is needed, so plans can be compiled and checked on machines without a GPU. Addresses are symbolic (a
 //! value, the slots, an offset in the workspace) and are resolved at launch.
 
+use crate::guard::Guard;
+use crate::guard::report::Subject;
 use perilune_core::DType;
 use perilune_plan::ir::ValueId;
 use std::sync::Arc;
@@ -16,11 +18,13 @@ pub struct Props {
     pub sms: u32,
     /// Maximum shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// What the kernels of recipes are made to do.
+    pub guard: Guard,
 }
 
 impl Props {
     /// An H200, the default target if there is no GPU.
-    pub const H200: Props = Props { arch: (9, 0), sms: 132, shared_bytes: 227 << 10 };
+    pub const H200: Props = Props { arch: (9, 0), sms: 132, shared_bytes: 227 << 10, guard: Guard::NONE };
 }
 
 /// A CUDA function.
@@ -68,6 +72,10 @@ pub enum Arg {
     Fault,
     /// `const u32*`: a word that is not 0 after a bad index. A kernel that writes a State returns at once then.
     Halt,
+    /// `const u32*`: a word of host memory with the number of a launch that is to end.
+    Stop,
+    /// The number of a launch of this kernel of a recipe, in the upper half of an `unsigned long long`.
+    Number(Arc<Subject>),
     I32(i32),
     I64(i64),
     F32(f32),
@@ -88,6 +96,13 @@ pub struct Launch {
     /// Dynamic shared memory, in bytes.
     pub shared_bytes: u32,
     pub args: Vec<Arg>,
+}
+
+impl Launch {
+    /// The recipe's kernel, if it is one whose code is guarded.
+    pub fn subject(&self) -> Option<&Arc<Subject>> {
+        self.args.iter().find_map(|arg| if let Arg::Number(subject) = arg { Some(subject) } else { None })
+    }
 }
 
 /// The launches and the workspace of one kernel of a plan.

@@ -4,6 +4,7 @@
 //!   hand-written kernels of `kernels/`, `blas` calls cuBLASLt, `dnn` calls cuDNN if it is installed, and `nccl` calls NCCL for GPUs of several processes.
 //! - Generated and hand-written kernels are [`launch::Work`]: plain data that needs no device. `nvrtc` compiles it and caches the
 //!   machine code on disk.
+//! - `guard` adds bounds checks and a limit of time to the kernels of recipes.
 //! - `executable` runs a program through `driver`; `backend` implements the plan's `Backend` trait.
 //! - `offline_target` plans and prints kernels without a GPU.
 //!
@@ -23,6 +24,7 @@ mod driver;
 pub mod dylib;
 pub mod emit;
 mod executable;
+pub mod guard;
 pub mod headers;
 pub mod lab;
 pub mod launch;

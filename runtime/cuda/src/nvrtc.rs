@@ -32,7 +32,7 @@ const KERNELS: &str = "kernels";
 /// arithmetic. Fused regions never allow it.
 pub const CONTRACT: &str = "// contract\n";
 
-/// Machine code of some functions.
+/// Machine code of some functions: a CUBIN, or the PTX of a guarded kernel, which the driver assembles.
 #[derive(Clone)]
 pub struct Cubin {
     pub bytes: Arc<Vec<u8>>,
@@ -164,14 +164,13 @@ impl Compiler {
 
     /// Returns the PTX of one function compiled alone, so that no other function affects inlining; tests pin it.
     pub fn ptx(&self, f: &Function) -> Result<String> {
-        let mut options = options(self.arch, Kind::of(&f.text));
-        // A virtual architecture stops before the assembler.
-        options[0] = options[0].replace("=sm_", "=compute_");
-        options.retain(|o| !o.starts_with("--ptxas-options"));
         let failed = |log| Error::system("cuda", format!("this is a bug: NVRTC rejects {}:\n{log}", f.label));
-        let (bytes, _) = compile(&named(f), &options, Output::Ptx).map_err(failed)?;
-        let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| failed("PTX without an end".to_string()))?;
-        Ok(text.to_string_lossy().into_owned())
+        ptx(self.arch, f, &[]).map_err(failed)
+    }
+
+    /// Returns the PTX of a guarded kernel with its checks.
+    pub fn guarded_ptx(&self, f: &Function) -> Result<String> {
+        guarded(self.arch, f)
     }
 
     fn key(&self, f: &Function) -> String {
@@ -179,6 +178,10 @@ impl Compiler {
         h.update(self.base.as_bytes()).update(f.label.as_bytes()).update(&[0]).update(f.text.as_bytes());
         if Kind::of(&f.text) == Kind::Own {
             h.update(format!("{:?}", options(self.arch, Kind::Own)).as_bytes());
+        }
+        // The text says that it is guarded and by which revision of the checks; PTX is no machine code all the same.
+        if source::guard_of(&f.text).is_some() {
+            h.update(b"ptx");
         }
         h.finalize().to_hex()[..32].to_string()
     }
@@ -222,8 +225,37 @@ fn named(f: &Function) -> String {
     f.text.replace(word, &name(f))
 }
 
+/// Compiles one function to PTX. An error is the compiler's log.
+fn ptx(arch: (u32, u32), f: &Function, more: &[&str]) -> std::result::Result<String, String> {
+    let mut options = options(arch, Kind::of(&f.text));
+    // A virtual architecture stops before the assembler.
+    options[0] = options[0].replace("=sm_", "=compute_");
+    options.retain(|o| !o.starts_with("--ptxas-options"));
+    options.extend(more.iter().map(ToString::to_string));
+    let (bytes, _) = compile(&named(f), &options, Output::Ptx)?;
+    let text = CStr::from_bytes_until_nul(&bytes).map_err(|_| "PTX without an end".to_string())?;
+    Ok(text.to_string_lossy().into_owned())
+}
+
+/// Compiles a guarded kernel and adds its checks.
+fn guarded(arch: (u32, u32), f: &Function) -> Result<String> {
+    let text = ptx(arch, f, &["--generate-line-info"]).map_err(|log| source::refused(&f.text, &log))?;
+    source::rewrite(&f.text, &text, &name(f))
+}
+
 /// Compiles functions as one program; returns machine code and the compiler's log.
 fn program(arch: (u32, u32), functions: &[&Function]) -> Result<(Vec<u8>, String)> {
+    if let [f] = functions
+        && let Some((guard, _)) = source::guard_of(&f.text)
+    {
+        match guarded(arch, f) {
+            // The driver reads a text up to a 0.
+            Ok(text) => return Ok(([text.as_bytes(), &[0]].concat(), String::new())),
+            Err(e) if guard.check => return Err(e),
+            // It cannot be told to end, so the process ends at its limit.
+            Err(_) => {}
+        }
+    }
     let mut text = String::new();
     for f in functions {
         text.push_str(&named(f));

@@ -82,7 +82,7 @@ fn documents(dims: &[usize], strides: &[isize]) -> Operand {
 }
 
 /// A GPU without warpgroup kernels.
-const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 };
+const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10, ..Props::H200 };
 
 fn work(inputs: Vec<Operand>, outputs: usize, backward: bool) -> Work {
     work_on(&A100, inputs, outputs, backward)
@@ -345,7 +345,7 @@ fn every_tile_fits_a_multiprocessor() {
     }
     for size in attention::SIZES {
         for pass in [Pass::Forward, Pass::BackwardQ, Pass::BackwardKv] {
-            let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10 };
+            let props = Props { arch: (8, 6), sms: 82, shared_bytes: 99 << 10, ..Props::H200 };
             assert!(MmaTile::of(pass, size, &props, Mask::default()).is_some());
             assert!([1, 3].iter().all(|&n| Tf32::of(pass, size, n, &props).is_some()), "{pass:?} {size} in f32");
         }
@@ -358,7 +358,7 @@ fn every_tile_fits_a_multiprocessor() {
 fn props(arch: &str) -> Props {
     match arch {
         "sm_80" => A100,
-        "sm_100a" => Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10 },
+        "sm_100a" => Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10, ..Props::H200 },
         _ => Props::H200,
     }
 }

@@ -12,7 +12,7 @@ use perilune_cuda::launch::{Arg, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
 /// A GPU without warpgroup kernels.
-const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10 };
+const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10, ..Props::H200 };
 
 /// Causal, window, and whether positions are shifted.
 type Seen = (bool, i64, bool);

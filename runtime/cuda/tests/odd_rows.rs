@@ -169,7 +169,7 @@ fn odd_rows_compile_without_spills() {
             }
         }
     }
-    let gpu = |arch, sms, shared: u32| Props { arch, sms, shared_bytes: shared << 10 };
+    let gpu = |arch, sms, shared: u32| Props { arch, sms, shared_bytes: shared << 10, ..Props::H200 };
     let gpus = [("sm_80", gpu((8, 0), 108, 163)), ("sm_90a", Props::H200), ("sm_100a", gpu((10, 0), 148, 227))];
     for (arch, props) in gpus {
         let mut functions = Functions::default();

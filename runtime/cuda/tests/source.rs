@@ -16,7 +16,8 @@ use perilune_plan::ir::{Kernel, Library, Operand, Origin, Program, Root, Storage
 /// Calls a body with inputs and outputs of 100 elements, two numbers and a scalar.
 fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared: i64) -> Result<Work, Error> {
     let dims = Shape::of(&[100]);
-    let body = Body { name: "mine".into(), text: text.into(), file: "recipes/a.lua".into(), line: 40 };
+    let body =
+        Body { name: "mine".into(), text: text.into(), file: "recipes/a.lua".into(), line: 40, names: Vec::new() };
     let launch = Launch {
         body: source::intern(body),
         grid,

@@ -71,7 +71,9 @@ pub(crate) fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
         let tensor = v.as_userdata().and_then(|u| u.borrow::<Tensor>().ok().map(|t| RefGuard(t.what)));
         refs.extend(tensor);
     }
-    let body = Body { name, text: t.get("text")?, file: t.get("file")?, line: t.get("line")? };
+    let names = t.get::<Option<Table>>("names")?;
+    let names = names.map_or(Ok(Vec::new()), |list| list.sequence_values().collect::<mlua::Result<_>>())?;
+    let body = Body { name, text: t.get("text")?, file: t.get("file")?, line: t.get("line")?, names };
     let launch = Launch {
         body: source::intern(body),
         grid: three("grid")?,

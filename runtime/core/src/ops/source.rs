@@ -36,6 +36,8 @@ pub struct Body {
     /// The recipe, and the line on which the text begins; 0 if it is not known.
     pub file: String,
     pub line: u32,
+    /// The names of its inputs, scalars and outputs, for messages; those that are missing have none.
+    pub names: Vec<String>,
 }
 
 /// The identity of a body: a hash of its name and text.
@@ -157,7 +159,13 @@ mod tests {
 
     #[test]
     fn equal_texts_are_one_body() {
-        let body = |text: &str, line| Body { name: "f".into(), text: text.into(), file: "a.lua".into(), line };
+        let body = |text: &str, line| Body {
+            name: "f".into(),
+            text: text.into(),
+            file: "a.lua".into(),
+            line,
+            names: Vec::new(),
+        };
         let (a, b) = (intern(body("one", 3)), intern(body("two", 3)));
         assert_ne!(a, b);
         assert_eq!(intern(body("one", 9)), a);

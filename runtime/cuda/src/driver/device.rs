@@ -2,6 +2,7 @@
 
 use super::{Context, Handle, PeerAccess, Snapshots, check, sys};
 use crate::dylib;
+use crate::guard::Guard;
 use crate::launch::Props;
 use perilune_core::error::{Error, Result};
 use std::ffi::CStr;
@@ -41,7 +42,8 @@ impl Device {
         Ok(count as usize)
     }
 
-    pub fn open(ordinal: usize) -> Result<Arc<Device>> {
+    /// Opens a GPU. `guard`: what the kernels of recipes are made to do.
+    pub fn open(ordinal: usize, guard: Guard) -> Result<Arc<Device>> {
         let count = Device::count()?;
         // SAFETY: the library is loaded; out-pointers are to locals.
         unsafe {
@@ -81,6 +83,7 @@ impl Device {
                 arch,
                 sms: read(CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
                 shared_bytes: read(CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+                guard,
             };
             Ok(Arc::new(Device {
                 ordinal,

@@ -4,7 +4,7 @@ use super::{Address, Device, Handle, Lane, check, sys};
 use crate::launch::TmaDesc;
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
-use std::ffi::{CString, c_void};
+use std::ffi::{CStr, CString, c_void};
 use std::ptr::null_mut;
 use std::sync::Arc;
 
@@ -21,11 +21,59 @@ pub struct Entry {
     function: Handle<sys::CUfunc_st>,
 }
 
+/// The beginning of PTX, as `guard` prints it.
+const PTX: &[u8] = b".version ";
+
+/// Lowers the version of PTX to that of an older driver, which knows the instructions of a guarded kernel too; it refuses others.
+fn for_driver(text: &[u8], driver: i32) -> Vec<u8> {
+    let line = text.iter().position(|b| *b == b'\n').unwrap_or(0);
+    let version = std::str::from_utf8(&text[PTX.len().min(line)..line]).ok().and_then(|v| v.trim().parse::<f64>().ok());
+    // CUDA 12.n has PTX 8.n up to 12.5; 12.6 has 8.5, and later ones count on.
+    let known = match (driver / 1000, driver % 1000 / 10) {
+        (12, minor @ ..=5) => 8.0 + f64::from(minor) / 10.0,
+        (12, minor) => 8.0 + f64::from(minor - 1) / 10.0,
+        (13, minor) => 9.0 + f64::from(minor) / 10.0,
+        _ => f64::MAX,
+    };
+    let mut out = match version {
+        Some(version) if version > known => [format!(".version {known:.1}").as_bytes(), &text[line..]].concat(),
+        _ => text.to_vec(),
+    };
+    out.push(0);
+    out
+}
+
 impl Module {
-    pub fn load(device: &Arc<Device>, cubin: &[u8]) -> Result<Arc<Module>> {
+    /// Loads a CUBIN, or PTX that ends in a 0.
+    pub fn load(device: &Arc<Device>, code: &[u8]) -> Result<Arc<Module>> {
+        if code.starts_with(PTX) {
+            return Module::assemble(device, code);
+        }
         let mut module = null_mut();
         // SAFETY: the image is a complete CUBIN: NVRTC generated it, and the cache checks its hash.
-        check(unsafe { sys::cuModuleLoadData(&mut module, cubin.as_ptr().cast()) }, "loading a kernel")?;
+        check(unsafe { sys::cuModuleLoadData(&mut module, code.as_ptr().cast()) }, "loading a kernel")?;
+        Ok(Arc::new(Module { device: device.clone(), module: Handle(module) }))
+    }
+
+    /// Lets the driver assemble PTX.
+    fn assemble(device: &Arc<Device>, text: &[u8]) -> Result<Arc<Module>> {
+        use sys::CUjit_option::{CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES};
+        let text = for_driver(text, device.driver_version);
+        let mut module = null_mut();
+        let mut log = vec![0u8; 4 << 10];
+        let mut options = [CU_JIT_ERROR_LOG_BUFFER, CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES];
+        let mut values = [log.as_mut_ptr().cast::<c_void>(), log.len() as *mut c_void];
+        // SAFETY: the text ends in a 0 (`for_driver`); the log has the length that is passed, and outlives the call.
+        let status = unsafe {
+            let (options, values) = (options.as_mut_ptr(), values.as_mut_ptr());
+            sys::cuModuleLoadDataEx(&mut module, text.as_ptr().cast(), 2, options, values)
+        };
+        if let Err(e) = check(status, "assembling a kernel of the recipe") {
+            let log =
+                CStr::from_bytes_until_nul(&log).map(|s| s.to_string_lossy().trim().to_string()).unwrap_or_default();
+            let hint = "the driver's assembler, libnvidia-ptxjitcompiler, comes with the driver: update both, or run without limits of kernels";
+            return Err(Error::system("cuda", format!("{}\n{log}", e.message).trim_end().to_string()).hint(hint));
+        }
         Ok(Arc::new(Module { device: device.clone(), module: Handle(module) }))
     }
 
@@ -138,5 +186,19 @@ impl TensorMap {
     /// The pointer for `Entry::launch`, valid as long as the map.
     pub fn pointer(&self) -> *mut c_void {
         std::ptr::from_ref(&self.0).cast_mut().cast()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_older_driver_gets_an_older_version() {
+        let text = b".version 9.0\n.target sm_90a\n";
+        let first = |driver| String::from_utf8(for_driver(text, driver)[..12].to_vec()).unwrap();
+        for (driver, version) in [(13000, "9.0"), (13020, "9.0"), (12080, "8.7"), (12060, "8.5"), (12040, "8.4")] {
+            assert_eq!(first(driver), format!(".version {version}"));
+        }
     }
 }

@@ -102,6 +102,12 @@ impl Event {
         unsafe { sys::cuEventQuery(self.event.0) as u32 == 0 }
     }
 
+    /// Whether it is known that work queued before it has not finished. After a failure of the GPU it is not known.
+    pub fn is_pending(&self) -> bool {
+        // SAFETY: the event is alive.
+        unsafe { sys::cuEventQuery(self.event.0) == sys::CUresult::CUDA_ERROR_NOT_READY }
+    }
+
     /// Waits until all work queued before it has finished.
     pub fn wait(&self) -> Result<()> {
         // SAFETY: the event is alive.

@@ -1,7 +1,9 @@
-//! Reports indices out of range. Each kernel that checks indices has a cell in host memory, in which it stores the
+//! Reports indices out of range, and what a recipe's kernel was held back from. Each kernel that checks indices has a cell in host memory, in which it stores the
 //! first bad index. A program has a cell more, for bad indices on other devices of its mesh (`mesh.rs`).
 
 use crate::driver::{Address, Device, Pinned};
+use crate::guard::report::Subject;
+use crate::guard::watchdog::History;
 use perilune_core::error::{Error, Kind, Result};
 use perilune_core::mesh::Axis;
 use perilune_core::op::IndexFault;
@@ -22,17 +24,23 @@ pub(crate) struct DeviceErrors {
     since: AtomicU64,
 }
 
-#[derive(Clone, Copy)]
-enum Report {
+#[derive(Clone)]
+pub(crate) enum Report {
     Index(IndexFault),
+    /// An access out of bounds, or the limit of time, in a recipe's kernel.
+    Kernel(Arc<Subject>, Arc<History>),
     /// A bad index on another device: the value is its coordinate, the size the number of the axis.
     Peer,
 }
 
 impl Report {
-    fn error(self, value: i64, size: i64) -> Error {
+    fn error(&self, value: i64, size: i64) -> Error {
         match self {
             Report::Index(fault) => fault.error(value, size),
+            Report::Kernel(subject, history) => {
+                let bases = history.of((size as u64 >> 32) as u32);
+                subject.error(value as u64, size as u64, bases.as_deref())
+            }
             Report::Peer => peer_fault(usize::try_from(size).ok().and_then(|k| Some((value, *Axis::ALL.get(k)?)))),
         }
     }
@@ -50,12 +58,11 @@ impl DeviceErrors {
     pub fn new(
         device: &Arc<Device>,
         halt: Address,
-        kernels: Vec<(Origin, IndexFault)>,
+        kernels: Vec<(Origin, Report)>,
         program: &Arc<Program>,
     ) -> Result<DeviceErrors> {
         let origin = kernels.first().map_or(Origin::NONE, |(origin, _)| *origin);
-        let kernels = kernels.into_iter().map(|(origin, fault)| (origin, Report::Index(fault)));
-        let kernels: Vec<(Origin, Report)> = kernels.chain([(origin, Report::Peer)]).collect();
+        let kernels: Vec<(Origin, Report)> = kernels.into_iter().chain([(origin, Report::Peer)]).collect();
         let memory = Pinned::new(device, kernels.len() * FAULT_WORDS * 8)?;
         (0..kernels.len()).for_each(|k| memory.write(k * FAULT_WORDS + 3, halt));
         Ok(DeviceErrors { memory, kernels, program: program.clone(), since: AtomicU64::new(0) })

@@ -1,5 +1,6 @@
 //! Runs a compiled program: fills in addresses, queues its steps or replays them as CUDA graphs, and times kernels. The steps of a
-//! program without a mesh are one graph; collectives, transfers, and the agreement of a mesh, divide them into several.
+//! program without a mesh are one graph; collectives, transfers, and the agreement of a mesh, divide them into
+//! several, and so do kernels of a recipe whose code is guarded: they stand outside of graphs.
 
 use super::errors::{DeviceErrors, FAULT_WORDS};
 use super::mesh::{Mesh, Timing};
@@ -36,6 +37,8 @@ pub(super) enum Part {
     Wait(usize),
     /// Sends a value to another pipeline stage, or receives one.
     Transfer(usize),
+    /// Launches a recipe's kernel whose code is guarded, with a number of its own in each run.
+    Guarded(usize),
     Agreement,
 }
 
@@ -46,6 +49,7 @@ enum Kind {
     Plain,
     Collective,
     Transfer,
+    Guarded,
 }
 
 impl Kind {
@@ -53,6 +57,7 @@ impl Kind {
         match step {
             Step::Collective(_) => Kind::Collective,
             Step::Transfer(_) => Kind::Transfer,
+            Step::Launch { history: Some(_), .. } => Kind::Guarded,
             _ => Kind::Plain,
         }
     }
@@ -68,6 +73,7 @@ fn divided(kinds: &[Kind], waits: &[(usize, usize)], agreement: Option<usize>) -
             Some(Kind::Plain) => None,
             Some(Kind::Collective) => Some(Some(Part::Collective(i))),
             Some(Kind::Transfer) => Some(Some(Part::Transfer(i))),
+            Some(Kind::Guarded) => Some(Some(Part::Guarded(i))),
             None => Some(None),
         };
         let due = || waits.iter().filter(|w| w.1 == i).map(|w| Part::Wait(w.0));
@@ -191,7 +197,7 @@ impl Compiled {
                 }
                 Ok(())
             }
-            Step::Launch { launch, entry, tables, fault } => {
+            Step::Launch { launch, entry, tables, fault, history } => {
                 let mut tables = tables.iter();
                 let mut words: Vec<u64> = launch
                     .args
@@ -203,11 +209,12 @@ impl Compiled {
                             self.cells.as_ref().map_or(0, |c| c.memory.address) + (fault * FAULT_WORDS * 8) as u64
                         }
                         Arg::Halt => context.halt.address,
+                        Arg::Stop => context.watchdog.stop_address(),
                         Arg::I32(x) => *x as u32 as u64,
                         Arg::I64(x) => *x as u64,
                         Arg::F32(x) => u64::from(x.to_bits()),
                         Arg::F64(x) => x.to_bits(),
-                        Arg::Bytes(_) | Arg::Map(..) => 0,
+                        Arg::Bytes(_) | Arg::Map(..) | Arg::Number(_) => 0,
                         Arg::Table(_) => tables.next().map_or(0, |t| t.buffer.address),
                     })
                     .collect();
@@ -217,6 +224,14 @@ impl Compiled {
                         maps.push(TensorMap::new(place(of), boxes)?);
                     }
                 }
+                let guarded = history.as_deref().zip(launch.subject());
+                let number = guarded.map_or(0, |(history, subject)| {
+                    let number = context.watchdog.number(history, &words[..subject.buffers.len()]);
+                    if let Some(word) = words.last_mut() {
+                        *word = u64::from(number) << 32;
+                    }
+                    number
+                });
                 let mut maps = maps.iter();
                 let mut args: Vec<*mut c_void> = Vec::with_capacity(words.len());
                 for (word, arg) in words.iter_mut().zip(&launch.args) {
@@ -226,7 +241,12 @@ impl Compiled {
                         _ => std::ptr::from_mut(word).cast(),
                     });
                 }
-                entry.launch(&context.device, launch.grid, launch.block, launch.shared_bytes, &mut args)
+                let mut queue =
+                    || entry.launch(&context.device, launch.grid, launch.block, launch.shared_bytes, &mut args);
+                match guarded {
+                    Some((_, subject)) => context.watchdog.launch(number, subject, &mut queue),
+                    None => queue(),
+                }
             }
         }
     }
@@ -331,6 +351,7 @@ impl Compiled {
             Part::Collective(i) => self.start(run, *i, places).map_err(|e| (self.kernel(*i), e)),
             Part::Wait(i) => self.wait(run, *i).map(drop).map_err(|e| (self.kernel(*i), e)),
             Part::Transfer(i) => self.transfer(run, *i, places).map_err(|e| (self.kernel(*i), e)),
+            Part::Guarded(i) => self.queue_some(run, *i..*i + 1, places),
             Part::Agreement => self.agree(run).map_err(|e| (self.kernel(self.agreement), e)),
         })
     }
@@ -403,6 +424,7 @@ impl Compiled {
                 Part::Collective(i) => self.start(run, *i, bound)?,
                 Part::Wait(i) => drop(self.wait(run, *i)?),
                 Part::Transfer(i) => self.transfer(run, *i, bound)?,
+                Part::Guarded(i) => queue(*i..*i + 1)?,
                 Part::Agreement => self.agree(run)?,
             }
         }
@@ -450,6 +472,10 @@ impl Compiled {
                     let k = self.kernel(*i);
                     self.transfer(run, *i, places).map_err(|e| (k, e))?;
                     measured(Some(k))?;
+                }
+                Part::Guarded(i) => {
+                    self.queue_some(run, *i..*i + 1, places)?;
+                    measured(Some(self.kernel(*i)))?;
                 }
                 Part::Agreement => {
                     self.agree(run).map_err(|e| (self.kernel(self.agreement), e))?;
@@ -544,7 +570,7 @@ impl Executable for CudaExecutable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Part::{Agreement, Collective, Steps, Transfer, Wait};
+    use Part::{Agreement, Collective, Guarded, Steps, Transfer, Wait};
 
     #[test]
     fn steps_are_divided_at_collectives_waits_and_the_agreement() {
@@ -567,6 +593,8 @@ mod tests {
         assert_eq!(divided(&stages, &[], None), [&between[..], &[Steps(5..6)]].concat());
         assert_eq!(divided(&stages, &[], Some(5)), [&between[..], &[Agreement, Steps(5..6)]].concat());
         assert_eq!(divided(&stages, &[], Some(6)), [&between[..], &[Steps(5..6), Agreement]].concat());
+        let guarded = [Kind::Plain, Kind::Guarded, Kind::Guarded, Kind::Plain];
+        assert_eq!(divided(&guarded, &[], None), [Steps(0..1), Guarded(1), Guarded(2), Steps(3..4)]);
         assert_eq!(divided(&[], &[], Some(0)), [Agreement]);
         assert_eq!(divided(&[], &[], None), []);
     }

@@ -4,6 +4,8 @@
 //! numbers, which are in device memory, by value; lets templates deduce their types; and lets the compiler check the
 //! arguments. Each source is compiled separately, and errors name the recipe's lines.
 
+use crate::guard::report::{Buffer, Subject};
+use crate::guard::{self, Guard, Refusal};
 use crate::launch::{Arg, Function, Launch, Props, Work};
 use perilune_core::DType;
 use perilune_core::error::{Error, Result};
@@ -33,6 +35,11 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
         return wrong(format!("grid is {:?}; its extent {} may be {} at most", call.grid, axis + 1, GRID[axis]));
     }
     let (mut params, mut given, mut args) = (Vec::new(), Vec::new(), Vec::new());
+    let mut buffers: Vec<Buffer> = Vec::new();
+    let mut buffer = |shape, dtype| {
+        let name = body.names.get(buffers.len()).cloned().unwrap_or_else(|| format!("buffer {}", buffers.len() + 1));
+        buffers.push(Buffer { name, shape, dtype });
+    };
     let mut work = Work::default();
     let first_scalar = l.inputs.len() - call.scalars.min(l.inputs.len());
     let mut scalars = Vec::new();
@@ -41,6 +48,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
             return Err(Error::system("cuda", "this is a bug: an operand of a kernel from source is not in memory"));
         };
         let dtype = program.values[v.0 as usize].dtype;
+        buffer(layout.shape, dtype);
         params.push(format!("const {}* x{k}", element(dtype, &body.text)));
         if k < first_scalar {
             given.push(format!("x{k}"))
@@ -50,6 +58,7 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
         args.push(Arg::Value(*v, layout.offset as i64 * dtype.size() as i64));
     }
     for (k, m) in call.outputs.iter().enumerate() {
+        buffer(m.shape, m.dtype);
         params.push(format!("{}* y{k}", element(m.dtype, &body.text)));
         given.push(format!("y{k}"));
         args.push(match l.outputs.get(k).filter(|v| **v != ValueId::NONE) {
@@ -69,7 +78,20 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     }
     given.append(&mut scalars);
     let threads: i64 = call.block.iter().product();
-    let text = text(&body, call.body, &params, &given, threads);
+    let mut kind = String::new();
+    if props.guard.is_on() {
+        let Guard { check, stop } = props.guard;
+        let layout = guard::Layout { inputs: l.inputs.len(), outputs: call.outputs.len(), numbers: call.numbers.len() };
+        kind = guarded(check, stop, layout);
+        for (k, b) in buffers.iter().enumerate() {
+            params.push(format!("long long bytes{k}"));
+            args.push(Arg::I64(b.nbytes() as i64));
+        }
+        params.extend(["cell", "halt", "stop", "launch"].map(|name| format!("unsigned long long guard_{name}")));
+        let subject = Subject { body: body.clone(), buffers, inputs: layout.inputs, time: None };
+        args.extend([Arg::Fault, Arg::Halt, Arg::Stop, Arg::Number(Arc::new(subject))]);
+    }
+    let text = text(&body, call.body, &kind, &params, &given, threads);
     let dims = |d: [i64; 3]| d.map(|n| n as u32);
     work.launches.push(Launch {
         function: Arc::new(Function { label: body.name.clone(), text }),
@@ -81,14 +103,14 @@ pub fn work(program: &Program, l: &Library, props: &Props) -> Result<Work> {
     Ok(work)
 }
 
-fn text(body: &Body, key: source::Key, params: &[String], given: &[String], threads: i64) -> String {
+fn text(body: &Body, key: source::Key, kind: &str, params: &[String], given: &[String], threads: i64) -> String {
     let Body { name, text, .. } = body;
     // Defines Perilune's types, unless the recipe includes NVIDIA's.
     let types = params.iter().any(|p| p.contains("bf16*") || p.contains("f16*"));
     let base = if types { "#include \"device/base.cuh\"\n" } else { "" };
     let bounds = bounds(text, name).map_or_else(|| threads.to_string(), str::to_string);
     format!(
-        "{OWN}{:016x}{:016x}\n{base}\
+        "{OWN}{:016x}{:016x}{kind}\n{base}\
          #undef __global__\n#define __global__ __device__ __forceinline__\n\
          #undef __launch_bounds__\n#define __launch_bounds__(...)\n\
          #line 1 \"{name}\"\n{text}\n\
@@ -99,6 +121,48 @@ fn text(body: &Body, key: source::Key, params: &[String], given: &[String], thre
         params.join(", "),
         given.join(", "),
     )
+}
+
+/// The rest of the first line of a guarded text.
+fn guarded(check: bool, stop: bool, layout: guard::Layout) -> String {
+    let guard::Layout { inputs, outputs, numbers } = layout;
+    format!(" guard {} {} {inputs} {outputs} {numbers} {}", u8::from(check), u8::from(stop), guard::REVISION)
+}
+
+/// What the code of a text is made to do, and what its launches pass; none for a kernel that is not guarded.
+pub fn guard_of(text: &str) -> Option<(Guard, guard::Layout)> {
+    let line = text.strip_prefix(OWN)?.lines().next()?;
+    let list: Vec<usize> = line.split_once(" guard ")?.1.split(' ').filter_map(|n| n.parse().ok()).collect();
+    let [check, stop, inputs, outputs, numbers, _] = list[..] else { return None };
+    Some((Guard { check: check == 1, stop: stop == 1 }, guard::Layout { inputs, outputs, numbers }))
+}
+
+/// The body of a text.
+fn body_of(text: &str) -> Option<Arc<Body>> {
+    let key = text.strip_prefix(OWN).and_then(|t| t.lines().next()).unwrap_or_default();
+    let half = |at: usize| key.get(at..at + 16).and_then(|h| u64::from_str_radix(h, 16).ok()).map(|n| n as i64);
+    half(0).zip(half(16)).and_then(|(a, b)| source::body([a, b]))
+}
+
+/// The line of the recipe, for messages.
+fn place(body: &Body, line: u32) -> String {
+    match body.line {
+        _ if line == 0 => String::new(),
+        0 => format!("line {line} of the source: "),
+        first => format!("{}:{}: ", body.file, first + line - 1),
+    }
+}
+
+/// Adds the checks to the PTX of a text.
+pub fn rewrite(text: &str, ptx: &str, entry: &str) -> Result<String> {
+    let unknown = || Error::system("cuda", "this is a bug: unknown source");
+    let (Some(body), Some((guard, layout))) = (body_of(text), guard_of(text)) else { return Err(unknown()) };
+    let refused = |Refusal { line, message }| {
+        let (place, flag) = (place(&body, line), if guard.check { "--check-kernels" } else { "--kernel-time" });
+        Error::argument(&body.name, format!("{place}{message}"))
+            .hint(format!("write it in plain CUDA C++, or run without {flag} a kernel that you trust"))
+    };
+    guard::rewrite(ptx, entry, &body.name, layout, guard).map_err(refused)
 }
 
 /// Returns the argument of the function's `__launch_bounds__`.
@@ -129,10 +193,9 @@ fn element(dtype: DType, text: &str) -> &'static str {
 
 /// Translates NVRTC's log about such a text into the recipe's terms.
 pub fn refused(text: &str, log: &str) -> Error {
-    let key = text.strip_prefix(OWN).and_then(|t| t.lines().next()).unwrap_or_default();
-    let half = |at: usize| key.get(at..at + 16).and_then(|h| u64::from_str_radix(h, 16).ok()).map(|n| n as i64);
-    let body = half(0).zip(half(16)).and_then(|(a, b)| source::body([a, b]));
-    let Some(body) = body else { return Error::system("cuda", format!("this is a bug: unknown source\n{log}")) };
+    let Some(body) = body_of(text) else {
+        return Error::system("cuda", format!("this is a bug: unknown source\n{log}"));
+    };
     let (own, call) = (format!("{}(", body.name), format!("call {}(", body.name));
     let mut lines: Vec<String> = Vec::new();
     for line in log.lines().map(str::trim_end).filter(|l| !l.is_empty()) {
@@ -154,6 +217,8 @@ pub fn refused(text: &str, log: &str) -> Error {
     }
     lines.truncate(24);
     let signature = text.rsplit_once(ENTRY).and_then(|(_, call)| call.split_once(") {")).map_or("(", |c| c.0);
+    // The parameters of the checks are none of the recipe's.
+    let signature = signature.split_once(", long long bytes0,").map_or(signature, |s| s.0);
     let message = format!("its CUDA source does not compile\n  {}", lines.join("\n  "));
     Error::argument(&body.name, message)
         .hint(format!("it is called with {}): inputs, outputs, args and (by value) scalars, in this order", signature))
