@@ -4,9 +4,11 @@
 //! file outside the run directory changes; no output has the victim's secret, a control character or a Rust panic; memory
 //! stays below a bound; and a run beside it keeps its bits.
 //!
-//! Every script runs under one of the commands by default, its neighbours under the others. `PERILUNE_ATTACKS=all` runs it under
-//! all of them, `PERILUNE_ATTACKS=GROUP,GROUP` those of some files, and `PERILUNE_ATTACKS=GROUP/NAME` one script, whose output it
-//! prints. A test that runs as root also runs scripts as a user without privileges: a fourth of them by default, with `PERILUNE_ATTACKS` all that it names.
+//! Every script runs under one of the commands by default, its neighbours under the others. The scripts of some files, and a sample of
+//! the rest that `PERILUNE_SEED` shifts, run under a command with `--untrusted` too. `replay` records the run first, and repeats it
+//! confined. `PERILUNE_ATTACKS=all` runs each script under all of them, `PERILUNE_ATTACKS=GROUP,GROUP` those of some files, and
+//! `PERILUNE_ATTACKS=GROUP/NAME` one script, whose output it prints. A test that runs as root also runs scripts as a user without
+//! privileges: a fourth of them by default, with `PERILUNE_ATTACKS` all that it names.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/sandbox.rs"]
@@ -41,12 +43,29 @@ impl Attack {
             return format!("{names} {}", self.text);
         }
         let end = "return require(\"perilune\").nn.Linear(4, 1)";
+        if command == "replay" {
+            // The error is caught, so that there is a run to replay.
+            let text = format!("pcall(function() {} end)", self.text);
+            return format!("{names} return require \"base\" {{ model = function() {text}\n{end} end }}");
+        }
         format!("{names} return require \"base\" {{ model = function() do {}\nend {end} end }}", self.text)
     }
 
     /// How it may end. The prompt builds a recipe and takes no step, so the part that attacks may not run.
-    fn expected(&self, command: &str) -> Expect {
-        if command == "repl" && self.is_recipe() { Expect::Any } else { self.expect.clone() }
+    fn expected(&self, command: &str, is_confined: bool) -> Expect {
+        match &self.expect {
+            _ if command == "replay" || (command == "repl" && self.is_recipe()) => Expect::Any,
+            // A stranger's recipe does not even read its own folder.
+            Expect::Fine if is_confined => Expect::Any,
+            Expect::Walled => {
+                if is_confined {
+                    Expect::Error
+                } else {
+                    Expect::Any
+                }
+            }
+            other => other.clone(),
+        }
     }
 }
 
@@ -59,6 +78,8 @@ enum Expect {
     Error,
     /// By an interrupt, or by an error before.
     Stops,
+    /// With an error, by itself, where it is confined.
+    Walled,
     /// In any contained way.
     Any,
 }
@@ -67,8 +88,15 @@ enum Expect {
 const COMMANDS: [(&str, &[&str]); 4] =
     [("run", &["--quiet"]), ("check", &[]), ("repl", &[]), ("profile", &["--steps", "1"])];
 
-/// Confined runs, of one script in so many by default.
-const CONFINED: (&str, &[&str]) = ("run", &["--quiet", "--untrusted"]);
+/// The commands that confine.
+const CONFINED: [(&str, &[&str]); 4] = [
+    ("run", &["--quiet", "--untrusted"]),
+    ("check", &["--untrusted"]),
+    ("repl", &["--untrusted"]),
+    ("replay", &["--quiet", "--untrusted", "--run-dir", "runs/again"]),
+];
+/// The files whose scripts are about confinement. Of the others one script in so many is confined by default.
+const ABOUT_WALLS: [&str; 4] = ["confined", "floods", "kernels", "walls"];
 const CONFINED_SAMPLE: usize = 24;
 
 /// Lua's limit, and what the process may have in all.
@@ -99,6 +127,7 @@ fn attacks() -> Vec<Attack> {
                     "error" => Expect::Error,
                     "stops" => Expect::Stops,
                     "any" => Expect::Any,
+                    "walled" => Expect::Walled,
                     other => panic!("{}: expect: {other}", last.name),
                 };
             } else {
@@ -181,7 +210,7 @@ fn judge(expect: &Expect, end: &Ended) -> Result<(), String> {
         Expect::Fine => code != 0,
         Expect::Error => !(1..=4).contains(&code) || end.out.trim().is_empty() || end.interrupted,
         Expect::Stops => !matches!(code, 1..=4 | 130),
-        Expect::Any => !matches!(code, 0..=4 | 130),
+        Expect::Any | Expect::Walled => !matches!(code, 0..=4 | 130),
     };
     let cut = |text: &str| text.chars().take(600).collect::<String>();
     if wrong {
@@ -210,12 +239,15 @@ fn attempt(attack: &Attack, (command, more): (&str, &[&str]), user: User, print:
     sandbox.give_to(user);
     let before = sandbox.snapshot();
     let mut args = vec![command, "attack.lua", "--lua-memory", LUA_MEMORY];
-    args.extend(more);
-    let mut expect = attack.expected(command);
-    // A stranger's recipe does not even read its own folder.
-    if more.contains(&"--untrusted") && expect == Expect::Fine {
-        expect = Expect::Any;
+    if command == "replay" {
+        let record = ["run", "attack.lua", "--quiet", "--lua-memory", LUA_MEMORY, "--run-dir", "runs/one"];
+        let child = sandbox.command(&record).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        judge(&Expect::Any, &follow(child, PATIENCE))?;
+        // Lua's limit is in the recorded command.
+        args = vec![command, "runs/one"];
     }
+    args.extend(more);
+    let expect = attack.expected(command, more.contains(&"--untrusted"));
     let mut child = sandbox.command(&args);
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The prompt ends with its input.
@@ -265,8 +297,20 @@ fn every_attack_is_contained() {
     }
     let seed = std::env::var("PERILUNE_SEED").ok().and_then(|text| text.parse::<usize>().ok()).unwrap_or(7);
     for (k, attack) in attacks.iter().enumerate() {
-        if named(attack) || (wanted.is_empty() && k % CONFINED_SAMPLE == seed % CONFINED_SAMPLE) {
-            jobs.extend(User::all().iter().map(|user| (attack, CONFINED, *user)));
+        let group = attack.name.split('/').next().unwrap_or_default();
+        let is_due =
+            wanted.is_empty() && (ABOUT_WALLS.contains(&group) || k % CONFINED_SAMPLE == seed % CONFINED_SAMPLE);
+        for (c, command) in CONFINED.iter().enumerate() {
+            // An endless script leaves no run to replay.
+            if command.0 == "replay" && attack.expect == Expect::Stops {
+                continue;
+            }
+            if named(attack) {
+                jobs.extend(User::all().iter().map(|user| (attack, *command, *user)));
+            } else if is_due && (k + seed) % CONFINED.len() == c {
+                let users = User::all();
+                jobs.push((attack, *command, users[(k / CONFINED.len() + seed) % users.len()]));
+            }
         }
     }
     assert!(!jobs.is_empty(), "PERILUNE_ATTACKS={wanted}: there is no such script");

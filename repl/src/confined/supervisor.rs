@@ -419,12 +419,15 @@ struct Server {
 
 impl Server {
     fn serve(&self, mut from: BufReader<PipeReader>, granted: &Grants, accept: bool) {
-        let busy = AtomicBool::new(false);
+        let (busy, mut reported) = (AtomicBool::new(false), false);
         std::thread::scope(|scope| {
             // What cannot be read ends the conversation: the child asks for nothing more.
             while let Ok(Some(report)) = protocol::receive::<Report>(&mut from) {
                 match report {
+                    // The walls are reported once, before the recipe's first line. A later report would repeat warnings and questions.
+                    Report::Walls(_) if reported => {}
                     Report::Walls(walls) => {
+                        reported = true;
                         let go = allowed(&walls, granted, accept);
                         self.line.refused.store(!go, Ordering::SeqCst);
                         self.line.say(if go { &Order::Go } else { &Order::Stop });
