@@ -166,9 +166,12 @@ fn build(at: &Path, folder: &str, files: &[&DataFile], unpacked: &Path) -> Resul
         if let Some(above) = to.parent() {
             fs::create_dir_all(above).map_err(io("create", above))?;
         }
-        // One content may stand under several names; a file system without hard links gets copies.
-        if fs::hard_link(&from, &to).is_err() {
-            fs::copy(&from, &to).map_err(io("write", &to))?;
+        // One content may stand under several names; a file system without hard links gets copies. A copy never goes over a file that
+        // is there: it may be a link to other content.
+        match fs::hard_link(&from, &to) {
+            Err(e) if e.kind() == std::io::ErrorKind::AlreadyExists => return Err(io("create", &to)(e)),
+            Err(_) => drop(fs::copy(&from, &to).map_err(io("write", &to))?),
+            Ok(()) => {}
         }
     }
     Ok(at.to_path_buf())

@@ -8,6 +8,7 @@ use perilune_train::bundled::{ENVELOPE, RUN};
 use perilune_train::envelope::Deviation;
 use perilune_train::{Envelope, MetricsLog, Verdict, record_of};
 use serde_json::Value;
+use std::collections::HashSet;
 use std::path::Path;
 
 /// Bytes of an envelope.
@@ -83,7 +84,7 @@ fn kind(description: &str) -> String {
 /// none.
 fn leave_out_stops(log: &mut MetricsLog, again: &MetricsLog, run: &Path) -> Result<(), Failure> {
     let record = record_of(run)?;
-    let resumed: Vec<u64> =
+    let resumed: HashSet<u64> =
         record.get("resumed").and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_u64).collect();
     for (name, series) in log.by_name.iter_mut().filter(|(name, _)| name.contains('/')) {
         let made = again.by_name.get(name);
