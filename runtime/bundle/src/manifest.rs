@@ -19,6 +19,8 @@ pub(crate) const LONGEST: u64 = 64 << 20;
 const MOST: usize = 1 << 20;
 /// Hosts that a bundle may ask for: as many as a person reads before an answer.
 const MOST_HOSTS: usize = 32;
+/// Bytes of a text that is shown in a line.
+const LONGEST_TEXT: usize = 2000;
 /// Bytes of a path of data.
 const LONGEST_PATH: usize = 4096;
 /// Data files inside the bundle are named by their hash in this folder.
@@ -188,6 +190,7 @@ impl Manifest {
         if let Some(run) = &self.run {
             hash("run: weights", &run.weights)?;
         }
+        self.check_texts()?;
         let mut folded = HashSet::from([name::folded(MANIFEST)]);
         let mut last = "";
         for file in &self.files {
@@ -212,6 +215,40 @@ impl Manifest {
         if !paths.contains(self.recipe.as_str()) {
             return refused(format!("recipe: {:?} is not among the files", self.recipe));
         }
+        self.check_data()
+    }
+
+    /// Checks the texts that commands show in a line.
+    fn check_texts(&self) -> Result<()> {
+        let run = self.run.as_ref();
+        let of_run = |text: fn(&RunFacts) -> &str| run.map_or("", text);
+        let texts = [
+            ("perilune", self.perilune.as_str()),
+            ("name", &self.name),
+            ("license", self.license.as_deref().unwrap_or_default()),
+            ("run: started", of_run(|run| &run.started)),
+            ("run: device", of_run(|run| &run.device)),
+            ("run: device_description", of_run(|run| &run.device_description)),
+            ("run: mesh", of_run(|run| run.mesh.as_deref().unwrap_or_default())),
+            ("run: precision", of_run(|run| &run.precision)),
+        ];
+        match texts.iter().find(|(_, text)| text.len() > LONGEST_TEXT) {
+            Some((name, _)) => refused(format!("{name}: must have at most {LONGEST_TEXT} bytes")),
+            None => Ok(()),
+        }
+    }
+
+    fn check_data(&self) -> Result<()> {
+        let hash = |of: &str, hash: &str| match is_hash(hash) {
+            true => Ok(()),
+            false => refused(format!("{of}: {hash:?} is no BLAKE3 hash of 64 hexadecimal digits")),
+        };
+        // A file may be read by itself and as one of a folder.
+        let names: HashSet<(Option<&str>, &str)> =
+            self.data.iter().map(|data| (data.folder.as_deref(), data.path.as_str())).collect();
+        if names.len() < self.data.len() {
+            return refused("data: a file is listed twice");
+        }
         for data in &self.data {
             if data.address.is_none() || !data.blake3.is_empty() {
                 hash(&data.path, &data.blake3)?;
@@ -223,6 +260,10 @@ impl Manifest {
                 let rest = data.path.strip_prefix(folder.as_str()).and_then(|rest| rest.strip_prefix('/'));
                 if rest.is_none_or(|rest| rest.split('/').any(|part| ["", ".", ".."].contains(&part))) {
                     return refused(format!("data: {:?} is not beneath the folder {folder:?}", data.path));
+                }
+                let mut above = data.path.match_indices('/').map(|(at, _)| &data.path[..at]);
+                if let Some(both) = above.find(|above| names.contains(&(Some(folder), above))) {
+                    return refused(format!("data: {both:?} is a file, and the folder of {:?}", data.path));
                 }
             }
             if data.inside {
