@@ -285,6 +285,7 @@ fn minisign_checks_a_signature() {
         .current_dir(p.dir.path())
         .output()
     else {
+        assert!(std::env::var_os("PERILUNE_TEST_MINISIGN").is_none(), "minisign is not in the path");
         println!("skipped: minisign is not installed");
         return;
     };
