@@ -104,6 +104,11 @@ fn what_cannot_be_checked_is_refused_with_its_line() {
         ("asm volatile(\"{ .reg .b64 tab<9>; }\");", "declares tab twice"),
         ("asm volatile(\"ret; } .visible .entry evil() { ret;\");", "kernel evil"),
         ("asm volatile(\"st.async.weak.shared::cluster.b32 [%0], 1, [%0];\" :: \"l\"(x));", "st.async"),
+        (
+            "__shared__ float4 part; unsigned a = (unsigned)__cvta_generic_to_shared(&part); \
+             asm volatile(\"cp.async.cg.shared.global [%0], [%1], 16, 0;\" :: \"r\"(a), \"l\"(x));",
+            "reads a number of bytes that is not checked",
+        ),
         ("void* p = malloc(8); *(int*)p = 1;", "calls malloc"),
     ] {
         let text = format!(

@@ -456,9 +456,16 @@ impl<'a> Rewriter<'a> {
             Class::CopyAsync => {
                 let to = only_address(list, 0).ok_or_else(unknown)?;
                 let from = only_address(list, to.1 + 1).ok_or_else(unknown)?;
-                let [comma, size, ..] = &list[from.1 + 1..] else { return Err(unknown()) };
+                let [comma, size, rest @ ..] = &list[from.1 + 1..] else { return Err(unknown()) };
+                // With a size of the source, fewer bytes are read than are written.
+                if rest.iter().any(|t| t.text == ",") {
+                    return Err(format!(
+                        "{} reads a number of bytes that is not checked: copy whole words",
+                        print(list)
+                    ));
+                }
                 let bytes = size.text.parse().ok().filter(|n| [4, 8, 16].contains(n)).ok_or_else(unknown)?;
-                if comma.text != "," || list[from.1 + 1..].iter().any(|t| t.text == "[") {
+                if comma.text != "," || rest.iter().any(|t| t.text == "[") {
                     return Err(unknown());
                 }
                 return self.access(function, predicate, list, from, (Act::Read, false, bytes));
