@@ -153,6 +153,11 @@ pub fn all(author: &Place) -> Vec<Hostile> {
         };
         std::fs::write(f.dir.join("metrics.jsonl"), (1..=100).map(line).collect::<String>()).unwrap();
     });
+    add(
+        "log-long",
+        Expect::Where(RUNS, "the log of metrics has"),
+        &put("metrics.jsonl", format!("{{}}{}\n", " ".repeat(15 << 20)).repeat(5).into_bytes()),
+    );
     add("ledger-deep", any(), &put("ledger.jsonl", (deep() + "\n").into_bytes()));
     let edit = json!({ "step": 3, "dir": "../../../../victim", "files": [{ "path": "../secret.lua", "blake3": "0" }] });
     add("ledger-outside", any(), &put("ledger.jsonl", format!("{edit}\n").into_bytes()));

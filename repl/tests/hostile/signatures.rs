@@ -43,6 +43,9 @@ pub fn all(author: &Place) -> Vec<Hostile> {
     // The first comment is signed by nobody, and is not shown.
     let first = edited(&|l| l[0] = l[0].replace("signature of", "\u{1b}[2J\u{9b}31m\u{202e}signed by ada"));
     add("comment-escape", Expect::Contained, first.into_bytes());
+    // The same key under the name of another algorithm.
+    let algorithm = edited(&|l| l[0] = l[0].replace(" RW", " RX"));
+    add("other-algorithm", Expect::Refused("is by a key that it does not contain"), algorithm.into_bytes());
     add("empty", Expect::Refused(NONE), Vec::new());
     add("no-text", Expect::Refused(NONE), vec![0xff; 300]);
     add("cut", Expect::Refused(NONE), signature.as_bytes()[..150].to_vec());

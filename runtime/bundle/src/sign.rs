@@ -142,7 +142,7 @@ pub fn sign(bundle: &Path, key: &SecretKey, hash: &str) -> Result<String> {
 /// # Errors
 /// It is neither.
 pub fn public_key(given: &str) -> Result<PublicKey> {
-    if let Ok(key) = PublicKey::from_base64(given) {
+    if let Some(key) = key_of(given) {
         return Ok(key);
     }
     let wrong =
@@ -152,7 +152,14 @@ pub fn public_key(given: &str) -> Result<PublicKey> {
 }
 
 fn parse_public(text: &str) -> Option<PublicKey> {
-    PublicKeyBox::from_string(text).ok()?.into_public_key().ok()
+    key_of(&PublicKeyBox::from_string(text).ok()?.into_public_key().ok()?.to_base64())
+}
+
+/// Parses a public key. The library takes any name of an algorithm, so that a key would have several texts; it is `Ed` here.
+fn key_of(text: &str) -> Option<PublicKey> {
+    let key = PublicKey::from_base64(text).ok()?;
+    let bytes = Base64::decode_to_vec(key.to_base64(), None).ok()?;
+    bytes.starts_with(b"Ed").then_some(key)
 }
 
 /// The keys that the person trusts: files `NAME.pub` of a folder.
@@ -196,8 +203,8 @@ pub fn verify(bundle: &Path, key: Option<&PublicKey>, trusted: &TrustedKeys) -> 
     let refused = |rule: String| Error::Refused(format!("{shown}: {rule}"));
     let signature = parse_signature(&text).ok_or_else(|| refused("is no signature of minisign".into()))?;
     let comment = signature.untrusted_comment().unwrap_or_default();
-    let stated = comment.split(' ').next_back().and_then(|word| PublicKey::from_base64(word).ok());
-    let known = trusted.0.iter().filter_map(|(_, key)| PublicKey::from_base64(key).ok());
+    let stated = comment.split(' ').next_back().and_then(key_of);
+    let known = trusted.0.iter().filter_map(|(_, key)| key_of(key));
     let id = signature.keynum();
     let stated = stated.into_iter().chain(known).find(|key| key.keynum() == id);
     let by = match key {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::collections::HashSet;
 use std::path::Path;
 
-/// Bytes of an envelope.
+/// Bytes of an envelope, and of a log that is read whatever the run was.
 const LONGEST: u64 = 64 << 20;
 
 /// Compares the run in `dir`, which has ended, with the recorded one, in the folder to which the bundle was unpacked.
@@ -24,6 +24,7 @@ pub fn results(manifest: &Manifest, folder: &Path, dir: &Path, json: bool) -> Re
     let found = record.get("weights").and_then(Value::as_str).unwrap_or_default();
     let same_weights = recorded.weights == found;
     let envelope = envelope(folder)?;
+    check_log(&folder.join(RUN), dir)?;
     let (mut log, again) = (MetricsLog::read(&folder.join(RUN))?, MetricsLog::read(dir)?);
     leave_out_stops(&mut log, &again, &folder.join(RUN))?;
     let compared = envelope.clone().unwrap_or_default().compare(&log, &again);
@@ -71,6 +72,17 @@ pub fn results(manifest: &Manifest, folder: &Path, dir: &Path, json: bool) -> Re
             Err(Failure::Refused(format!("the results are not those of the bundle{device}: {first}\n  {rule}")))
         }
     }
+}
+
+/// Refuses a recorded log that is much longer than that of the run that repeated it: it would fill the memory of this process.
+fn check_log(recorded: &Path, dir: &Path) -> Result<(), Failure> {
+    let bytes = |dir: &Path| std::fs::metadata(dir.join("metrics.jsonl")).map_or(0, |m| m.len());
+    let (theirs, ours) = (bytes(recorded), bytes(dir));
+    if theirs > LONGEST.saturating_add(ours.saturating_mul(16)) {
+        let rule = format!("the log of metrics has {theirs} bytes, and that of the run that repeated it {ours}");
+        return Err(Failure::Refused(format!("the results are not those of the bundle: {rule}")));
+    }
+    Ok(())
 }
 
 /// Returns the part of a device's description on which bits depend: all but the number of threads.
