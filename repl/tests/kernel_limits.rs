@@ -159,7 +159,7 @@ fn endless_kernels_are_contained() {
         ("while (1) y[i] += x[i];", false),
         ("volatile float* v = y; v[i] = 1; while (v[i] == 1) { }", false),
         ("while (x[0] < 1e30f) __syncthreads(); y[i] = 1;", false),
-        ("for (;;) { }", false),
+        ("volatile int s = 0; for (;;) { s += i; }", false),
         ("if (i == 0) asm volatile(\"barrier.sync 1, 64;\"); y[i] = x[i];", true),
     ] {
         for flags in [
@@ -194,7 +194,7 @@ fn a_neutral_run_beside_keeps_its_bits() {
     let alone: Ran = tiny().output().unwrap().into();
     let beside = tiny().stdout(std::process::Stdio::piped()).spawn().unwrap();
     let bad = place();
-    for body in ["y[i + 100000] = 1;", "for (;;) { }"] {
+    for body in ["y[i + 100000] = 1;", "volatile int s = 0; for (;;) { s += i; }"] {
         script(&bad, &kernel(body), &["--kernel-time=500ms", "--check-kernels"]);
     }
     let beside: Ran = beside.wait_with_output().unwrap().into();

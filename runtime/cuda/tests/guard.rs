@@ -56,7 +56,7 @@ const KERNELS: &[(&str, &str)] = &[
       __global__ void mine(const float* x, float* y, int n) { y[0] = f(x[0], n); }"),
     ("template", "template <class T> __global__ void mine(const T* x, T* y, int n) { T a[8]; for (int i = 0; i < 8; i++) a[i] = x[i]; y[n] = a[n]; }"),
     ("asm", "__global__ void mine(const float* x, float* y, int n) { asm volatile(\"{ .reg .b32 t; ld.global.u32 t, [%0]; st.global.u32 [%1+4], t; }\" :: \"l\"(x), \"l\"(y)); }"),
-    ("endless", "__global__ void mine(const float* x, float* y, int n) { for (;;) { } }"),
+    ("endless", "__global__ void mine(const float* x, float* y, int n) { volatile int s = 0; for (;;) { s += n; } }"),
     ("switch", "__global__ void mine(const float* x, float* y, int n) { switch (n) { case 0: y[0] = x[1]; break; case 1: y[1] = x[0]; break;
       case 2: y[2] *= 3; break; case 3: y[n] += 4; break; case 4: __trap(); case 5: y[3] = 2; break; default: y[9] = 1; } }"),
     ("copy", "__global__ void mine(const float* x, float* y, int n) { __shared__ float s[1024]; unsigned a = (unsigned)__cvta_generic_to_shared(s + 4 * threadIdx.x);

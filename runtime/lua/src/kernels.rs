@@ -14,6 +14,7 @@ use perilune_core::{DType, Shape};
 pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let host = host(lua)?;
     granted(&host, lua, "kernel")?;
+    without_files(&host, lua, "kernel", &text)?;
     let loc = host.loc(lua);
     let Some((file, at)) = host.engine.borrow().recorder.source_map.get(loc).map(|(f, l)| (f.to_string(), l)) else {
         return Ok((String::new(), 0));
@@ -24,6 +25,14 @@ pub fn place(lua: &Lua, text: String) -> mlua::Result<(String, u32)> {
     let found = whole[start..].find(&text).map(|n| start + n).or_else(|| whole.find(&text));
     let line = found.filter(|_| !text.is_empty()).map_or(0, |n| whole[..n].matches('\n').count() as u32 + 1);
     Ok((file, line))
+}
+
+/// Refuses source that makes the compiler open a file, whatever the recipe may read: the compiler knows no grants.
+fn without_files(host: &std::rc::Rc<crate::host::Host>, lua: &Lua, op: &str, text: &str) -> mlua::Result<()> {
+    let Some(found) = crate::kernel_includes::opens_file(text) else { return Ok(()) };
+    let hint = "write it into the source; headers of CUDA are included as <cuda_fp16.h>";
+    let message = format!("its source has `{found}`, and the compiler may open no file of this computer");
+    Err(errors::refused(host, lua, op, &message, Some(hint.into())))
 }
 
 /// Refuses kernels that are not granted.
@@ -73,7 +82,9 @@ pub(crate) fn call(lua: &Lua, t: Table) -> mlua::Result<Vec<NodeId>> {
     }
     let names = t.get::<Option<Table>>("names")?;
     let names = names.map_or(Ok(Vec::new()), |list| list.sequence_values().collect::<mlua::Result<_>>())?;
-    let body = Body { name, text: t.get("text")?, file: t.get("file")?, line: t.get("line")?, names };
+    let text: String = t.get("text")?;
+    without_files(&host, lua, &name, &text)?;
+    let body = Body { name, text, file: t.get("file")?, line: t.get("line")?, names };
     let launch = Launch {
         body: source::intern(body),
         grid: three("grid")?,

@@ -23,6 +23,7 @@ mod images;
 mod indexing;
 mod inspect;
 mod json;
+mod kernel_includes;
 mod kernels;
 mod library_env;
 mod load_run;
