@@ -223,7 +223,7 @@ pub fn all(author: &Place) -> Vec<Hostile> {
     with("texts", any(), &|m| {
         let run = m.run.as_mut().unwrap();
         (run.started, run.device, run.precision) = (EVIL.into(), EVIL.into(), EVIL.into());
-        (run.mesh, run.device_description) = (Some(EVIL.into()), EVIL.repeat(5000));
+        (run.mesh, run.device_description) = (Some(EVIL.into()), EVIL.into());
         run.metrics = [(EVIL.to_string(), json!({ "a": EVIL })), ("loss".into(), json!(1e300))].into_iter().collect();
     });
     with("edits", any(), &|m| (m.run.as_mut().unwrap().edits, m.run.as_mut().unwrap().resumes) = (u64::MAX, u64::MAX));
