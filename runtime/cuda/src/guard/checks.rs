@@ -48,7 +48,7 @@ impl Place<'_> {
 pub fn publish(params: &[String]) -> String {
     let mut out = String::from("{ .reg .b64 __plck_a;\n");
     for (k, param) in params.iter().enumerate() {
-        let _ = write!(out, "ld.param.u64 __plck_a, [{param}];\nst.global.u64 [__plck_words+{}], __plck_a;\n", 8 * k);
+        let _ = writeln!(out, "ld.param.u64 __plck_a, [{param}];\nst.global.u64 [__plck_words+{}], __plck_a;", 8 * k);
     }
     out + "}\n"
 }
@@ -70,9 +70,9 @@ pub struct Access<'a> {
 pub fn check(a: &Access, place: &Place, layout: &Layout, variables: &[Variable]) -> String {
     let mut out =
         String::from("{ .reg .b64 __plck_a, __plck_d, __plck_t; .reg .b32 __plck_r; .reg .pred __plck_ok, __plck_q;\n");
-    let _ = write!(out, "mov.u64 __plck_a, {};\n", a.base);
+    let _ = writeln!(out, "mov.u64 __plck_a, {};", a.base);
     if !a.offset.is_empty() {
-        let _ = write!(out, "add.s64 __plck_a, __plck_a, {};\n", a.offset);
+        let _ = writeln!(out, "add.s64 __plck_a, __plck_a, {};", a.offset);
     }
     let room = i64::from(a.bytes) - 1;
     let first = if a.act == Act::Read { 0 } else { layout.inputs };
@@ -81,7 +81,7 @@ pub fn check(a: &Access, place: &Place, layout: &Layout, variables: &[Variable])
         out.push_str(&place.load("__plck_t", layout.bytes(k)));
         out.push_str("sub.s64 __plck_d, __plck_a, __plck_d;\n");
         if room > 0 {
-            let _ = write!(out, "add.s64 __plck_t, __plck_t, -{room};\nmax.s64 __plck_t, __plck_t, 0;\n");
+            let _ = writeln!(out, "add.s64 __plck_t, __plck_t, -{room};\nmax.s64 __plck_t, __plck_t, 0;");
         }
         out.push_str(match k == first {
             true => "setp.lt.u64 __plck_ok, __plck_d, __plck_t;\n",
@@ -99,21 +99,21 @@ pub fn check(a: &Access, place: &Place, layout: &Layout, variables: &[Variable])
     if a.is_generic {
         let spaces: &[&str] = if a.act == Act::Read { &["shared", "local", "const"] } else { &["shared", "local"] };
         for space in spaces {
-            let _ = write!(out, "isspacep.{space} __plck_q, __plck_a;\nor.pred __plck_ok, __plck_ok, __plck_q;\n");
+            let _ = writeln!(out, "isspacep.{space} __plck_q, __plck_a;\nor.pred __plck_ok, __plck_ok, __plck_q;");
         }
     }
     if room > 0 {
         let _ =
-            write!(out, "and.b64 __plck_d, __plck_a, {room};\nsetp.eq.and.s64 __plck_ok, __plck_d, 0, __plck_ok;\n");
+            writeln!(out, "and.b64 __plck_d, __plck_a, {room};\nsetp.eq.and.s64 __plck_ok, __plck_d, 0, __plck_ok;");
     }
     out.push_str("not.pred __plck_q, __plck_ok;\n");
     match a.predicate {
         None => {}
-        Some((p, false)) => drop(write!(out, "and.pred __plck_q, __plck_q, {p};\n")),
-        Some((p, true)) => drop(write!(out, "or.pred __plck_q, __plck_ok, {p};\nnot.pred __plck_q, __plck_q;\n")),
+        Some((p, false)) => drop(writeln!(out, "and.pred __plck_q, __plck_q, {p};")),
+        Some((p, true)) => drop(writeln!(out, "or.pred __plck_q, __plck_ok, {p};\nnot.pred __plck_q, __plck_q;")),
     }
     let spare = if a.act == Act::Read { "__plck_zero" } else { "__plck_sink" };
-    let _ = write!(out, "mov.u64 __plck_d, {spare};\n");
+    let _ = writeln!(out, "mov.u64 __plck_d, {spare};");
     if a.is_generic {
         out.push_str("cvta.global.u64 __plck_d, __plck_d;\n");
     }

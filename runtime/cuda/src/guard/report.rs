@@ -94,7 +94,7 @@ impl Subject {
         let size = buffer.nbytes() as i128;
         let inside = offset >= 0 && offset + i128::from(bytes) <= size;
         match () {
-            () if inside && address % bytes != 0 => {
+            () if inside && !address.is_multiple_of(bytes) => {
                 let message = format!("{what} at byte {offset} of {name}, which is not aligned to {bytes}");
                 error(message, "the address of a vector must be a multiple of its size")
             }
