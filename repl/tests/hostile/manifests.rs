@@ -162,8 +162,7 @@ fn accepted(out: &mut Vec<Hostile>) {
         ("escape", "https://a.example/\u{1b}[2J\u{9b}31m"),
     ] {
         let call = format!("pl.data.lines({address:?}, {{ hash = 'sha256:{}' }})", "0".repeat(64));
-        let lua =
-            TINY.replace("function recipe.model()", &format!("function recipe.model() {call}")).replace("\\u{", "\\u{");
+        let lua = TINY.replace("function recipe.model()", &format!("function recipe.model() {call}"));
         add(&format!("address-{name}"), Expect::Where(REPLAYS, "has no run"), &lua, &|m| {
             m.data.push(data(address, b"x", |d| d.address = Some(address.into())));
             m.asks.net = vec!["localhost".into(), "169.254.169.254".into()];
