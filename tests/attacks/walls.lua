@@ -153,7 +153,7 @@ local pl = require "perilune"
 local ok, clock = pcall(function() return os.clock() end)
 print(ok, #tostring(clock))
 
---# other_run: load the run of somebody else
+--# other_run: load the run of another user
 --# expect: error
 local pl = require "perilune"
 for _, at in ipairs { "../victim", "/", "runs/../../victim", "outside" } do assert(not pcall(pl.load_run, at)) end

@@ -1,4 +1,4 @@
-//! Manifests that are malformed, that lie, and that are whole and ask for what nobody grants.
+//! Makes bundles whose manifest is malformed, states what is not true, or asks for more than a recipe can be granted.
 
 use super::{ALL_RUNS, Expect, Hostile, LUA, REPLAYS, RUNS, TINY, listing, with_manifest};
 use perilune_bundle::Manifest;

@@ -40,7 +40,7 @@ pub fn all(author: &Place) -> Vec<Hostile> {
     add("of-two-files", Expect::Refused(OTHER), mixed.into_bytes());
     let trusted = edited(&|l| l[2] = format!("{}\u{1b}[2Jtrusted by ada", l[2]));
     add("comment-changed", Expect::Refused(OTHER), trusted.into_bytes());
-    // The first comment is signed by nobody, and is not shown.
+    // The signature does not cover the first comment, so it is not shown.
     let first = edited(&|l| l[0] = l[0].replace("signature of", "\u{1b}[2J\u{9b}31m\u{202e}signed by ada"));
     add("comment-escape", Expect::Contained, first.into_bytes());
     // The same key under the name of another algorithm.

@@ -36,7 +36,7 @@ pub fn signature_path(bundle: &Path) -> PathBuf {
 }
 
 /// Reads a small text file; `None` if there is none. What is no regular file is refused and never waited for, since a signature
-/// comes with its bundle from somebody else.
+/// comes with a bundle that is not trusted.
 fn text(path: &Path) -> Result<Option<String>> {
     if std::fs::metadata(path).is_err_and(|e| e.kind() == std::io::ErrorKind::NotFound) {
         return Ok(None);

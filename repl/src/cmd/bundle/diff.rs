@@ -112,6 +112,8 @@ impl DiffArgs {
             ("--allow-read", !terms.reads.is_empty()),
             ("--allow-write", !terms.writes.is_empty()),
             ("--allow-kernels", terms.kernels),
+            ("--check-kernels", terms.check_kernels),
+            ("--kernel-time", terms.kernel_time.is_some()),
             ("--time", terms.time.is_some()),
             ("--process-memory", terms.memory.is_some()),
         ];

@@ -1,4 +1,4 @@
-//! Rewrites the PTX of a recipe's kernel, so that it accesses the buffers of its launch and nothing else, and ends when it is told.
+//! Rewrites the PTX of a recipe's kernel, so that it accesses only the buffers of its launch, and stops at its limit of time.
 //!
 //! With `--check-kernels` every access to global memory, also by a generic address, is made only if it is aligned and lies within an
 //! input (to read), an output, or a variable of the module; a generic address may also be one of shared, local or constant memory

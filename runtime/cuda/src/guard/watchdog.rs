@@ -2,7 +2,7 @@
 //!
 //! Events around a launch tell a thread when it begins and ends. At the limit the thread writes the number of the launch to the stop
 //! word, at which the threads of a rewritten kernel exit and report that they did. CUDA cannot end a kernel that does not read the word
-//! (one that waits at a barrier for ever, or that could not be rewritten), so the process ends then.
+//! (it waits at a barrier that is never complete, or could not be rewritten), so the process ends then.
 
 use super::report::Subject;
 use crate::driver::{Address, Device, Event, Pinned};
@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// Time between two looks at a launch.
 const LOOK: Duration = Duration::from_millis(2);
-/// The time in which a kernel that is told to end does so.
+/// The time in which a kernel stops after its limit.
 const GRACE: Duration = Duration::from_millis(800);
 /// The launches of a kernel whose addresses are remembered, for messages.
 const REMEMBERED: usize = 256;
