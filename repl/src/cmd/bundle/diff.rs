@@ -61,10 +61,14 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
                 "{rule}\n  hint: perilune run trains it, and perilune bundle pack packs the run"
             )));
         }
-        return say(&recipes(&a, &b)?);
+    }
+    for to in [&first, &second] {
+        std::fs::create_dir(to).map_err(|e| Failure::System(format!("cannot create {}: {e}", to.display())))?;
+    }
+    if a.bundle.manifest().run.is_none() || b.bundle.manifest().run.is_none() {
+        return say(&recipes((&a, &first), (&b, &second))?);
     }
     for (opened, to) in [(&a, &first), (&b, &second)] {
-        std::fs::create_dir(to).map_err(|e| Failure::System(format!("cannot create {}: {e}", to.display())))?;
         opened.bundle.extract(to, &|name| name.starts_with(RUN) && !name.contains("/checkpoints/"))?;
     }
     let summary = |dir: &Path, of: &Opened| -> Result<RunSummary, Failure> {
@@ -140,8 +144,8 @@ impl DiffArgs {
     }
 }
 
-/// Lists what differs between the manifests of two bundles.
-fn recipes(a: &Opened, b: &Opened) -> Result<String, Failure> {
+/// Lists what differs between the manifests and the recipes of two bundles, each of which has a new folder to unpack its recipe to.
+fn recipes((a, to_a): (&Opened, &Path), (b, to_b): (&Opened, &Path)) -> Result<String, Failure> {
     let (first, second) = (a.bundle.manifest(), b.bundle.manifest());
     let mut out = format!(
         "A {}\nB {}\n",
@@ -159,7 +163,7 @@ fn recipes(a: &Opened, b: &Opened) -> Result<String, Failure> {
     section(&mut out, "params", params(first), params(second));
     section(&mut out, "data", data(first), data(second));
     section(&mut out, "versions", versions(first), versions(second));
-    let changed = recipe_diff(&texts(&a.bundle)?, &texts(&b.bundle)?);
+    let changed = recipe_diff(&texts(&a.bundle, to_a)?, &texts(&b.bundle, to_b)?);
     out += if changed.is_empty() { "recipe\n  equal\n" } else { "recipe\n" };
     for file in changed {
         out += &format!("  {}\n", one_line(&file.path.display().to_string()));
@@ -170,13 +174,19 @@ fn recipes(a: &Opened, b: &Opened) -> Result<String, Failure> {
     Ok(out)
 }
 
-/// Returns the recipe of a bundle at its start, the recipe itself first.
-fn texts(bundle: &Bundle) -> Result<Files, Failure> {
+/// Returns the recipe of a bundle at its start, the recipe itself first. It is unpacked in one pass over the archive.
+fn texts(bundle: &Bundle, to: &Path) -> Result<Files, Failure> {
     let recipe = &bundle.manifest().recipe;
     let folder = dir_of(Path::new(recipe));
+    bundle.extract(to, &|name| Path::new(name).starts_with(&folder))?;
     let mut out = Files::new();
     for file in bundle.manifest().files.iter().filter(|f| Path::new(&f.path).starts_with(&folder)) {
-        let text = String::from_utf8_lossy(&bundle.read(&file.path, LONGEST)?).into_owned();
+        if file.bytes > LONGEST {
+            return Err(Failure::Refused(format!("{}: has more than {LONGEST} bytes, and is no recipe", file.path)));
+        }
+        let path = to.join(&file.path);
+        let bytes = std::fs::read(&path).map_err(crate::failure::disk("read", &path))?;
+        let text = String::from_utf8_lossy(&bytes).into_owned();
         let inside = Path::new(&file.path).strip_prefix(&folder).unwrap_or(Path::new(&file.path)).to_path_buf();
         out.push((inside, text));
     }
