@@ -2,6 +2,8 @@
 
 pub use perilune_train::numbers::short;
 
+use crate::terminal::one_line;
+
 /// Groups digits by thousands: 26122 -> `26,122`.
 pub fn grouped(n: u64) -> String {
     let digits = n.to_string();
@@ -52,7 +54,7 @@ pub fn bytes(n: usize) -> String {
 pub fn metrics(values: &[(String, f64)]) -> String {
     let mut sorted: Vec<&(String, f64)> = values.iter().collect();
     sorted.sort_by_key(|(name, _)| name != "loss");
-    sorted.iter().map(|(name, v)| format!("{name} {}", short(*v))).collect::<Vec<_>>().join(" · ")
+    sorted.iter().map(|(name, v)| format!("{} {}", one_line(name), short(*v))).collect::<Vec<_>>().join(" · ")
 }
 
 #[cfg(test)]

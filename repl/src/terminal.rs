@@ -46,6 +46,30 @@ pub fn styled(code: &str, text: &str) -> String {
     format!("{token}{code}m{text}{token}0m")
 }
 
+/// Cuts a styled text to so many lines, each of at most so many characters, and says how much is left out.
+pub fn shortened(text: &str, most_lines: usize, most_chars: usize) -> String {
+    let mut lines = text.split_inclusive('\n');
+    let mut out = String::new();
+    for line in lines.by_ref().take(most_lines) {
+        let Some((end, _)) = line.char_indices().nth(most_chars) else {
+            out.push_str(line);
+            continue;
+        };
+        // A style is neither cut in two nor left open.
+        let mut kept = &line[..end];
+        if let Some(at) = kept.rfind('\u{1b}').filter(|at| end - at < token().len() + 4) {
+            kept = &kept[..at];
+        }
+        let reset = if kept.contains(token()) { format!("{}0m", token()) } else { String::new() };
+        let more = line.trim_end_matches('\n').len() - kept.len();
+        out.push_str(&format!("{kept}{reset} … ({more} bytes more)\n"));
+    }
+    match lines.count() {
+        0 => out,
+        more => out + &format!("… {more} lines more\n"),
+    }
+}
+
 /// Marks the style sequences of a drawing made by the program, so that they are kept. Its words must be escaped before.
 pub fn drawn(text: &str) -> String {
     text.replace("\u{1b}[", token())
@@ -103,6 +127,23 @@ impl<W: Write> Write for EscapedLog<W> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_long_text_is_cut_by_lines_and_characters() {
+        assert_eq!(shortened("ab\ncd", 2, 2), "ab\ncd");
+        assert_eq!(shortened("aäbc\n", 2, 2), "aä … (2 bytes more)\n");
+        assert_eq!(shortened("a\nb\nc\nd", 2, 2), "a\nb\n… 2 lines more\n");
+        let (line, reset) = (styled("31", "abcdef") + "\n", format!("{}0m", token()));
+        let start = token().chars().count() + 3;
+        // In the token at the end, within the text, and in the token at the start.
+        for (chars, kept) in [(start + 8, Some(6)), (start + 2, Some(2)), (4, None)] {
+            let shown = shortened(&line, 1, chars);
+            let begins =
+                kept.map_or(String::new(), |n| line[..line.find("abcdef").unwrap_or(0) + n].to_string() + &reset);
+            assert!(shown.starts_with(&format!("{begins} … (")), "{chars}: {shown:?}");
+            assert!(!rendered(&shown).contains("\\u{1b}"), "{chars}: {shown:?}");
+        }
+    }
 
     #[test]
     fn a_recipe_cannot_move_the_cursor() {

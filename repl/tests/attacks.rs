@@ -4,11 +4,10 @@
 //! file outside the run directory changes; no output has the victim's secret, a control character or a Rust panic; memory
 //! stays below a bound; and a run beside it keeps its bits.
 //!
-//! Every script runs under one of the commands by default, its neighbours under the others. The scripts of some files, and a sample of
-//! the rest that `PERILUNE_SEED` shifts, run under a command with `--untrusted` too. `replay` records the run first, and repeats it
-//! confined. `PERILUNE_ATTACKS=all` runs each script under all of them, `PERILUNE_ATTACKS=GROUP,GROUP` those of some files, and
-//! `PERILUNE_ATTACKS=GROUP/NAME` one script, whose output it prints. A test that runs as root also runs scripts as a user without
-//! privileges: a fourth of them by default, with `PERILUNE_ATTACKS` all that it names.
+//! By default a sample runs, which `PERILUNE_SEED` shifts: each script under one command as one user. `PERILUNE_ATTACKS=all` runs each
+//! script under all commands, with and without `--untrusted`, `PERILUNE_ATTACKS=GROUP,GROUP` those of some files, and
+//! `PERILUNE_ATTACKS=GROUP/NAME` one script, whose output it prints. `replay` records the run first, and repeats it confined. A test
+//! that runs as root also runs scripts as a user without privileges.
 #![allow(clippy::unwrap_used)]
 
 #[path = "support/sandbox.rs"]
@@ -95,9 +94,12 @@ const CONFINED: [(&str, &[&str]); 4] = [
     ("repl", &["--untrusted"]),
     ("replay", &["--quiet", "--untrusted", "--run-dir", "runs/again"]),
 ];
-/// The files whose scripts are about confinement. Of the others one script in so many is confined by default.
+/// The files whose scripts are about confinement.
 const ABOUT_WALLS: [&str; 4] = ["confined", "floods", "kernels", "walls"];
-const CONFINED_SAMPLE: usize = 24;
+/// By default one script in so many runs: of those about confinement, of the others without it, and of the others with it.
+const ONE_IN_ABOUT_WALLS: usize = 2;
+const ONE_IN: usize = 3;
+const ONE_IN_CONFINED: usize = 25;
 
 /// Lua's limit, and what the process may have in all.
 const LUA_MEMORY: &str = "256MiB";
@@ -275,6 +277,49 @@ fn neutral(sandbox: &Sandbox) -> String {
     done["weights"].as_str().unwrap().to_string()
 }
 
+/// A script, the command that runs it with its arguments, and the user.
+type Job<'a> = (&'a Attack, (&'static str, &'static [&'static str]), User);
+
+/// Each script under all commands as all users.
+fn every<'a>(attacks: impl Iterator<Item = &'a Attack>) -> Vec<Job<'a>> {
+    let mut jobs = Vec::new();
+    for attack in attacks {
+        for command in COMMANDS.iter().chain(&CONFINED) {
+            // An endless script leaves no run to replay.
+            if command.0 != "replay" || attack.expect != Expect::Stops {
+                jobs.extend(User::all().iter().map(|user| (attack, *command, *user)));
+            }
+        }
+    }
+    jobs
+}
+
+/// Scripts under one command as one user each, which `PERILUNE_SEED` shifts.
+fn sample(attacks: &[Attack]) -> Vec<Job<'_>> {
+    let seed = std::env::var("PERILUNE_SEED").ok().and_then(|text| text.parse::<usize>().ok()).unwrap_or(7);
+    let users = User::all();
+    let mut jobs = Vec::new();
+    for (k, attack) in attacks.iter().enumerate() {
+        let group = attack.name.split('/').next().unwrap_or_default();
+        let about_walls = ABOUT_WALLS.contains(&group);
+        let due = |one_in: usize| k % one_in == seed % one_in;
+        if due(ONE_IN) && !about_walls {
+            let turn = (k + seed) / ONE_IN;
+            // A fourth as the user without privileges, under another command each time.
+            let (round, command) = (turn / COMMANDS.len(), turn % COMMANDS.len());
+            let user = if round % 4 == command { users[users.len() - 1] } else { users[0] };
+            jobs.push((attack, COMMANDS[command], user));
+        }
+        let one_in = if about_walls { ONE_IN_ABOUT_WALLS } else { ONE_IN_CONFINED };
+        let turn = (k + seed) / one_in;
+        let command = CONFINED[turn % CONFINED.len()];
+        if due(one_in) && !(command.0 == "replay" && attack.expect == Expect::Stops) {
+            jobs.push((attack, command, users[(turn / CONFINED.len() + turn) % users.len()]));
+        }
+    }
+    jobs
+}
+
 #[test]
 fn every_attack_is_contained() {
     let wanted = std::env::var("PERILUNE_ATTACKS").unwrap_or_default();
@@ -283,36 +328,8 @@ fn every_attack_is_contained() {
         let group = attack.name.split('/').next().unwrap_or_default();
         wanted.split(',').any(|w| w == "all" || w == group || w == attack.name)
     };
-    let mut jobs = Vec::new();
     let attacks = attacks();
-    for (k, attack) in attacks.iter().enumerate() {
-        for (c, command) in COMMANDS.iter().enumerate() {
-            let due = k % COMMANDS.len() == c;
-            if named(attack) || (wanted.is_empty() && due) {
-                let sampled =
-                    |user: &User| *user == User::Own || !wanted.is_empty() || (k / COMMANDS.len()).is_multiple_of(4);
-                jobs.extend(User::all().iter().filter(|u| sampled(u)).map(|user| (attack, *command, *user)));
-            }
-        }
-    }
-    let seed = std::env::var("PERILUNE_SEED").ok().and_then(|text| text.parse::<usize>().ok()).unwrap_or(7);
-    for (k, attack) in attacks.iter().enumerate() {
-        let group = attack.name.split('/').next().unwrap_or_default();
-        let is_due =
-            wanted.is_empty() && (ABOUT_WALLS.contains(&group) || k % CONFINED_SAMPLE == seed % CONFINED_SAMPLE);
-        for (c, command) in CONFINED.iter().enumerate() {
-            // An endless script leaves no run to replay.
-            if command.0 == "replay" && attack.expect == Expect::Stops {
-                continue;
-            }
-            if named(attack) {
-                jobs.extend(User::all().iter().map(|user| (attack, *command, *user)));
-            } else if is_due && (k + seed) % CONFINED.len() == c {
-                let users = User::all();
-                jobs.push((attack, *command, users[(k / CONFINED.len() + seed) % users.len()]));
-            }
-        }
-    }
+    let jobs = if wanted.is_empty() { sample(&attacks) } else { every(attacks.iter().filter(|a| named(a))) };
     assert!(!jobs.is_empty(), "PERILUNE_ATTACKS={wanted}: there is no such script");
     let beside = Sandbox::new();
     std::fs::write(beside.path("work/neutral.lua"), "return require \"base\" { params = { steps = 20 } }").unwrap();

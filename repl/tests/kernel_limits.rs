@@ -189,17 +189,33 @@ fn a_neutral_run_beside_keeps_its_bits() {
     let p = place();
     p.file("tiny.lua", support::TINY);
     let device = std::env::var("PERILUNE_DEVICE").unwrap_or_else(|_| "cpu".into());
-    let tiny = || p.command(&["run", "tiny.lua", "--device", &device, "--json", "--set", "steps=200"]);
     let weights = |ran: &Ran| ran.events().iter().rev().find_map(|e| Some(e.get("weights")?.to_string()));
-    let alone: Ran = tiny().output().unwrap().into();
-    let beside = tiny().stdout(std::process::Stdio::piped()).spawn().unwrap();
     let bad = place();
-    for body in ["y[i + 100000] = 1;", "volatile int s = 0; for (;;) { s += i; }"] {
-        script(&bad, &kernel(body), &["--kernel-time=500ms", "--check-kernels"]);
+    // Longer runs, until both kernels have gone wrong while one trained.
+    for steps in [1_000, 10_000, 100_000] {
+        let set = format!("steps={steps}");
+        let tiny = || p.command(&["run", "tiny.lua", "--device", &device, "--json", "--set", &set]);
+        let mut beside =
+            tiny().stdout(std::process::Stdio::piped()).stderr(std::process::Stdio::piped()).spawn().unwrap();
+        let out = std::thread::scope(|scope| {
+            let pipe = beside.stdout.take().unwrap();
+            let reader = scope.spawn(move || std::io::read_to_string(pipe).unwrap());
+            let mut has_overlapped = true;
+            for body in ["y[i + 100000] = 1;", "volatile int s = 0; for (;;) { s += i; }"] {
+                script(&bad, &kernel(body), &["--kernel-time=500ms", "--check-kernels"]);
+                has_overlapped &= beside.try_wait().unwrap().is_none();
+            }
+            let mut ran: Ran = beside.wait_with_output().unwrap().into();
+            ran.out = reader.join().unwrap();
+            has_overlapped.then_some(ran)
+        });
+        let Some(beside) = out else { continue };
+        let alone: Ran = tiny().output().unwrap().into();
+        assert_eq!((alone.status, beside.status), (Some(0), Some(0)), "{}{}", alone.err, beside.err);
+        assert!(weights(&alone).is_some() && weights(&alone) == weights(&beside));
+        return;
     }
-    let beside: Ran = beside.wait_with_output().unwrap().into();
-    assert_eq!((alone.status, beside.status), (Some(0), Some(0)), "{}{}", alone.err, beside.err);
-    assert_eq!(weights(&alone), weights(&beside));
+    panic!("no run was long enough");
 }
 
 #[test]

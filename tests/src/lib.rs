@@ -4,6 +4,7 @@
 //! - [`harness`] runs a case on an engine in a chosen dtype and layout;
 //! - [`reference`](mod@reference) reads PyTorch's results (`golden/ops`) and compares with them;
 //! - [`machine`] compiles plans for GPUs without having them;
+//! - [`known`] remembers what compilations came to;
 //! - [`recording`] collects the programs of a run that computes nothing, and [`fingerprint`] and [`ptx`] hash them;
 //! - [`outcome`] collects and compares what training comes to;
 //! - [`random`] makes random graphs;
@@ -15,6 +16,7 @@
 pub mod case;
 pub mod fingerprint;
 pub mod harness;
+pub mod known;
 pub mod machine;
 pub mod outcome;
 pub mod ptx;

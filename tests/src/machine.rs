@@ -1,11 +1,13 @@
 //! Compiles plans to machine code without a GPU, and checks that no generated kernel spills registers.
 
+use crate::known::{Known, with_headers};
+use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::{Function, Props};
 use perilune_cuda::nvrtc::{self, Compiler};
 use perilune_cuda::offline_target;
 use perilune_plan::ir::Program;
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// The GPUs for which every plan must compile: compute capability, multiprocessors, shared memory of a block.
 pub const GPUS: [Props; 3] = [
@@ -14,10 +16,16 @@ pub const GPUS: [Props; 3] = [
     Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10, ..Props::H200 },
 ];
 
+/// Whether a line of ptxas's report says that registers are spilled.
+fn spills(line: &str) -> bool {
+    line.contains("spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads")
+}
+
 /// Compiles all kernels of the plan except cuBLASLt's, and fails if one spills registers. A text that
 /// several plans share is compiled once. `PERILUNE_DUMP` names a folder for the texts of kernels that spill.
 pub fn compiles(name: &str, p: &Program) {
     let mut bad = Vec::new();
+    static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("plans"));
     static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
     for props in GPUS {
         let Ok(mut compiler) = Compiler::new(props.arch, None) else {
@@ -35,11 +43,21 @@ pub fn compiles(name: &str, p: &Program) {
             if list.is_empty() {
                 continue;
             }
-            let log = compiler.program(&list).unwrap_or_else(|e| panic!("{name}: {e}")).1;
+            let texts: Vec<String> =
+                list.iter().map(|f| format!("{} {}", nvrtc::name(f), with_headers(&f.text, HEADERS))).collect();
+            let compiler_of = format!("spills {:?} {:?} {contract}", props.arch, compiler.version);
+            let mut parts = vec![compiler_of.as_bytes()];
+            parts.extend(texts.iter().map(String::as_bytes));
+            let mut log = String::new();
+            let result = KNOWN.get(&Known::key(&parts), || {
+                log = compiler.program(&list).unwrap_or_else(|e| panic!("{name}: {e}")).1;
+                if log.lines().any(spills) { "spills".into() } else { "clean".into() }
+            });
+            assert!(result == "clean" || !log.is_empty(), "{name}: a golden result says that it spills");
             let mut entry = "";
             for line in log.lines() {
                 entry = line.split_once("entry function '").map_or(entry, |l| l.1);
-                if !line.contains("spill stores") || line.contains(" 0 bytes spill stores, 0 bytes spill loads") {
+                if !spills(line) {
                     continue;
                 }
                 bad.push(format!("{name} for {:?}: {entry}: {}", props.arch, line.trim()));

@@ -8,11 +8,13 @@
 //! - `sm_90 plan`: the planned program as it is: kernels in order, layouts, memory. Compared without NVRTC too.
 //! - `sm_90 KIND`: the launches of a kernel: PTX with symbols numbered (`perilune_tests::ptx`), grid, block, shared memory
 //!   and arguments. Products of cuBLASLt and convolutions of cuDNN are identified by their operands. Needs NVRTC of the version
-//!   that the first line names; its output is cached in `target/tmp` by the compiled text.
+//!   that the first line names.
 //! - `avx512 KIND`: a compiled kernel of the CPU (`perilune_cpu::fingerprint`), for each instruction set on any x86-64.
 //!
 //! KIND is the op of a library call or the kind of kernel, for readers of a difference: renaming an internal op changes
 //! this word and no hash. `PERILUNE_BLESS=1` rewrites the files; it needs NVRTC.
+//!
+//! `golden/compiled/programs.txt` has the hashes of the PTX (`perilune_tests::known`).
 #![allow(clippy::unwrap_used)]
 
 use perilune_core::{DType, ops};
@@ -27,6 +29,7 @@ use perilune_lua::{Loaded, Runtime, RuntimeOptions};
 use perilune_plan::Backend;
 use perilune_plan::ir::{Kernel, Program};
 use perilune_tests::harness::{self, Layout};
+use perilune_tests::known::{Known, with_headers};
 use perilune_tests::machine::GPUS;
 use perilune_tests::recording::Recording;
 use perilune_tests::scripts::blessing;
@@ -36,7 +39,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 
 /// A recipe or a script, its parameters, its precision.
 struct Source {
@@ -176,27 +179,9 @@ fn text(lines: &Lines, version: &str) -> String {
     format!("# NVRTC {version}\n{body}")
 }
 
-/// A text and the headers that it includes, directly or indirectly, which determine its PTX.
-fn with_headers(text: &str) -> String {
-    let mut texts = vec![text];
-    let mut at = 0;
-    while let Some(text) = texts.get(at).copied() {
-        for line in text.lines().filter(|l| l.trim_start().starts_with("#include")) {
-            let found = HEADERS.iter().find(|(path, _)| line.contains(&format!("\"{path}\"")));
-            if let Some((_, header)) = found
-                && !texts.contains(header)
-            {
-                texts.push(header);
-            }
-        }
-        at += 1;
-    }
-    texts.join("\n")
-}
-
-/// PTX hashes of functions by architecture, kept on the disk.
+/// PTX hashes of functions by architecture.
 struct Hashes {
-    folder: PathBuf,
+    golden: &'static Known,
     version: (i32, i32),
     known: Mutex<HashMap<((u32, u32), String), String>>,
     /// The number of kernels that may still be compiled again.
@@ -213,18 +198,17 @@ const ALL_RETRIES: usize = 300;
 impl Hashes {
     /// `None` where NVRTC is missing.
     fn new() -> Option<Hashes> {
+        static GOLDEN: LazyLock<Known> = LazyLock::new(|| Known::open("programs"));
         let Ok(compiler) = Compiler::new(GPUS[0].arch, None) else {
             let wanted = std::env::var_os("PERILUNE_TEST_NVRTC").is_some() || blessing();
             assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS require");
             return None;
         };
-        let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).join("ptx");
-        std::fs::create_dir_all(&folder).unwrap();
         let retries = AtomicUsize::new(ALL_RETRIES);
-        Some(Hashes { folder, version: compiler.version, known: Mutex::default(), retries })
+        Some(Hashes { golden: &GOLDEN, version: compiler.version, known: Mutex::default(), retries })
     }
 
-    /// Compiles the kernels without a cached hash, on all cores.
+    /// Compiles the kernels without a known hash, on all cores.
     fn prepare(&self, arch: (u32, u32), functions: &[Arc<Function>]) {
         let mut missing: Vec<&Arc<Function>> =
             functions.iter().filter(|f| !self.known.lock().unwrap().contains_key(&(arch, f.text.clone()))).collect();
@@ -234,14 +218,9 @@ impl Hashes {
         let work = || {
             let compiler = Compiler::new(arch, None).unwrap();
             while let Some(f) = missing.get(next.fetch_add(1, Ordering::Relaxed)) {
-                let key = format!("{arch:?} {:?} 2\n{}", self.version, with_headers(&f.text));
-                let file = self.folder.join(fingerprint::text_hash(key.as_bytes()));
-                let hash = std::fs::read_to_string(&file).ok().filter(|h| h.len() == 16).unwrap_or_else(|| {
-                    let hash = hash_of(&compiler, f);
-                    let part = file.with_extension(std::process::id().to_string());
-                    std::fs::write(&part, &hash).and_then(|()| std::fs::rename(&part, &file)).unwrap();
-                    hash
-                });
+                let text = with_headers(&f.text, HEADERS);
+                let key = Known::key(&[format!("ptx {arch:?} {:?}", self.version).as_bytes(), text.as_bytes()]);
+                let hash = self.golden.get(&key, || hash_of(&compiler, f));
                 self.known.lock().unwrap().insert((arch, f.text.clone()), hash);
             }
         };

@@ -15,17 +15,10 @@ use std::path::Path;
 /// # Errors
 /// With `alarm`, that B is worse than A by more than so many per cent in a measurement.
 pub fn print(a: &Path, b: &Path, json: bool, alarm: Option<f64>) -> Result<(), Failure> {
-    print_comparison(&runs::compare(read(a)?, read(b)?)?, json, alarm)
-}
-
-/// Prints a comparison of two runs.
-///
-/// # Errors
-/// As of [`print()`].
-pub fn print_comparison(found: &Comparison, json: bool, alarm: Option<f64>) -> Result<(), Failure> {
+    let found = &runs::compare(read(a)?, read(b)?)?;
     match json {
         true => print_json(&found.json())?,
-        false => say(&text(found, width(), color(std::io::stdout().is_terminal()), alarm.unwrap_or(MARKED)))?,
+        false => say(&text(found, alarm))?,
     }
     let Some(percent) = alarm else { return Ok(()) };
     let worse = found.measured.iter().filter(|m| m.is_alarm(percent));
@@ -49,7 +42,9 @@ fn read(named: &Path) -> Result<RunSummary, Failure> {
     })
 }
 
-fn text(found: &Comparison, width: Option<usize>, color: bool, alarm: f64) -> String {
+/// Formats a comparison for the terminal. From `alarm` per cent on a loss is marked.
+pub fn text(found: &Comparison, alarm: Option<f64>) -> String {
+    let (width, color, alarm) = (width(), color(std::io::stdout().is_terminal()), alarm.unwrap_or(MARKED));
     let bold = |text: String| if color { styled("1", &text) } else { text };
     let mut out = head(found).text(width, color);
     let mut section = |title: &str, body: String| out += &format!("\n{}\n{body}", bold(title.into()));

@@ -103,7 +103,7 @@ pub fn all(author: &Place) -> Vec<Hostile> {
     add("params", any(), &field("params", json!({ EVIL: EVIL, "steps": 1e308, "lr": { "a": [] } })));
     add(
         "files-outside",
-        runs("cannot open"),
+        runs("leads out of its directory"),
         &field("files", json!([{ "path": "../../../victim/secret.lua", "blake3": "0".repeat(64) }])),
     );
     add("files-many", any(), &field("files", json!(vec![json!({ "path": "x.lua", "blake3": "0" }); 100_000])));
@@ -153,6 +153,13 @@ pub fn all(author: &Place) -> Vec<Hostile> {
         };
         std::fs::write(f.dir.join("metrics.jsonl"), (1..=100).map(line).collect::<String>()).unwrap();
     });
+    let names: Vec<String> = (0..10_001).map(|k| format!("\"m{k}\":1")).collect();
+    let line = format!("{{\"event\":\"eval\",\"step\":1,\"metrics\":{{{}}}}}\n", names.join(","));
+    add(
+        "log-too-many-metrics",
+        Expect::Where(&["diff as a", "diff as b"], "more than 10000 metrics"),
+        &put("metrics.jsonl", line.into_bytes()),
+    );
     add(
         "log-long",
         Expect::Where(RUNS, "the log of metrics has"),

@@ -34,6 +34,10 @@ impl Opened {
             rustix::io::Errno::LOOP if links == Links::Refuse => {
                 Error::NotRegular { path: shown.to_path_buf(), found: "a link" }
             }
+            // A record of a directory names files of that directory.
+            rustix::io::Errno::XDEV if links == Links::Refuse => {
+                Error::Name { path: shown.to_path_buf(), rule: "leads out of its directory".into() }
+            }
             e => Error::io(shown, "open", e),
         };
         // Its kind first, by a handle that opens nothing: an open alone has effects on devices and FIFOs.

@@ -51,6 +51,7 @@ mod git;
 pub mod history;
 mod hot_reload;
 mod job;
+mod log_lines;
 mod media;
 mod metrics_log;
 mod mlflow;

@@ -3,16 +3,15 @@
 //! Steps and evaluations are read; what a recipe logs itself (`run:log`) is not, since it may hold times. Of a step that was taken
 //! again the last value counts. Seals are not checked here.
 
-use crate::error::{Error, Result, disk};
-use crate::run_log::METRICS;
+use crate::error::{Error, Result};
+use crate::log_lines::{check_names, for_each_line, values};
 use perilune_policy::Directory;
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 
-/// The longest line that is read.
-const MAX_LINE: u64 = 16 << 20;
+/// The most values of a log, of which each takes about 26 bytes in memory.
+const MAX_VALUES: usize = 32 << 20;
 
 /// The metrics of a run by name (`loss`, `grad_norm`, `valid/loss`), each by step. NaN stands for NaN and infinities.
 #[derive(Clone, Default, PartialEq, Debug)]
@@ -24,59 +23,34 @@ impl MetricsLog {
     /// Reads the log of the run in `dir`; a run without one has no metrics.
     ///
     /// # Errors
-    /// The log cannot be read, or a line of it is longer than 16 MiB.
+    /// The log cannot be read, a line of it is longer than 16 MiB, or it has more than 10,000 metrics or 2^25 values.
     pub fn read(dir: &Path) -> Result<MetricsLog> {
-        let dir = Directory::open(dir)?;
-        if !dir.has(METRICS)? {
-            return Ok(MetricsLog::default());
-        }
-        let path = dir.path().join(METRICS);
-        let file = dir.open_unlinked(Path::new(METRICS))?.into_file();
-        MetricsLog::of(BufReader::with_capacity(1 << 20, file), &path)
+        let (mut out, mut count) = (MetricsLog::default(), 0);
+        for_each_line(&Directory::open(dir)?, |line| out.add(line, &mut count))?;
+        Ok(out)
     }
 
-    /// Reads a log from any reader; errors name `path`.
-    ///
-    /// # Errors
-    /// Those of [`MetricsLog::read`].
-    pub fn of(mut from: impl BufRead, path: &Path) -> Result<MetricsLog> {
-        let (mut out, mut line) = (MetricsLog::default(), Vec::new());
-        loop {
-            line.clear();
-            let read = from.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).map_err(disk("read", path))?;
-            if read as u64 == MAX_LINE {
-                return Err(Error::Refused(format!("{}: a line has more than {MAX_LINE} bytes", path.display())));
-            }
-            // A line without an end is still being written.
-            if line.pop() != Some(b'\n') {
-                return Ok(out);
-            }
-            out.add(&line);
-        }
-    }
-
-    /// Parses the text of a log.
-    pub fn parse(text: &str) -> MetricsLog {
-        let mut out = MetricsLog::default();
-        crate::run_log::complete(text).for_each(|line| out.add(line.as_bytes()));
-        out
-    }
-
-    fn add(&mut self, line: &[u8]) {
-        let Ok(event) = serde_json::from_slice::<Value>(line) else { return };
-        let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return };
+    /// Adds a line to a log that has had `count` values so far, those of steps that were taken again included.
+    fn add(&mut self, line: &[u8], count: &mut usize) -> Result<()> {
+        let Ok(event) = serde_json::from_slice::<Value>(line) else { return Ok(()) };
+        let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return Ok(()) };
         if !matches!(kind, "step" | "eval") {
-            return;
+            return Ok(());
         }
-        let named = event["metrics"].as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), value));
-        let loss = event.get("loss").map(|value| ("loss", value));
-        for (name, value) in named.chain(loss) {
-            let Some(value) = (if value.is_null() { Some(f64::NAN) } else { value.as_f64() }) else { continue };
+        for (name, value) in values(&event) {
+            *count += 1;
+            if *count > MAX_VALUES {
+                return Err(Error::Refused(format!("metrics.jsonl has more than {MAX_VALUES} values of steps")));
+            }
             match self.by_name.get_mut(name) {
                 Some(series) => drop(series.insert(step, value)),
-                None => drop(self.by_name.insert(name.into(), BTreeMap::from([(step, value)]))),
+                None => {
+                    check_names(self.by_name.len())?;
+                    self.by_name.insert(name.into(), BTreeMap::from([(step, value)]));
+                }
             }
         }
+        Ok(())
     }
 
     /// Returns the log up to a step.
@@ -90,5 +64,25 @@ impl MetricsLog {
     /// Returns the last step that has a value; 0 if none has.
     pub fn last_step(&self) -> u64 {
         self.by_name.values().filter_map(|series| series.keys().next_back()).copied().max().unwrap_or(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::run_log::METRICS;
+
+    #[test]
+    fn a_log_with_too_many_metrics_is_refused() {
+        let dir = tempfile::tempdir().expect("a directory");
+        let write = |from: usize, to: usize| {
+            let names: Vec<String> = (from..to).map(|k| format!("\"m{k}\":1")).collect();
+            format!("{{\"event\":\"eval\",\"step\":1,\"metrics\":{{{}}}}}\n", names.join(","))
+        };
+        std::fs::write(dir.path().join(METRICS), write(0, 6000) + &write(4000, 10_000)).expect("written");
+        assert_eq!(MetricsLog::read(dir.path()).expect("read").by_name.len(), 10_000);
+        std::fs::write(dir.path().join(METRICS), write(0, 6000) + &write(4000, 10_001)).expect("written");
+        let rule = MetricsLog::read(dir.path()).expect_err("refused").to_string();
+        assert!(rule.contains("more than 10000 metrics") && rule.contains("hint: "), "{rule}");
     }
 }

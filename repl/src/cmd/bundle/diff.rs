@@ -5,12 +5,12 @@
 use super::bisect;
 use super::opened::{Opened, open};
 use super::repeat::{self, Asked, BundleOptions, Prepared};
-use crate::cmd::runs_compare;
+use crate::cmd::{runs::print_json, runs_compare};
 use crate::confined::{Terms, UntrustedArgs};
 use crate::console_out::say;
 use crate::failure::Failure;
 use crate::policy_args::PolicyArgs;
-use crate::terminal::{json as json_text, one_line};
+use crate::terminal::{json as json_text, one_line, shortened};
 use perilune_bundle::{Bundle, Manifest};
 use perilune_train::bundled::RUN;
 use perilune_train::history::{Files, dir_of};
@@ -21,6 +21,9 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of a file of a recipe.
 const LONGEST: u64 = 64 << 20;
+/// Lines of a comparison that are printed, and characters of each: a stranger's bundle can ask for any number. `--json` prints all.
+const MOST_LINES: usize = 10_000;
+const LONGEST_LINE: usize = 4_000;
 
 #[derive(clap::Args, Debug)]
 pub struct DiffArgs {
@@ -66,7 +69,7 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
         std::fs::create_dir(to).map_err(|e| Failure::System(format!("cannot create {}: {e}", to.display())))?;
     }
     if a.bundle.manifest().run.is_none() || b.bundle.manifest().run.is_none() {
-        return say(&recipes((&a, &first), (&b, &second))?);
+        return say(&shortened(&recipes((&a, &first), (&b, &second))?, MOST_LINES, LONGEST_LINE));
     }
     for (opened, to) in [(&a, &first), (&b, &second)] {
         opened.bundle.extract(to, &|name| name.starts_with(RUN) && !name.contains("/checkpoints/"))?;
@@ -79,7 +82,10 @@ pub fn diff(args: &DiffArgs) -> Result<(), Failure> {
     for (run, of) in found.runs.iter_mut().zip([&a, &b]) {
         run.dir = of.bundle.path().to_path_buf();
     }
-    runs_compare::print_comparison(&found, json, None)?;
+    match json {
+        true => print_json(&found.json())?,
+        false => say(&shortened(&runs_compare::text(&found, None), MOST_LINES, LONGEST_LINE))?,
+    }
     let [was, is] = [&first, &second].map(|dir| MetricsLog::read(&dir.join(RUN)));
     let weights = |of: &Opened| of.bundle.manifest().run.as_ref().map(|run| run.weights.clone());
     let same = weights(&a) == weights(&b);

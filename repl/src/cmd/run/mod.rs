@@ -303,7 +303,8 @@ impl RunArgs {
 
 /// A new directory below `runs/` for a confined run: it is named before the recipe says its name.
 pub fn new_directory(recipe: &Path) -> PathBuf {
-    let name = recipe.file_stem().unwrap_or_default().to_string_lossy().into_owned();
+    // `..` has no stem.
+    let name = recipe.file_stem().map_or_else(|| "run".into(), |stem| stem.to_string_lossy().into_owned());
     let stem = format!("{name}-{}", jiff::Zoned::now().strftime("%Y%m%d-%H%M%S"));
     let named = (1..).map(|k| Path::new("runs").join(if k == 1 { stem.clone() } else { format!("{stem}-{k}") }));
     named.into_iter().find(|path| !path.exists()).unwrap_or_else(|| Path::new("runs").join(&stem))

@@ -1,18 +1,56 @@
 //! Wraps NVRTC for tests on machines without a GPU: compiles text for any architecture and parses ptxas's report.
 #![allow(unsafe_code, dead_code, clippy::unwrap_used)] // NVRTC is C; each test uses some of this
 
+#[path = "../../../../tests/src/known.rs"]
+mod known;
 #[path = "../../../../tests/src/skip.rs"]
 pub mod skip;
 
+use known::{Known, with_headers};
 use libloading::{Library, Symbol};
 use perilune_cuda::headers::HEADERS;
 use perilune_cuda::launch::Function;
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Program = *mut c_void;
 
 pub struct Nvrtc(Library);
+
+/// What ptxas reports about the functions of a program.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Verdict {
+    pub functions: usize,
+    /// How many of them spill registers, and how many have local memory of any kind.
+    pub spilled: usize,
+    pub stack: usize,
+    /// Products of a warpgroup wait for each other.
+    pub is_serialized: bool,
+}
+
+impl Verdict {
+    fn of(log: &str) -> Verdict {
+        let all = read_log(log);
+        let count = |is: fn(&FunctionReport) -> bool| all.iter().filter(|f| is(f)).count();
+        Verdict {
+            functions: all.len(),
+            spilled: count(|f| f.spilled > 0),
+            stack: count(|f| f.stack > 0),
+            is_serialized: log.contains("serialized"),
+        }
+    }
+
+    fn text(&self) -> String {
+        format!("{} {} {} {}", self.functions, self.spilled, self.stack, usize::from(self.is_serialized))
+    }
+
+    fn parse(text: &str) -> Verdict {
+        let numbers: Vec<usize> = text.split(' ').map(|n| n.parse().unwrap()).collect();
+        let [functions, spilled, stack, serialized] = numbers[..] else { panic!("{text}") };
+        Verdict { functions, spilled, stack, is_serialized: serialized == 1 }
+    }
+}
 
 /// ptxas's report about a function.
 #[derive(Clone, Debug)]
@@ -40,32 +78,53 @@ impl Nvrtc {
     }
 
     /// Compiles functions as one program, as the backend compiles fused regions.
-    pub fn functions(&self, functions: &[&Function], arch: &str) -> Vec<FunctionReport> {
+    pub fn functions(&self, functions: &[&Function], arch: &str) -> Verdict {
         let texts = functions.iter().enumerate();
         let source: String = texts.map(|(k, f)| f.text.replace("KERNEL", &format!("{}__{k}", f.label))).collect();
-        let (log, cubin) =
-            self.compile(&source, arch, &["--fmad=false"]).unwrap_or_else(|log| panic!("{log}\n--- {source}"));
-        if let Ok(dir) = std::env::var("PERILUNE_DUMP") {
-            let path = format!("{dir}/{}_{arch}", functions[0].label);
-            std::fs::write(format!("{path}.cubin"), cubin).unwrap();
-            std::fs::write(format!("{path}.cu"), &source).unwrap();
-        }
-        read_log(&log)
+        self.verdict(&source, arch, &["--fmad=false"])
     }
 
     /// Compiles texts of one function each as one program; panics if that fails, or if a function spills or has a
     /// stack.
     pub fn spill_free(&self, texts: &[String], arch: &str) {
         let source: String = texts.iter().enumerate().map(|(k, t)| t.replace("KERNEL", &format!("f__{k}"))).collect();
-        let (log, _) = self.compile(&source, arch, &[]).unwrap_or_else(|log| panic!("{arch}: {log}\n--- {source}"));
-        let all = read_log(&log);
-        assert_eq!(all.len(), texts.len(), "{arch}: {log}");
-        let bad = all.iter().filter(|c| c.stack > 0 || c.spilled > 0).map(|c| {
-            let text = c.name.rsplit("__").next().and_then(|k| k.parse::<usize>().ok()).map(|k| &texts[k]);
-            format!("{c:?}\n{}", text.map_or("", |t| t))
+        let found = self.verdict(&source, arch, &[]);
+        let clean = Verdict { functions: texts.len(), spilled: 0, stack: 0, is_serialized: false };
+        assert_eq!(found, clean, "{arch}: PERILUNE_COMPILE=1 prints the report");
+    }
+
+    /// Compiles a text, unless its verdict is known (`tests/src/known.rs`). Prints the report about functions that spill or have a
+    /// stack. `PERILUNE_DUMP` names a folder for the code and the text.
+    pub fn verdict(&self, source: &str, arch: &str, options: &[&str]) -> Verdict {
+        static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("cuda"));
+        let text = with_headers(source, HEADERS);
+        let how = format!("verdict {arch} {options:?} {:?}", self.version());
+        let verdict = KNOWN.get(&Known::key(&[how.as_bytes(), text.as_bytes()]), || {
+            let done = self.compile(source, arch, options);
+            let (log, cubin) = done.unwrap_or_else(|log| panic!("{arch}: {log}\n--- {source}"));
+            for f in read_log(&log).iter().filter(|f| f.spilled > 0 || f.stack > 0) {
+                println!("{arch}: {f:?}");
+            }
+            if let Ok(dir) = std::env::var("PERILUNE_DUMP") {
+                let path = format!("{dir}/{}_{arch}", Known::key(&[source.as_bytes()]));
+                std::fs::write(format!("{path}.cubin"), cubin).unwrap();
+                std::fs::write(format!("{path}.cu"), source).unwrap();
+            }
+            Verdict::of(&log).text()
         });
-        let bad: Vec<_> = bad.collect();
-        assert!(bad.is_empty(), "{arch}: {}", bad.join("\n"));
+        Verdict::parse(&verdict)
+    }
+
+    /// Returns the version of the compiler.
+    fn version(&self) -> (c_int, c_int) {
+        type Version = unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int;
+        let (mut major, mut minor) = (0, 0);
+        // SAFETY: the signature is that of nvrtc.h.
+        unsafe {
+            let version: Symbol<Version> = self.0.get(b"nvrtcVersion").unwrap();
+            assert_eq!(version(&mut major, &mut minor), 0);
+        }
+        (major, minor)
     }
 
     /// Compiles to machine code; returns the log of NVRTC and ptxas and the code, or the log as an error.

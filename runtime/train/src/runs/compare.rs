@@ -12,6 +12,7 @@ use serde_json::{Map, Value, json};
 use similar::TextDiff;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// A value that two runs do not share; `None` where a run lacks it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -165,13 +166,15 @@ fn last_files(run: &RunSummary) -> Result<Files> {
     Ok(history::version_at(&Directory::open(&run.dir)?, &run.record, Path::new(""), u64::MAX)?.files)
 }
 
-/// Compares the recipes of two runs, whatever their file names, and the files that they require by name.
+/// The time after which a difference need no longer be the shortest: to find that takes the product of the lengths at worst.
+const MAX_TIME: Duration = Duration::from_secs(5);
+
 /// Compares the texts of two recipes: the recipe itself, whatever its names, then the files that it requires.
 pub fn recipe_diff(a: &Files, b: &Files) -> Vec<FileDiff> {
     let mut out = Vec::new();
     let mut add = |path: &Path, old: &str, new: &str| {
         if old != new {
-            let diff = TextDiff::from_lines(old, new);
+            let diff = TextDiff::configure().timeout(MAX_TIME).diff_lines(old, new);
             let text = diff.unified_diff().missing_newline_hint(false).to_string();
             out.push(FileDiff { path: path.to_path_buf(), lines: text.lines().map(String::from).collect() });
         }

@@ -3,12 +3,11 @@
 //! The log may still be written, so an incomplete last line, and lines of other programs, are skipped. It is read as a stream: that of
 //! a long run has gigabytes, of which evaluations are few. Seals are not checked here; a resume and a replay do that.
 
-use crate::error::{Error, Result, disk};
-use crate::run_log::METRICS;
+use crate::error::Result;
+use crate::log_lines::{check_names, for_each_line, values};
 use perilune_policy::Directory;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader};
 use std::path::Path;
 
 /// A value and the step that it belongs to.
@@ -121,9 +120,6 @@ pub(crate) enum Events {
     All,
 }
 
-/// The longest line that is read; a step with some thousand metrics has less.
-const MAX_LINE: u64 = 16 << 20;
-
 impl Metrics {
     /// Reads the log of the run in `dir`; a run without one has no metrics.
     pub(crate) fn read(dir: &Directory, events: Events) -> Result<Metrics> {
@@ -139,30 +135,15 @@ impl Metrics {
     }
 
     fn scan(dir: &Directory, events: Events, most: u64) -> Result<Metrics> {
-        if !dir.has(METRICS)? {
-            return Ok(Metrics::default());
-        }
-        let path = dir.path().join(METRICS);
-        let file = dir.open_unlinked(Path::new(METRICS))?.into_file();
-        let mut lines = BufReader::with_capacity(1 << 20, file);
-        let (mut out, mut line, mut last) = (Metrics::default(), Vec::new(), Vec::new());
-        loop {
-            line.clear();
-            let read = std::io::Read::take(&mut lines, MAX_LINE).read_until(b'\n', &mut line);
-            let read = read.map_err(disk("read", &path))?;
-            if read as u64 == MAX_LINE {
-                return Err(Error::Refused(format!("{}: a line has more than {MAX_LINE} bytes", path.display())));
-            }
-            // A line without an end is still being written.
-            if line.pop() != Some(b'\n') {
-                break;
-            }
+        let (mut out, mut last) = (Metrics::default(), Vec::new());
+        for_each_line(dir, |line| {
             let is_step = line.starts_with(br#"{"event":"step""#);
             match events {
-                Events::Evaluations if is_step => std::mem::swap(&mut line, &mut last),
-                _ => out.add(&line, most),
+                Events::Evaluations if is_step => std::mem::swap(line, &mut last),
+                _ => out.add(line, most)?,
             }
-        }
+            Ok(())
+        })?;
         // Of the last step the number counts, not its metrics.
         if let Ok(event) = serde_json::from_slice::<Value>(&last) {
             out.reach(&event);
@@ -177,29 +158,31 @@ impl Metrics {
         }
     }
 
-    fn add(&mut self, line: &[u8], most: u64) {
-        let Ok(event) = serde_json::from_slice::<Value>(line) else { return };
-        let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return };
+    fn add(&mut self, line: &[u8], most: u64) -> Result<()> {
+        let Ok(event) = serde_json::from_slice::<Value>(line) else { return Ok(()) };
+        let (Some(step), Some(kind)) = (event["step"].as_u64(), event["event"].as_str()) else { return Ok(()) };
         if !matches!(kind, "step" | "eval" | "log") || step > most {
-            return;
+            return Ok(());
         }
         self.reach(&event);
-        let named = event["metrics"].as_object().into_iter().flatten().map(|(name, value)| (name.as_str(), value));
-        let loss = event.get("loss").map(|value| ("loss", value));
-        for (name, value) in named.chain(loss) {
-            let Some(value) = (if value.is_null() { Some(f64::NAN) } else { value.as_f64() }) else { continue };
+        for (name, value) in values(&event) {
             let at = At { step, value };
             match self.by_name.get_mut(name) {
                 Some(extent) => extent.add(at),
-                None => drop(self.by_name.insert(name.into(), Extent::of(at))),
+                None => {
+                    check_names(self.by_name.len())?;
+                    self.by_name.insert(name.into(), Extent::of(at));
+                }
             }
         }
+        Ok(())
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::run_log::METRICS;
 
     #[test]
     fn a_log_is_summarized_up_to_its_last_complete_line() {
