@@ -51,17 +51,18 @@ pub fn shortened(text: &str, most_lines: usize, most_chars: usize) -> String {
     let mut lines = text.split_inclusive('\n');
     let mut out = String::new();
     for line in lines.by_ref().take(most_lines) {
-        let Some((end, _)) = line.char_indices().nth(most_chars) else {
+        let body = line.trim_end_matches('\n');
+        let Some((end, _)) = body.char_indices().nth(most_chars) else {
             out.push_str(line);
             continue;
         };
         // A style is neither cut in two nor left open.
-        let mut kept = &line[..end];
+        let mut kept = &body[..end];
         if let Some(at) = kept.rfind('\u{1b}').filter(|at| end - at < token().len() + 4) {
             kept = &kept[..at];
         }
         let reset = if kept.contains(token()) { format!("{}0m", token()) } else { String::new() };
-        let more = line.trim_end_matches('\n').len() - kept.len();
+        let more = body.len() - kept.len();
         out.push_str(&format!("{kept}{reset} … ({more} bytes more)\n"));
     }
     match lines.count() {
