@@ -1,8 +1,9 @@
 //! Remembers what compilations came to, in a golden file with a line `key result` for each.
 //!
-//! A key is the hash of all that determines the result: the text with its headers, the architecture, the options, the compiler's
-//! version. What a file has is not compiled again, so that CI compiles the kernels that a commit changes. `PERILUNE_BLESS=1` adds
-//! lines; without the file it writes those that are in use. `PERILUNE_COMPILE=1` compiles everything and ignores the files.
+//! A key is the hash of what determines the result: the text with its headers, the architecture, the compiler's version. The first line
+//! of the file has the options, and a file of other options counts as empty. What a file has is not compiled again, so that CI
+//! compiles the kernels that a commit changes. `PERILUNE_BLESS=1` adds lines; without the file it writes those that are in use.
+//! `PERILUNE_COMPILE=1` compiles everything and ignores the files.
 //!
 //! Tests of crates below the testkit include this file by its path.
 
@@ -13,12 +14,13 @@ use std::sync::Mutex;
 /// The results of a golden file.
 pub struct Known {
     file: PathBuf,
+    options: String,
     lines: Mutex<BTreeMap<String, String>>,
 }
 
 impl Known {
-    /// Reads `tests/golden/compiled/NAME.txt`.
-    pub fn open(name: &str) -> Known {
+    /// Reads `tests/golden/compiled/NAME.txt`, whose results are of compilations with these options.
+    pub fn open(name: &str, options: &str) -> Known {
         let root = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
         // From the folder of any package of the workspace.
         let golden = root.ancestors().map(|dir| dir.join("tests/golden")).find(|dir| dir.is_dir());
@@ -27,9 +29,10 @@ impl Known {
             Some(_) => String::new(),
             None => std::fs::read_to_string(&file).unwrap_or_default(),
         };
-        let lines = text.lines().filter_map(|line| line.split_once(' '));
+        let options = format!("# {options}\n");
+        let lines = text.strip_prefix(&options).unwrap_or_default().lines().filter_map(|line| line.split_once(' '));
         let lines = Mutex::new(lines.map(|(key, result)| (key.into(), result.into())).collect());
-        Known { file, lines }
+        Known { file, options, lines }
     }
 
     /// Returns the key of what determines a result.
@@ -52,7 +55,7 @@ impl Known {
         if std::env::var_os("PERILUNE_BLESS").is_some_and(|v| v == "1") {
             let text: String = lines.iter().map(|(key, result)| format!("{key} {result}\n")).collect();
             std::fs::create_dir_all(self.file.parent().expect("a folder")).expect("a folder");
-            std::fs::write(&self.file, text).expect("a file");
+            std::fs::write(&self.file, format!("{}{text}", self.options)).expect("a file");
         }
         result
     }

@@ -16,6 +16,14 @@ pub const GPUS: [Props; 3] = [
     Props { arch: (10, 0), sms: 148, shared_bytes: 227 << 10, ..Props::H200 },
 ];
 
+/// Returns the part of the compiler's source that chooses its options, on one line.
+pub fn options() -> String {
+    let source = include_str!("../../runtime/cuda/src/nvrtc.rs");
+    let start = source.find("fn options(").expect("the function of the options");
+    let end = source[start..].find("\n}\n").expect("its end");
+    source[start..start + end].split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
 /// Whether a line of ptxas's report says that registers are spilled.
 fn spills(line: &str) -> bool {
     line.contains("spill stores") && !line.contains(" 0 bytes spill stores, 0 bytes spill loads")
@@ -25,7 +33,7 @@ fn spills(line: &str) -> bool {
 /// several plans share is compiled once. `PERILUNE_DUMP` names a folder for the texts of kernels that spill.
 pub fn compiles(name: &str, p: &Program) {
     let mut bad = Vec::new();
-    static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("plans"));
+    static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("plans", &options()));
     static SEEN: Mutex<BTreeSet<(u32, String)>> = Mutex::new(BTreeSet::new());
     for props in GPUS {
         let Ok(mut compiler) = Compiler::new(props.arch, None) else {

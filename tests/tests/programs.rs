@@ -30,7 +30,7 @@ use perilune_plan::Backend;
 use perilune_plan::ir::{Kernel, Program};
 use perilune_tests::harness::{self, Layout};
 use perilune_tests::known::{Known, with_headers};
-use perilune_tests::machine::GPUS;
+use perilune_tests::machine::{GPUS, options};
 use perilune_tests::recording::Recording;
 use perilune_tests::scripts::blessing;
 use perilune_tests::skip::skipped;
@@ -198,7 +198,7 @@ const ALL_RETRIES: usize = 300;
 impl Hashes {
     /// `None` where NVRTC is missing.
     fn new() -> Option<Hashes> {
-        static GOLDEN: LazyLock<Known> = LazyLock::new(|| Known::open("programs"));
+        static GOLDEN: LazyLock<Known> = LazyLock::new(|| Known::open("programs", &options()));
         let Ok(compiler) = Compiler::new(GPUS[0].arch, None) else {
             let wanted = std::env::var_os("PERILUNE_TEST_NVRTC").is_some() || blessing();
             assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS require");

@@ -16,6 +16,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 type Program = *mut c_void;
 
+/// The options of every compilation.
+const ALWAYS: [&str; 2] = ["--std=c++17", "--ptxas-options=-v"];
+
 pub struct Nvrtc(Library);
 
 /// What ptxas reports about the functions of a program.
@@ -96,7 +99,7 @@ impl Nvrtc {
     /// Compiles a text, unless its verdict is known (`tests/src/known.rs`). Prints the report about functions that spill or have a
     /// stack. `PERILUNE_DUMP` names a folder for the code and the text.
     pub fn verdict(&self, source: &str, arch: &str, options: &[&str]) -> Verdict {
-        static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("cuda"));
+        static KNOWN: LazyLock<Known> = LazyLock::new(|| Known::open("cuda", &ALWAYS.join(" ")));
         let text = with_headers(source, HEADERS);
         let how = format!("verdict {arch} {options:?} {:?}", self.version());
         let verdict = KNOWN.get(&Known::key(&[how.as_bytes(), text.as_bytes()]), || {
@@ -134,8 +137,7 @@ impl Nvrtc {
         let names: Vec<CString> = HEADERS.iter().map(|h| text(h.0)).collect();
         let bodies: Vec<CString> = HEADERS.iter().map(|h| text(h.1)).collect();
         let arch = format!("--gpu-architecture={arch}");
-        let always = [arch.as_str(), "--std=c++17", "--ptxas-options=-v"];
-        let options: Vec<CString> = always.iter().chain(options).map(|o| text(o)).collect();
+        let options: Vec<CString> = [arch.as_str()].iter().chain(&ALWAYS).chain(options).map(|o| text(o)).collect();
         let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
         let (names, bodies, options) = (pointers(&names), pointers(&bodies), pointers(&options));
         type Create = unsafe extern "C" fn(
