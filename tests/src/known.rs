@@ -3,7 +3,7 @@
 //! A key is the hash of what determines the result: the text with its headers, the architecture, the compiler's version. The first line
 //! of the file has the options, and a file of other options counts as empty. What a file has is not compiled again, so that CI
 //! compiles the kernels that a commit changes. `PERILUNE_BLESS=1` adds lines; without the file it writes those that are in use.
-//! `PERILUNE_COMPILE=1` compiles everything and ignores the files.
+//! `PERILUNE_COMPILE=1` compiles everything, whatever the files have.
 //!
 //! Tests of crates below the testkit include this file by its path.
 
@@ -14,8 +14,11 @@ use std::sync::Mutex;
 /// The results of a golden file.
 pub struct Known {
     file: PathBuf,
-    options: String,
+    /// The first line.
+    head: String,
     lines: Mutex<BTreeMap<String, String>>,
+    /// Whether all texts are to be compiled.
+    compiles_all: bool,
 }
 
 impl Known {
@@ -25,14 +28,11 @@ impl Known {
         // From the folder of any package of the workspace.
         let golden = root.ancestors().map(|dir| dir.join("tests/golden")).find(|dir| dir.is_dir());
         let file = golden.expect("tests/golden").join("compiled").join(format!("{name}.txt"));
-        let text = match std::env::var_os("PERILUNE_COMPILE") {
-            Some(_) => String::new(),
-            None => std::fs::read_to_string(&file).unwrap_or_default(),
-        };
-        let options = format!("# {options}\n");
-        let lines = text.strip_prefix(&options).unwrap_or_default().lines().filter_map(|line| line.split_once(' '));
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        let head = format!("# {options}\n");
+        let lines = text.strip_prefix(&head).unwrap_or_default().lines().filter_map(|line| line.split_once(' '));
         let lines = Mutex::new(lines.map(|(key, result)| (key.into(), result.into())).collect());
-        Known { file, options, lines }
+        Known { file, head, lines, compiles_all: std::env::var_os("PERILUNE_COMPILE").is_some() }
     }
 
     /// Returns the key of what determines a result.
@@ -46,18 +46,27 @@ impl Known {
 
     /// Returns the known result of a key, or the one that `compile` computes.
     pub fn get(&self, key: &str, compile: impl FnOnce() -> String) -> String {
-        if let Some(result) = self.lines.lock().expect("a lock").get(key) {
-            return result.clone();
-        }
-        let result = compile();
+        self.find(key).unwrap_or_else(|| {
+            let result = compile();
+            self.add(key, &result);
+            result
+        })
+    }
+
+    /// Returns the known result of a key.
+    pub fn find(&self, key: &str) -> Option<String> {
+        if self.compiles_all { None } else { self.lines.lock().expect("a lock").get(key).cloned() }
+    }
+
+    /// Adds a result.
+    pub fn add(&self, key: &str, result: &str) {
         let mut lines = self.lines.lock().expect("a lock");
-        lines.insert(key.into(), result.clone());
+        lines.insert(key.into(), result.into());
         if std::env::var_os("PERILUNE_BLESS").is_some_and(|v| v == "1") {
             let text: String = lines.iter().map(|(key, result)| format!("{key} {result}\n")).collect();
             std::fs::create_dir_all(self.file.parent().expect("a folder")).expect("a folder");
-            std::fs::write(&self.file, format!("{}{text}", self.options)).expect("a file");
+            std::fs::write(&self.file, format!("{}{text}", self.head)).expect("a file");
         }
-        result
     }
 }
 

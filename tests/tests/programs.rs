@@ -198,7 +198,8 @@ const ALL_RETRIES: usize = 300;
 impl Hashes {
     /// `None` where NVRTC is missing.
     fn new() -> Option<Hashes> {
-        static GOLDEN: LazyLock<Known> = LazyLock::new(|| Known::open("programs", &options()));
+        static GOLDEN: LazyLock<Known> =
+            LazyLock::new(|| Known::open("programs", &format!("{}, normalization {}", options(), ptx::REVISION)));
         let Ok(compiler) = Compiler::new(GPUS[0].arch, None) else {
             let wanted = std::env::var_os("PERILUNE_TEST_NVRTC").is_some() || blessing();
             assert!(!wanted, "no libnvrtc, which PERILUNE_TEST_NVRTC and PERILUNE_BLESS require");

@@ -326,6 +326,12 @@ impl Kind {
     }
 }
 
+/// Returns the options for texts of the program itself: for generated ones, and for those that begin with [`CONTRACT`]. With the text,
+/// its headers and the version of NVRTC they determine the code.
+pub fn text_options(arch: (u32, u32)) -> [Vec<String>; 2] {
+    [Kind::Generated, Kind::Contract].map(|kind| options(arch, kind))
+}
+
 fn options(arch: (u32, u32), kind: Kind) -> Vec<String> {
     // wgmma and TMA exist only in the architecture-specific feature set.
     let specific = if arch >= (9, 0) { "a" } else { "" };

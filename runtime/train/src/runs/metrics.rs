@@ -129,7 +129,7 @@ impl Metrics {
     /// Reads the log of the run in `path` up to a step: the last values are those that the run had there.
     ///
     /// # Errors
-    /// The log cannot be read.
+    /// The log cannot be read, or has more than 10,000 metrics.
     pub fn read_up_to(path: &Path, step: u64) -> Result<Metrics> {
         Metrics::scan(&Directory::open(path)?, Events::All, step)
     }
