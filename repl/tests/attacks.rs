@@ -97,16 +97,18 @@ const CONFINED: [(&str, &[&str]); 4] = [
 /// The files whose scripts are about confinement.
 const ABOUT_WALLS: [&str; 4] = ["confined", "floods", "kernels", "walls"];
 /// By default one script in so many runs: of those about confinement, of the others without it, and of the others with it.
-const ONE_IN_ABOUT_WALLS: usize = 2;
-const ONE_IN: usize = 3;
+const ONE_IN_ABOUT_WALLS: usize = 3;
+const ONE_IN: usize = 4;
 const ONE_IN_CONFINED: usize = 25;
 
-/// Lua's limit, and what the process may have in all.
-const LUA_MEMORY: &str = "256MiB";
+/// Lua's limit, low so that it is soon full, and what the process may have in all.
+const LUA_MEMORY: &str = "64MiB";
 const MAX_BYTES: u64 = 1536 << 20;
 
-/// Time before the first interrupt: for scripts that end by themselves, on a busy machine too, and for those that do not.
+/// Time before the first interrupt: for scripts that end by themselves, on a busy machine too, for those that may, and for those that do
+/// not.
 const PATIENCE: Duration = Duration::from_secs(90);
+const A_WHILE: Duration = Duration::from_secs(10);
 const SOON: Duration = Duration::from_millis(1500);
 /// Time between two interrupts, and from the second to the end.
 const BETWEEN: Duration = Duration::from_millis(1200);
@@ -240,12 +242,14 @@ fn attempt(attack: &Attack, (command, more): (&str, &[&str]), user: User, print:
     std::fs::write(sandbox.path("work/attack.lua"), text).unwrap();
     sandbox.give_to(user);
     let before = sandbox.snapshot();
-    let mut args = vec![command, "attack.lua", "--lua-memory", LUA_MEMORY];
+    let device = sandbox::device();
+    let mut args = vec![command, "attack.lua", "--device", &device, "--lua-memory", LUA_MEMORY];
     if command == "replay" {
-        let record = ["run", "attack.lua", "--quiet", "--lua-memory", LUA_MEMORY, "--run-dir", "runs/one"];
+        let record =
+            ["run", "attack.lua", "--quiet", "--device", &device, "--lua-memory", LUA_MEMORY, "--run-dir", "runs/one"];
         let child = sandbox.command(&record).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        judge(&Expect::Any, &follow(child, PATIENCE))?;
-        // Lua's limit is in the recorded command.
+        judge(&Expect::Any, &follow(child, A_WHILE))?;
+        // Lua's limit is in the recorded command, and the device in the record.
         args = vec![command, "runs/one"];
     }
     args.extend(more);
@@ -254,7 +258,11 @@ fn attempt(attack: &Attack, (command, more): (&str, &[&str]), user: User, print:
     let mut child = child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     // The prompt ends with its input.
     let _ = child.stdin.take().unwrap().write_all(b"print(1 + 1)\n");
-    let patience = if expect == Expect::Stops { SOON } else { PATIENCE };
+    let patience = match expect {
+        Expect::Stops => SOON,
+        Expect::Any => A_WHILE,
+        _ => PATIENCE,
+    };
     let end = follow(child, patience);
     if print {
         println!("{:?} after {:.2} s, {} MiB\n{}", end.status, end.seconds, end.most_bytes >> 20, end.out);
@@ -271,7 +279,8 @@ fn attempt(attack: &Attack, (command, more): (&str, &[&str]), user: User, print:
 
 /// Runs the base recipe; the hash of its weights.
 fn neutral(sandbox: &Sandbox) -> String {
-    let out = sandbox.command(&["run", "neutral.lua", "--seed", "3", "--json"]).output().unwrap();
+    let words = ["run", "neutral.lua", "--seed", "3", "--json", "--device", &sandbox::device()];
+    let out = sandbox.command(&words).output().unwrap();
     let text = String::from_utf8_lossy(&out.stdout).into_owned();
     let done: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     done["weights"].as_str().unwrap().to_string()
@@ -334,15 +343,18 @@ fn every_attack_is_contained() {
     let beside = Sandbox::new();
     std::fs::write(beside.path("work/neutral.lua"), "return require \"base\" { params = { steps = 20 } }").unwrap();
     let weights = neutral(&beside);
-    let (next, broken) = (AtomicUsize::new(0), Mutex::new(Vec::new()));
+    let (next, broken, times) = (AtomicUsize::new(0), Mutex::new(Vec::new()), Mutex::new(Vec::new()));
     let threads = std::thread::available_parallelism().map_or(2, |n| n.get()).clamp(2, 16);
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
                 while let Some((attack, command, user)) = jobs.get(next.fetch_add(1, Ordering::Relaxed)) {
-                    if let Err(why) = attempt(attack, *command, *user, one) {
-                        let text = format!("{} ({}) under {} as {user:?}: {why}", attack.name, attack.tries, command.0);
-                        broken.lock().unwrap().push(text);
+                    match attempt(attack, *command, *user, one) {
+                        Ok(seconds) => times.lock().unwrap().push((seconds, &attack.name, command.0)),
+                        Err(why) => broken
+                            .lock()
+                            .unwrap()
+                            .push(format!("{} ({}) under {} as {user:?}: {why}", attack.name, attack.tries, command.0)),
                     }
                 }
             });
@@ -352,6 +364,9 @@ fn every_attack_is_contained() {
             std::thread::sleep(Duration::from_secs(5));
         }
     });
+    let mut times = times.into_inner().unwrap();
+    times.sort_by(|a, b| b.0.total_cmp(&a.0));
+    times.iter().take(10).for_each(|(seconds, name, command)| println!("{seconds:6.1} s: {name} under {command}"));
     println!("{} attempts", jobs.len());
     let broken = broken.into_inner().unwrap();
     assert!(broken.is_empty(), "{} of {} are not contained:\n{}", broken.len(), jobs.len(), broken.join("\n"));

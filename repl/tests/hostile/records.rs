@@ -19,7 +19,9 @@ pub fn author() -> Place {
         let ran = p.run(args);
         assert_eq!(ran.status, Some(0), "{args:?}: {}{}", ran.out, ran.err);
     };
-    run(&["run", "tiny.lua", "--checkpoint-every", "2", "--keep", "0", "--run-dir", "one", "-q"]);
+    // On the device that runs its bundles, where they must have its bits.
+    let device = crate::sandbox::device();
+    run(&["run", "tiny.lua", "--device", &device, "--checkpoint-every", "2", "--keep", "0", "--run-dir", "one", "-q"]);
     run(&["bundle", "key", "me.key", "--no-password"]);
     run(&["bundle", "key", "other.key", "--no-password"]);
     run(&["bundle", "pack", "one", "--checkpoints", "-o", "good.plb", "--sign", "me.key"]);

@@ -103,7 +103,15 @@ impl Place {
     }
 
     pub fn command(&self, args: &[&str]) -> Command {
-        let mut c = Command::new(env!("CARGO_BIN_EXE_perilune"));
+        let program = env!("CARGO_BIN_EXE_perilune");
+        let mut c = if cfg!(target_os = "linux") {
+            // A shell starts jobs in the background with interrupts ignored, nohup with hang-ups.
+            let mut c = Command::new("/usr/bin/env");
+            c.args(["--default-signal=HUP,INT,QUIT", program]);
+            c
+        } else {
+            Command::new(program)
+        };
         c.args(args).current_dir(self.dir.path()).stdin(Stdio::null());
         for name in ["NO_COLOR", "CLICOLOR_FORCE", "TERM", "RUST_BACKTRACE"] {
             c.env_remove(name);

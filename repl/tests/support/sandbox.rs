@@ -84,6 +84,11 @@ impl User {
     }
 }
 
+/// The device that programs run on: that of `PERILUNE_DEVICE`, else the CPU, as processes that open a GPU wait for one another.
+pub fn device() -> String {
+    std::env::var("PERILUNE_DEVICE").unwrap_or_else(|_| "cpu".into())
+}
+
 impl Sandbox {
     pub fn new() -> Sandbox {
         let root = tempfile::tempdir().unwrap();
@@ -163,6 +168,10 @@ impl Sandbox {
             .env("HOME", self.path("victim"))
             .env("TMPDIR", self.path("temp"));
         c.env("XDG_CACHE_HOME", self.path("cache")).env("PATH", "/usr/bin:/bin");
+        if device() == "cpu" {
+            // What a bundle runs on, where no option says it.
+            c.env("CUDA_VISIBLE_DEVICES", "-1");
+        }
         // Where the driver's and NVRTC's libraries lie on a machine with a GPU.
         c.envs(std::env::var_os("LD_LIBRARY_PATH").map(|folders| ("LD_LIBRARY_PATH", folders)));
         c
