@@ -28,6 +28,11 @@ impl Layout {
     pub const ALL: [Layout; 4] = [Layout::Contiguous, Layout::Transposed, Layout::Sliced, Layout::Flipped];
 }
 
+/// Returns `soak` in the long versions of the tests (`PERILUNE_SOAK`, which `.ci/soak` sets), else `usual`.
+pub fn in_soak<T>(soak: T, usual: T) -> T {
+    if std::env::var_os("PERILUNE_SOAK").is_some() { soak } else { usual }
+}
+
 /// Returns whether `PERILUNE_DEVICE` names a GPU.
 pub fn on_gpu() -> bool {
     std::env::var("PERILUNE_DEVICE").is_ok_and(|name| name != "cpu")

@@ -94,18 +94,15 @@ fn case(dtype: DType, sizes: Sizes, seen: Seen) -> Case {
     let mut whole = vec![f64::NEG_INFINITY; b * h * t];
     for pair in 0..b * h {
         let key = pair / h * g + pair % h / (h / g);
-        let at = |x: &[f64], pair: usize, row: usize, rows: usize, n: usize| -> Vec<f64> {
-            x[(pair * rows + row) * n..(pair * rows + row + 1) * n].to_vec()
-        };
         for i in 0..t {
             let row = pair * t + i;
-            let (own, d_out) = (at(&q, pair, i, t, d), at(&grad, pair, i, t, e));
-            let scores: Vec<f64> = (0..s)
-                .map(|j| {
-                    let product: f64 = own.iter().zip(at(&k, key, j, s, d)).map(|(a, b)| a * b).sum();
-                    if seen.sees(i, j) { product * scale } else { f64::NEG_INFINITY }
-                })
-                .collect();
+            let (own, d_out) = (&q[row * d..][..d], &grad[row * e..][..e]);
+            let scores: Vec<f64> =
+                (0..s)
+                    .map(|j| {
+                        if seen.sees(i, j) { dot(own, &k[(key * s + j) * d..][..d]) * scale } else { f64::NEG_INFINITY }
+                    })
+                    .collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if top == f64::NEG_INFINITY {
                 continue;
@@ -114,25 +111,30 @@ fn case(dtype: DType, sizes: Sizes, seen: Seen) -> Case {
             // As it is stored.
             whole[row] = HostTensor::from_f64(wide, Shape::SCALAR, &[lse[row] + more[row]]).to_f64()[0];
             for (j, x) in scores.iter().enumerate().filter(|x| x.1.is_finite()) {
-                let (p, value) = ((x - lse[row]).exp(), at(&v, key, j, s, e));
-                for c in 0..e {
-                    out[row * e + c] += p * value[c];
-                }
+                let (of_k, of_v) = ((key * s + j) * d, (key * s + j) * e);
+                let value = &v[of_v..][..e];
+                add_scaled(&mut out[row * e..][..e], (x - lse[row]).exp(), value);
                 let p = (x - whole[row]).exp();
-                let dp: f64 = d_out.iter().zip(&value).map(|(a, b)| a * b).sum();
-                let ds = p * (dp - delta.get_f64(row)) * scale;
-                for c in 0..e {
-                    dv[(key * s + j) * e + c] += p * d_out[c];
-                }
-                for c in 0..d {
-                    dq[row * d + c] += ds * k[(key * s + j) * d + c];
-                    dk[(key * s + j) * d + c] += ds * own[c];
-                }
+                let ds = p * (dot(d_out, value) - delta.get_f64(row)) * scale;
+                add_scaled(&mut dv[of_v..][..e], p, d_out);
+                add_scaled(&mut dq[row * d..][..d], ds, &k[of_k..][..d]);
+                add_scaled(&mut dk[of_k..][..d], ds, own);
             }
         }
     }
     let whole = HostTensor::from_f64(wide, Shape::of(&[b, h, t]), &whole);
     Case { sizes, operands, rows: [delta, whole], out, lse, grads: [dq, dk, dv] }
+}
+
+fn dot(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).map(|(a, b)| a * b).sum()
+}
+
+/// Adds `by * x` to `to`.
+fn add_scaled(to: &mut [f64], by: f64, x: &[f64]) {
+    for (to, x) in to.iter_mut().zip(x) {
+        *to += by * x;
+    }
 }
 
 fn scale(sizes: Sizes) -> f64 {
@@ -194,7 +196,7 @@ fn check(dtype: DType, tf32: bool, sizes: Sizes, seen: Seen) {
 #[test]
 fn a_block_is_a_part_of_attention() {
     let sizes = Sizes { b: 2, h: 4, g: 2, t: 150, s: 150, d: 64, e: 64 };
-    for (dtype, tf32) in KINDS {
+    for (dtype, tf32) in kinds() {
         for seen in [WHOLE, CAUSAL, Seen { window: 37, ..CAUSAL }] {
             check(dtype, tf32, sizes, seen);
         }
@@ -207,7 +209,7 @@ fn a_block_is_a_part_of_attention() {
 #[test]
 fn positions_of_queries_are_shifted() {
     let sizes = Sizes { b: 1, h: 2, g: 1, t: 200, s: 330, d: 64, e: 64 };
-    for (dtype, tf32) in KINDS {
+    for (dtype, tf32) in kinds() {
         for shift in [-500, -199, -70, -1, 1, 64, 130, 329, 700] {
             for window in [0, 1, 50, 1000] {
                 check(dtype, tf32, sizes, Seen { window, shift: Shift::Stored(shift), ..CAUSAL });
@@ -222,7 +224,7 @@ fn positions_of_queries_are_shifted() {
 /// Every head size that kernels are compiled for, and sizes that they pad; sizes without a kernel.
 #[test]
 fn blocks_of_all_head_sizes() {
-    for (dtype, tf32) in KINDS {
+    for (dtype, tf32) in kinds() {
         for (d, e) in [(32, 32), (96, 96), (128, 128), (256, 256), (72, 40), (8, 8), (20, 12)] {
             let sizes = Sizes { b: 1, h: 2, g: 2, t: 140, s: 210, d, e };
             check(dtype, tf32, sizes, WHOLE);
@@ -236,7 +238,7 @@ fn blocks_of_all_head_sizes() {
 #[test]
 fn merged_blocks_are_the_whole() {
     let sizes = Sizes { b: 2, h: 4, g: 4, t: 128, s: 256, d: 64, e: 64 };
-    for (dtype, tf32) in KINDS {
+    for (dtype, tf32) in kinds() {
         for seen in [WHOLE, Seen { shift: Shift::Stored(128), ..CAUSAL }, Seen { shift: Shift::Stored(90), ..CAUSAL }] {
             let c = case(dtype, sizes, seen);
             let mut e = harness::engine(1);
@@ -272,5 +274,8 @@ fn merged_blocks_are_the_whole() {
     }
 }
 
-const KINDS: [(DType, bool); 5] =
-    [(DType::BF16, false), (DType::F16, false), (DType::F32, false), (DType::F32, true), (DType::F64, false)];
+/// The dtypes, in f32 also with products in tf32, which only a GPU has.
+fn kinds() -> impl Iterator<Item = (DType, bool)> {
+    let plain = [DType::BF16, DType::F16, DType::F32, DType::F64].map(|dtype| (dtype, false));
+    plain.into_iter().chain(harness::on_gpu().then_some((DType::F32, true)))
+}

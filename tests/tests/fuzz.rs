@@ -139,15 +139,15 @@ fn graphs_with_a_producer_to_wait_for() {
 
 #[test]
 fn small_graphs_one() {
-    fuzz(1, 2000, false);
+    fuzz(1, 1000, false);
 }
 
 #[test]
 fn small_graphs_two() {
-    fuzz(1_000_000, 2000, false);
+    fuzz(1_000_000, 1000, false);
 }
 
 #[test]
 fn graphs_worth_several_threads() {
-    fuzz(2_000_000, 60, true);
+    fuzz(2_000_000, 40, true);
 }

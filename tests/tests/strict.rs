@@ -3,13 +3,15 @@
 
 use perilune_dist::MeshOptions;
 use perilune_lua::Run;
-use perilune_tests::harness::on_mesh;
+use perilune_tests::harness::{in_soak, on_mesh};
 use perilune_tests::scripts::{Script, script_on};
 use std::path::{Path, PathBuf};
 
 const SHARDS: usize = 8;
 /// Steps of each run.
-const STEPS: usize = 20;
+fn steps() -> usize {
+    in_soak(20, 6)
+}
 
 /// Modes on 1, 2, 4 and 8 devices.
 const MODES: [&str; 8] =
@@ -40,7 +42,7 @@ fn train(mode: &str, file: &Path, params: &[(&str, &str)], precision: Option<&st
     let s = open(mode, params, shards);
     let run = start(&s, file, precision);
     let mut text = String::new();
-    for _ in 0..STEPS {
+    for _ in 0..steps() {
         let numbers = run.step().and_then(|step| run.read(&step)).unwrap_or_else(|e| panic!("{mode}: {e}"));
         text += &format!("loss {:x}\n", numbers.loss.to_bits());
         numbers.metrics.iter().for_each(|(name, value)| text += &format!("{name} {:x}\n", value.to_bits()));

@@ -33,17 +33,38 @@ fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
     (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
 }
 
-/// Combines the elements at byte `at` of all pieces, as `collective::combined` does.
-fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], at: usize) -> Vec<u8> {
+/// Combines the first `n` elements of all pieces, as `collective::combined` does.
+fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], n: usize) -> Vec<u8> {
     macro_rules! fold {
         ($t:ty, $widen:expr, $add:expr, $narrow:expr) => {{
-            let all = pieces.iter().map(|p| <$t>::from_le_bytes(p[at..at + size_of::<$t>()].try_into().unwrap()));
-            let out = match how {
-                Combine::Sum => $narrow(all.map($widen).reduce($add).unwrap()),
-                Combine::Max => all.reduce(|a, b| if a > b || a != a { a } else { b }).unwrap(),
-                Combine::Min => all.reduce(|a, b| if a < b || a != a { a } else { b }).unwrap(),
+            const SIZE: usize = size_of::<$t>();
+            let read = |piece: &'_ [u8]| -> Vec<$t> {
+                let elements = piece[..n * SIZE].chunks_exact(SIZE);
+                elements.map(|bytes| <$t>::from_le_bytes(bytes.try_into().unwrap())).collect()
             };
-            out.to_le_bytes().to_vec()
+            let pick = |keep: fn($t, $t) -> bool| {
+                let mut all = read(pieces[0]);
+                for piece in &pieces[1..] {
+                    for (a, b) in all.iter_mut().zip(read(piece)) {
+                        if !keep(*a, b) && *a == *a {
+                            *a = b;
+                        }
+                    }
+                }
+                all
+            };
+            let all: Vec<$t> = match how {
+                Combine::Sum => {
+                    let mut sums: Vec<_> = read(pieces[0]).into_iter().map($widen).collect();
+                    for piece in &pieces[1..] {
+                        sums.iter_mut().zip(read(piece)).for_each(|(a, b)| *a = $add(*a, $widen(b)));
+                    }
+                    sums.into_iter().map($narrow).collect()
+                }
+                Combine::Max => pick(|a, b| a > b),
+                Combine::Min => pick(|a, b| a < b),
+            };
+            all.into_iter().flat_map(<$t>::to_le_bytes).collect()
         }};
     }
     match dtype {
@@ -54,6 +75,16 @@ fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], at: usize) -> Vec<u8> 
         DType::I64 => fold!(i64, |x| x, i64::wrapping_add, |x| x),
         DType::I32 => fold!(i32, |x| x, i32::wrapping_add, |x| x),
         DType::U8 | DType::Bool => fold!(u8, |x| x, u8::wrapping_add, |x| x),
+    }
+}
+
+/// Combines `n` elements, in rows of `row[0]` that begin `row[1]` elements apart, into the bytes of `out` from `at` on.
+fn reduce(case: &Case, how: Combine, pieces: &[&[u8]], (n, row): (usize, [usize; 2]), out: &mut [u8], at: usize) {
+    let size = case.dtype.size();
+    for (k, first) in (0..n).step_by(row[0].max(1)).enumerate() {
+        let count = row[0].min(n - first);
+        let pieces: Vec<&[u8]> = pieces.iter().map(|piece| &piece[k * row[1] * size..]).collect();
+        out[at + first * size..][..count * size].copy_from_slice(&combined(case.dtype, how, &pieces, count));
     }
 }
 
@@ -84,11 +115,7 @@ fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Ve
                     let in_rows = text.contains("true>");
                     assert!(!in_rows || n % v == 0, "{case:?}");
                     let sources: Vec<&[u8]> = sources.iter().enumerate().map(|(k, p)| &p[first(k)..]).collect();
-                    for i in 0..n {
-                        let vector = if in_rows { i / v / len * row + i / v % len } else { i / v };
-                        let element = combined(case.dtype, how, &sources, (vector * v + i % v) * c.size);
-                        out[phase.out + i * c.size..][..c.size].copy_from_slice(&element);
-                    }
+                    reduce(case, how, &sources, (n, if in_rows { [len * v, row * v] } else { [n, n] }), out, phase.out);
                 }
                 Task::Spans { total, step, others } => {
                     for (k, source) in sources.iter().enumerate().filter(|(k, _)| !(others && *k == own)) {
@@ -121,13 +148,18 @@ fn piece(leaf: &HostTensor, program: &Program, c: &Collective) -> Vec<u8> {
     let size = c.size;
     let dims = layout.shape.dims();
     let mut out = Vec::with_capacity(c.nbytes);
-    for i in 0..layout.shape.numel() {
-        let (mut rest, mut at) = (i, layout.offset);
-        for d in (0..dims.len()).rev() {
-            at += (rest % dims[d]) as isize * layout.strides()[d];
-            rest /= dims[d];
+    let numel = layout.shape.numel();
+    if layout.is_dense() {
+        out.extend(&leaf.bytes[layout.offset as usize * size..][..numel * size]);
+    } else {
+        for i in 0..numel {
+            let (mut rest, mut at) = (i, layout.offset);
+            for d in (0..dims.len()).rev() {
+                at += (rest % dims[d]) as isize * layout.strides()[d];
+                rest /= dims[d];
+            }
+            out.extend(&leaf.bytes[at as usize * size..][..size]);
         }
-        out.extend(&leaf.bytes[at as usize * size..][..size]);
     }
     if let Arg::Value(_, bytes) = c.input {
         assert_eq!(out, leaf.bytes[bytes as usize..][..c.nbytes], "the piece is read in place");
@@ -140,7 +172,7 @@ fn phases_have_the_bits_of_the_cpu() {
     let mut phases = BTreeSet::new();
     for ranks in [1, 2, 3, 8] {
         for case in cases(ranks, Axis::Dp) {
-            let is_large = case.dims.iter().product::<usize>() > 400_000;
+            let is_large = ranks * case.dims.iter().product::<usize>() > 400_000;
             if is_large && (case.dtype != DType::BF16 || case.kind == Kind::AllReduce(Combine::Min)) {
                 continue; // the same phases as those of fewer elements, which need not be repeated
             }
@@ -194,7 +226,7 @@ fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> 
     };
     let sum = |pieces: &[Vec<u8>], n: usize| {
         let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-        (0..n).flat_map(|i| combined(case.dtype, how, &pieces, i * c.size)).collect::<Vec<u8>>()
+        combined(case.dtype, how, &pieces, n)
     };
     for at in 0..all[0].steps.len() {
         // What the devices write when the messages of this step have arrived.
@@ -272,11 +304,8 @@ fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> 
                     let (v, in_rows) = (c.vector / c.size, text.contains("true>"));
                     let terms: Vec<Vec<u8>> = (0..ranks).map(|k| memory.0[2][first + k * apart..].to_vec()).collect();
                     let terms: Vec<&[u8]> = terms.iter().map(Vec::as_slice).collect();
-                    for i in 0..n {
-                        let vector = if in_rows { i / v / len * row + i / v % len } else { i / v };
-                        let element = combined(case.dtype, how, &terms, (vector * v + i % v) * c.size);
-                        memory.0[1][phase.out + i * c.size..][..c.size].copy_from_slice(&element);
-                    }
+                    let rows = if in_rows { [len * v, row * v] } else { [n, n] };
+                    reduce(case, how, &terms, (n, rows), &mut memory.0[1], phase.out);
                 }
             }
         }
@@ -289,7 +318,7 @@ fn messages_have_the_bits_of_the_cpu() {
     let mut steps = BTreeSet::new();
     for ranks in [1, 2, 3, 8] {
         for case in cases(ranks, Axis::Dp) {
-            if case.dims.iter().product::<usize>() > 400_000 && case.dtype != DType::BF16 {
+            if ranks * case.dims.iter().product::<usize>() > 400_000 && case.dtype != DType::BF16 {
                 continue; // the same steps as those of fewer elements
             }
             let planned = case.plan(&Null);
@@ -348,11 +377,9 @@ fn a_bucket_is_one_collective_in_place() {
                     match phase.task {
                         Task::Reduce { n, len, row } => {
                             assert_eq!((len, row), (n, n));
-                            for i in 0..n {
-                                let from: Vec<&[u8]> = memory.iter().map(|m| &m[phase.first..]).collect();
-                                let sum = combined(DType::F32, Combine::Sum, &from, i * 4);
-                                memory[own][phase.out + i * 4..][..4].copy_from_slice(&sum);
-                            }
+                            let from: Vec<&[u8]> = memory.iter().map(|m| &m[phase.first..]).collect();
+                            let sums = combined(DType::F32, Combine::Sum, &from, n);
+                            memory[own][phase.out..][..n * 4].copy_from_slice(&sums);
                         }
                         Task::Spans { total, step, others } => {
                             assert!(others && phase.reads_results);

@@ -9,7 +9,7 @@ use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::KeyExchange;
 use perilune_plan::ir::{Kernel, Program};
 use perilune_plan::request::InputBuffer;
-use perilune_tests::harness::{float, int, ints, t};
+use perilune_tests::harness::{float, in_soak, int, ints, t};
 use perilune_tests::virtual_devices::{self, Spread};
 
 const WIDTH: usize = 16;
@@ -265,7 +265,7 @@ fn attention_by_elementary_ops() {
 }
 
 #[test]
-fn twenty_steps() {
+fn many_steps() {
     for model in [GPT, Model { documents: true, ..LLAMA }, Model { groups: 1, length: 13, ..LLAMA }] {
         train(KeyExchange::Auto, model, &["cp=2", "dp=2,cp=4", "cp=2,tp=2"]);
     }
@@ -273,18 +273,18 @@ fn twenty_steps() {
 
 /// As above in a zig-zag ring: grouped queries, documents, chunks with padding, blocks that cannot be halved.
 #[test]
-fn twenty_steps_in_a_ring() {
+fn many_steps_in_a_ring() {
     for model in [GPT, Model { documents: true, ..LLAMA }, Model { groups: 1, length: 15, dropout: 0.25, ..LLAMA }] {
         train(KeyExchange::Ring, model, &["cp=4", "dp=2,cp=2", "cp=3"]);
     }
 }
 
-/// Trains for 20 steps, each from the States that the one before has written.
+/// Trains for 5 steps, or 20, each from the States that the one before has written.
 fn train(keys: KeyExchange, model: Model, meshes: &[&str]) {
     for mesh in meshes {
         let (mut one, mut many) = (model.build(), model.build());
         let spread = spread(&many, mesh);
-        for step in 0..20 {
+        for step in 0..in_soak(20, 5) {
             let (want, _) = one.s.run("", &[]).unwrap();
             let run =
                 virtual_devices::run_with(&many.s.e.recorder.graph, &many.s.request, &many.s.values, &spread, keys);

@@ -9,7 +9,7 @@ use perilune_dist::{MeshBackend, MeshOptions};
 use perilune_lua::{DroppedStates, Run, Source, StrictShards, Taking};
 use perilune_plan::Backend;
 use perilune_plan::ir::{Kernel, Storage, ValueId};
-use perilune_tests::harness::{on_gpu, on_mesh};
+use perilune_tests::harness::{in_soak, on_gpu, on_mesh};
 use perilune_tests::outcome::Outcome;
 use perilune_tests::recording::Recording;
 use perilune_tests::scripts::{Script, script_on};
@@ -17,8 +17,10 @@ use std::path::Path;
 use std::sync::Arc;
 
 const MODEL: &str = "tests/pipeline/model.lua";
-/// Steps of each run.
-const STEPS: usize = 20;
+/// Steps of a run that is compared.
+fn steps() -> usize {
+    in_soak(20, 6)
+}
 
 fn open(mode: &str, params: &[(&str, &str)]) -> Script {
     let options = MeshOptions::parse(mode).unwrap_or_else(|e| panic!("{mode}: {e}"));
@@ -38,12 +40,16 @@ fn outcome(s: &Script, file: &str, precision: Option<&str>, steps: usize) -> Out
 }
 
 fn equals_one_device(net: &str, more: &[(&str, &str)], modes: &[&str]) {
+    equals_one_device_after(steps(), net, more, modes);
+}
+
+fn equals_one_device_after(steps: usize, net: &str, more: &[(&str, &str)], modes: &[&str]) {
     let params: Vec<(&str, &str)> = [("net", net)].into_iter().chain(more.iter().copied()).collect();
-    let one = outcome(&open("", &params), MODEL, None, STEPS);
+    let one = outcome(&open("", &params), MODEL, None, steps);
     let finite = one.values.iter().filter(|v| v.1.is_finite()).count();
     assert!(finite * 4 > one.values.len() * 3 && one.states.len() > 10, "{finite} finite values");
     for mode in modes {
-        let many = outcome(&open(mode, &params), MODEL, None, STEPS);
+        let many = outcome(&open(mode, &params), MODEL, None, steps);
         let (off, what) = one.difference(&many);
         assert!(off <= 1e-10, "{net} {more:?} on {mode}: {off:e} in {what}");
     }
@@ -102,7 +108,7 @@ fn strict_shards_give_the_bits_of_one_device() {
         let s = open(mode, params);
         s.runtime.host().engine.borrow_mut().set_strict_shards(Some(4)).unwrap();
         s.runtime.host().strict_shards.set(StrictShards::CommandLine);
-        outcome(&s, MODEL, None, STEPS)
+        outcome(&s, MODEL, None, steps())
     };
     let params = |net: &'static str, schedule: &'static str| {
         [("net", net), ("pipeline", schedule), ("dtype", "f32"), ("batch", "8"), ("dropout", "0.1"), ("layers", "4")]
@@ -121,7 +127,7 @@ fn strict_shards_give_the_bits_of_one_device() {
             assert!(off == 0.0, "{net} on {mode} with {schedule}: {off:e} in {what}");
         }
         // Without strict shards other devices round elsewhere: the comparison can fail.
-        let plain = outcome(&open("pp=2,dp=2", &params(net, "1f1b")), MODEL, None, STEPS);
+        let plain = outcome(&open("pp=2,dp=2", &params(net, "1f1b")), MODEL, None, steps());
         assert!(one.difference(&plain).0 > 0.0, "{net}");
     }
 }
@@ -154,10 +160,12 @@ fn a_device_stores_the_states_of_its_stages() {
 /// Losses of a step with a bad sample are no numbers: no stage changes a State, as on one device.
 #[test]
 fn guard_moving_averages_and_dropout_span_all_stages() {
-    equals_one_device("mlp", &[("bad", "77"), ("ema", "true")], &["pp=2", "pp=2,dp=2,zero=1"]);
+    // The batches of six steps are without the bad sample.
+    let steps = 20;
+    equals_one_device_after(steps, "mlp", &[("bad", "77"), ("ema", "true")], &["pp=2", "pp=2,dp=2,zero=1"]);
     equals_one_device("mlp", &[("dropout", "0.2")], &["pp=2", "pp=4"]);
     let params = [("net", "mlp"), ("bad", "77")];
-    let one = outcome(&open("", &params), MODEL, None, STEPS);
+    let one = outcome(&open("", &params), MODEL, None, steps);
     assert!(one.values.iter().any(|v| v.0 == "loss" && v.1.is_nan()), "no step has the bad sample");
 }
 
@@ -268,7 +276,7 @@ fn a_bad_index_in_one_stage_stops_all() {
         let s = open(mode, &[("net", "gpt"), ("bad", "77"), ("bad_in", bad_in), ("pipeline", schedule)]);
         let run = start(&s, MODEL, None).unwrap();
         let step = || run.step().and_then(|step| run.read(&step));
-        let failed = (0..STEPS).find_map(|k| Some((k, step().err()?.to_string())));
+        let failed = (0..20).find_map(|k| Some((k, step().err()?.to_string())));
         let mut states = Vec::new();
         run.each_state(|path, t| states.push((path, t))).unwrap();
         let (at, message) = failed.unwrap_or_else(|| panic!("{mode}: the bad sample in {bad_in} is no error"));
