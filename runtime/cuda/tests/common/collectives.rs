@@ -160,7 +160,7 @@ impl Case {
                 _ if !sums && bits >> 40 & 31 == 0 => [f64::NAN, 0.0, -0.0, f64::INFINITY][(bits >> 50 & 3) as usize],
                 _ if bits >> 40 & 255 == 1 => f64::INFINITY,
                 // Times 2^-8 to 2^7, by its bits: a power of each element would take longer than the collectives.
-                _ => ((bits >> 32) as i32 as f64 / 2_147_483_648.0) * f64::from_bits((bits >> 20 & 15) + 1015 << 52),
+                _ => ((bits >> 32) as i32 as f64 / 2_147_483_648.0) * f64::from_bits(((bits >> 20 & 15) + 1015) << 52),
             }
         };
         let values: Vec<f64> = (0..dims.iter().product()).map(value).collect();
