@@ -185,7 +185,7 @@ fn a_reload_gives_the_bits_of_a_stop_and_a_resume() {
         history.push((event["step"].as_u64().unwrap(), next));
     }
     let mut last = history.last().unwrap().1.clone();
-    last.steps = history.last().unwrap().0 + 5000;
+    last.steps = history.last().unwrap().0 + 3000;
     save(&p, "edited.lua", &last.text());
     let event = run.next("reload");
     assert_eq!(event["ok"], true, "{event}");

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 const ISAS: [&str; 3] = ["avx2", "avx512", "sse2"];
 
-/// The runs, with the short settings of `.ci/run`. `PICTURES` stands for a folder of images.
+/// The runs, with the short settings of `.ci/recipes`. `PICTURES` stands for a folder of images.
 const RUNS: [(&str, &str); 19] = [
     ("digits", "digits.lua --steps 100"),
     ("digits_cnn", "digits.lua --set net=cnn --steps 30"),

@@ -114,11 +114,11 @@ impl Spread {
             true => HostTensor::from_f64(whole.dtype, Shape::SCALAR, &[f64::NAN]),
             false => HostTensor::from_i64(Shape::SCALAR, &[1 << 40]).cast(whole.dtype),
         };
-        let bytes = |from: &Option<usize>| match from {
-            Some(k) => &whole.bytes[k * size..(k + 1) * size],
-            None => &padding.bytes,
-        };
-        HostTensor::new(whole.dtype, shape, elements.iter().flat_map(|e| bytes(e).to_vec()).collect())
+        let mut bytes = Vec::with_capacity(elements.len() * size);
+        for from in elements {
+            bytes.extend_from_slice(from.map_or(&padding.bytes[..], |k| &whole.bytes[k * size..(k + 1) * size]));
+        }
+        HostTensor::new(whole.dtype, shape, bytes)
     }
 
     /// Puts the parts of all devices together. Devices that hold the same element must agree.

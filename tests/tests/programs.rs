@@ -63,7 +63,7 @@ const TINY_LLAMA: &[(&str, &str)] =
     &[("size", "tiny"), ("vocab", "512"), ("context", "32"), ("batch", "2"), ("accumulate", "2")];
 const TINY_RESNET: &[(&str, &str)] = &[("size", "tiny"), ("classes", "10"), ("pixels", "32"), ("batch", "8")];
 
-/// The recipes with the short settings of `.ci/run`, in every precision that they are trained in, and scripts of typical steps.
+/// The recipes with the short settings of `.ci/recipes`, in every precision that they are trained in, and scripts of typical steps.
 const SOURCES: &[Source] = &[
     source("digits", "recipes/digits.lua", None, &[]),
     source("digits_cnn", "recipes/digits.lua", None, &[("net", "cnn")]),

@@ -181,10 +181,8 @@ impl Placement {
         Ok(Local { shape, start, valid })
     }
 
-    /// Where the elements on the device at `at` are in a tensor of shape `global`. Padding is in no run.
-    pub fn runs(&self, mesh: &Mesh, at: &Coordinates, global: &Shape) -> Result<Vec<Run>> {
-        let local = self.local(mesh, at, global)?.shape;
-        // For each dim, the position in the tensor of each position on the device.
+    /// For each dim, the position in the tensor of each position on the device at `at`; `None` for padding.
+    fn positions(&self, mesh: &Mesh, at: &Coordinates, global: &Shape) -> Vec<Vec<Option<usize>>> {
         let mut from: Vec<Vec<Option<usize>>> = global.dims().iter().map(|n| (0..*n).map(Some).collect()).collect();
         for axis in Axis::ALL {
             let Some((dim, segments, sections)) = self.along(axis).split() else { continue };
@@ -201,19 +199,44 @@ impl Placement {
             }
             from[dim] = own;
         }
+        from
+    }
+
+    /// Where the elements on the device at `at` are in a tensor of shape `global`. Padding is in no run.
+    pub fn runs(&self, mesh: &Mesh, at: &Coordinates, global: &Shape) -> Result<Vec<Run>> {
+        let local = self.local(mesh, at, global)?.shape;
+        let from = self.positions(mesh, at, global);
         let strides = global.strides();
-        let mut runs: Vec<Run> = Vec::new();
-        for k in 0..local.numel() {
-            let (mut rest, mut index) = (k, Some(0));
-            for d in (0..local.rank()).rev() {
-                let position = from[d][rest % local.dims()[d]];
-                index = index.zip(position).map(|(index, p)| index + p * strides[d] as usize);
-                rest /= local.dims()[d];
+        let is_whole =
+            |d: usize| from[d].len() == global.dims()[d] && from[d].iter().enumerate().all(|(k, p)| *p == Some(k));
+        // A run has all of the dims after the last that the device has a part of.
+        let Some(last) = (0..local.rank()).rev().find(|d| !is_whole(*d)) else {
+            let all = Run { local: 0, global: 0, len: local.numel() };
+            return Ok(if all.len > 0 { vec![all] } else { Vec::new() });
+        };
+        let inner: usize = local.dims()[last + 1..].iter().product();
+        // Where each row of that dim begins: its number on the device, and its first element in the tensor.
+        let mut rows = vec![(0, 0)];
+        for (places, stride) in from[..last].iter().zip(strides) {
+            let mut next = Vec::with_capacity(rows.len() * places.len());
+            for (local, global) in rows {
+                for (k, position) in places.iter().enumerate() {
+                    let Some(position) = position else { continue };
+                    next.push((local * places.len() + k, global + position * stride as usize));
+                }
             }
-            let Some(global) = index else { continue };
-            match runs.last_mut() {
-                Some(run) if run.local + run.len == k && run.global + run.len == global => run.len += 1,
-                _ => runs.push(Run { local: k, global, len: 1 }),
+            rows = next;
+        }
+        let mut runs: Vec<Run> = Vec::new();
+        for (row, start) in rows {
+            for (k, position) in from[last].iter().enumerate() {
+                let Some(position) = position else { continue };
+                let (local, global) = ((row * from[last].len() + k) * inner, start + position * strides[last] as usize);
+                match runs.last_mut() {
+                    Some(run) if run.local + run.len == local && run.global + run.len == global => run.len += inner,
+                    _ if inner > 0 => runs.push(Run { local, global, len: inner }),
+                    _ => {}
+                }
             }
         }
         Ok(runs)
