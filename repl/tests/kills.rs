@@ -1,4 +1,4 @@
-//! Kills runs of every quick recipe with SIGKILL at seeded moments, half of them during a save: at sixty, or at two hundred with
+//! Kills runs of every quick recipe with SIGKILL at seeded moments, half of them during a save: at sixty, forty on a mesh, two hundred with
 //! `PERILUNE_SOAK`. Each run must finish with the weights of an uninterrupted run.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -22,7 +22,12 @@ struct Case {
 
 impl Case {
     fn kills(&self) -> u32 {
-        if std::env::var_os("PERILUNE_SOAK").is_some() { self.kills } else { self.kills * 3 / 10 }
+        let is_set = |name: &str| std::env::var_os(name).is_some();
+        match (is_set("PERILUNE_SOAK"), is_set("PERILUNE_MESH")) {
+            (true, _) => self.kills,
+            (false, true) => self.kills / 5,
+            (false, false) => self.kills * 3 / 10,
+        }
     }
 }
 
