@@ -1,10 +1,10 @@
 // Combines the pieces of the devices along an axis: out[i] = p0[j] + p1[j] + ..., or their maximum or minimum, in the order of their
-// coordinates, or their sum in a binary tree over the coordinates. Sums of 16-bit floats are computed in f32 and rounded once. Every device computes the same bits, which are those of
-// runtime/cpu/src/library/collective.rs.
+// coordinates, or their sum in a binary tree over the coordinates. Sums of 16-bit floats are computed in f32 and rounded once, or given in
+// f32 (Widened). Every device computes the same bits, which are those of runtime/cpu/src/library/collective.rs.
 //
 // Shapes: n elements of the result. With ROWS, the result is rows of `len` vectors, which start `row` vectors apart in a piece;
 // otherwise j = i.
-// Mapping: 256 threads a block, grid-stride; a thread combines vectors of V elements, up to 16 bytes, and has the loads of FLIGHT pieces
+// Mapping: 256 threads a block, grid-stride; a thread combines vectors of V elements, up to 16 bytes of a piece, and has the loads of FLIGHT pieces
 // in flight. Elements behind the last whole vector take a thread each. No shared memory. Limited by the memory of this GPU and, for pieces
 // of other GPUs, by the links between them.
 #pragma once
@@ -24,16 +24,25 @@ __device__ __forceinline__ f32 value(f16 x) { return to_f32(x); }
 template <typename T>
 struct Sum {
     typedef typename library::Numeric<T>::Acc State;
+    typedef T Result;
     static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ State first(T x) { return library::Numeric<T>::widen(x); }
     static __device__ __forceinline__ State next(State s, T x) { return s + library::Numeric<T>::widen(x); }
     static __device__ __forceinline__ T last(State s) { return library::Numeric<T>::narrow(s); }
 };
 
+// A sum of 16-bit floats that is not rounded.
+template <typename T>
+struct Widened : Sum<T> {
+    typedef typename Sum<T>::State Result;
+    static __device__ __forceinline__ Result last(Result s) { return s; }
+};
+
 // The larger, or NaN if either is NaN; of equal ones (+0 and -0) the later. The bits of an element are kept.
 template <typename T>
 struct Max {
     typedef T State;
+    typedef T Result;
     static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ T first(T x) { return x; }
     static __device__ __forceinline__ T next(T s, T x) {
@@ -45,6 +54,7 @@ struct Max {
 template <typename T>
 struct Min {
     typedef T State;
+    typedef T Result;
     static constexpr i32 FLIGHT = 8;
     static __device__ __forceinline__ T first(T x) { return x; }
     static __device__ __forceinline__ T next(T s, T x) {
@@ -58,6 +68,7 @@ struct Min {
 template <typename T>
 struct Tree {
     typedef typename library::Numeric<T>::Acc Acc;
+    typedef T Result;
     static constexpr i32 LEVELS = 7;
     // 8 pieces of 64-bit elements beside the levels spill.
     static constexpr i32 FLIGHT = sizeof(T) == 8 ? 4 : 8;
@@ -100,23 +111,28 @@ struct Tree {
     }
 };
 
+// V elements, in words of up to 16 bytes.
 template <typename T, i32 V>
 union Vector {
-    typename Word<V * sizeof(T)>::Type word;
+    static constexpr i32 BYTES = V * sizeof(T) < 16 ? V * sizeof(T) : 16;
+    static constexpr i32 WORDS = V * sizeof(T) / BYTES;
+    typedef typename Word<BYTES>::Type W;
+    W word[WORDS];
     T element[V];
 };
 
-// Vector `at` of every piece, combined.
+// Combines vector `at` of every piece to vector `to` of the result.
 template <typename T, typename Op, i32 V>
-__device__ __forceinline__ typename Word<V * sizeof(T)>::Type combined(const Pieces& pieces, i32 ranks, u64 at) {
-    typedef typename Word<V * sizeof(T)>::Type W;
+__device__ __forceinline__ void combine(const Pieces& pieces, typename Op::Result* out, i32 ranks, u64 at, u64 to) {
+    typedef typename Vector<T, V>::W W;
+    typedef Vector<typename Op::Result, V> Out;
     constexpr i32 FLIGHT = Op::FLIGHT;
     typename Op::State sum[V];
     for (i32 base = 0; base < ranks; base += FLIGHT) {
         Vector<T, V> x[FLIGHT];
 #pragma unroll
         for (i32 k = 0; k < FLIGHT; k++) {
-            if (base + k < ranks) x[k].word = ((const W*)pieces.at[base + k])[at];
+            if (base + k < ranks) x[k].word[0] = ((const W*)pieces.at[base + k])[at];
         }
 #pragma unroll
         for (i32 k = 0; k < FLIGHT; k++) {
@@ -127,23 +143,23 @@ __device__ __forceinline__ typename Word<V * sizeof(T)>::Type combined(const Pie
             }
         }
     }
-    Vector<T, V> out;
+    Out result;
 #pragma unroll
-    for (i32 v = 0; v < V; v++) out.element[v] = Op::last(sum[v]);
-    return out.word;
+    for (i32 v = 0; v < V; v++) result.element[v] = Op::last(sum[v]);
+#pragma unroll
+    for (i32 w = 0; w < Out::WORDS; w++) ((typename Out::W*)out)[to * Out::WORDS + w] = result.word[w];
 }
 
 template <typename T, typename Op, i32 V, typename I, bool ROWS>
-__device__ __forceinline__ void reduce(const Pieces& pieces, T* out, i64 ranks, i64 n, i64 len, i64 row) {
-    typedef typename Word<V * sizeof(T)>::Type W;
+__device__ __forceinline__ void reduce(const Pieces& pieces, typename Op::Result* out, i64 ranks, i64 n, i64 len, i64 row) {
     const I vectors = (I)n / V;
     for (I i = thread<I>(); i < vectors; i += threads<I>()) {
         const u64 at = ROWS ? (u64)(i / (I)len) * (u64)row + i % (I)len : (u64)i;
-        ((W*)out)[i] = combined<T, Op, V>(pieces, (i32)ranks, at);
+        combine<T, Op, V>(pieces, out, (i32)ranks, at, (u64)i);
     }
     if constexpr (V > 1 && !ROWS) {
         const I i = vectors * V + thread<I>();
-        if (i < (I)n) ((typename Word<sizeof(T)>::Type*)out)[i] = combined<T, Op, 1>(pieces, (i32)ranks, i);
+        if (i < (I)n) combine<T, Op, 1>(pieces, out, (i32)ranks, (u64)i, (u64)i);
     }
 }
 

@@ -14,12 +14,12 @@ use common::nvrtc::{self, Nvrtc};
 use common::{Sketch, t};
 use half::{bf16, f16};
 use perilune_core::mesh::{Axis, Combine};
-use perilune_core::ops::collective::{ALL_REDUCE, code};
+use perilune_core::ops::collective::{ALL_REDUCE, WIDENED, code};
 use perilune_core::{DType, HostTensor};
 use perilune_cuda::launch::{Arg, Props};
 use perilune_cuda::library::collective::{self, Collective, Task};
 use perilune_cuda::library::messages::{Message, Messages, Place, Step};
-use perilune_plan::ir::{Kernel, Operand, Program};
+use perilune_plan::ir::{Kernel, Operand, Program, Storage, ValueId};
 use perilune_plan::{Null, lanes};
 use std::collections::BTreeSet;
 use virtual_mesh::Planned;
@@ -33,10 +33,10 @@ fn lowered(program: &Program, props: &Props) -> (Vec<String>, Collective) {
     (before.launches.iter().map(|l| l.function.text.clone()).collect(), collective)
 }
 
-/// Combines the first `n` elements of all pieces, as `collective::combined` does.
-fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], n: usize) -> Vec<u8> {
+/// Combines the first `n` elements of all pieces, as `collective::combine` does; `widened`: to f32.
+fn combined((dtype, widened): (DType, bool), how: Combine, pieces: &[&[u8]], n: usize) -> Vec<u8> {
     macro_rules! fold {
-        ($t:ty, $widen:expr, $add:expr, $narrow:expr) => {{
+        ($t:ty, $widen:expr, $add:expr, $narrow:expr, $out:ty) => {{
             const SIZE: usize = size_of::<$t>();
             let read = |piece: &'_ [u8]| -> Vec<$t> {
                 let elements = piece[..n * SIZE].chunks_exact(SIZE);
@@ -51,41 +51,48 @@ fn combined(dtype: DType, how: Combine, pieces: &[&[u8]], n: usize) -> Vec<u8> {
                         }
                     }
                 }
-                all
+                all.into_iter().flat_map(<$t>::to_le_bytes).collect()
             };
-            let all: Vec<$t> = match how {
+            match how {
                 Combine::Sum => {
                     let mut sums: Vec<_> = read(pieces[0]).into_iter().map($widen).collect();
                     for piece in &pieces[1..] {
                         sums.iter_mut().zip(read(piece)).for_each(|(a, b)| *a = $add(*a, $widen(b)));
                     }
-                    sums.into_iter().map($narrow).collect()
+                    sums.into_iter().map($narrow).flat_map(<$out>::to_le_bytes).collect()
                 }
                 Combine::Max => pick(|a, b| a > b),
                 Combine::Min => pick(|a, b| a < b),
-            };
-            all.into_iter().flat_map(<$t>::to_le_bytes).collect()
+            }
         }};
     }
     match dtype {
-        DType::F64 => fold!(f64, |x| x, |a, b| a + b, |x| x),
-        DType::F32 => fold!(f32, |x| x, |a, b| a + b, |x| x),
-        DType::BF16 => fold!(bf16, bf16::to_f32, |a, b| a + b, bf16::from_f32),
-        DType::F16 => fold!(f16, f16::to_f32, |a, b| a + b, f16::from_f32),
-        DType::I64 => fold!(i64, |x| x, i64::wrapping_add, |x| x),
-        DType::I32 => fold!(i32, |x| x, i32::wrapping_add, |x| x),
-        DType::U8 | DType::Bool => fold!(u8, |x| x, u8::wrapping_add, |x| x),
+        DType::F64 => fold!(f64, |x| x, |a, b| a + b, |x| x, f64),
+        DType::F32 => fold!(f32, |x| x, |a, b| a + b, |x| x, f32),
+        DType::BF16 if widened => fold!(bf16, bf16::to_f32, |a, b| a + b, |x| x, f32),
+        DType::F16 if widened => fold!(f16, f16::to_f32, |a, b| a + b, |x| x, f32),
+        DType::BF16 => fold!(bf16, bf16::to_f32, |a, b| a + b, bf16::from_f32, bf16),
+        DType::F16 => fold!(f16, f16::to_f32, |a, b| a + b, f16::from_f32, f16),
+        DType::I64 => fold!(i64, |x| x, i64::wrapping_add, |x| x, i64),
+        DType::I32 => fold!(i32, |x| x, i32::wrapping_add, |x| x, i32),
+        DType::U8 | DType::Bool => fold!(u8, |x| x, u8::wrapping_add, |x| x, u8),
     }
 }
 
 /// Combines `n` elements, in rows of `row[0]` that begin `row[1]` elements apart, into the bytes of `out` from `at` on.
 fn reduce(case: &Case, how: Combine, pieces: &[&[u8]], (n, row): (usize, [usize; 2]), out: &mut [u8], at: usize) {
-    let size = case.dtype.size();
+    let (size, kind) = (case.dtype.size(), (case.dtype, case.widened));
+    let of_result = if case.widened { 4 } else { size };
     for (k, first) in (0..n).step_by(row[0].max(1)).enumerate() {
         let count = row[0].min(n - first);
         let pieces: Vec<&[u8]> = pieces.iter().map(|piece| &piece[k * row[1] * size..]).collect();
-        out[at + first * size..][..count * size].copy_from_slice(&combined(case.dtype, how, &pieces, count));
+        out[at + first * of_result..][..count * of_result].copy_from_slice(&combined(kind, how, &pieces, count));
     }
+}
+
+/// Whether the words of a vector of a result are aligned there.
+fn aligned(c: &Collective, at: usize) -> bool {
+    at.is_multiple_of((c.vector / c.size * c.result_size).min(16))
 }
 
 /// Executes the phases of all devices, whose contiguous pieces are given. Returns their results.
@@ -111,7 +118,7 @@ fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Ve
             match phase.task {
                 Task::Reduce { n, len, row } => {
                     let v = c.vector / c.size;
-                    assert!((0..ranks).all(|k| first(k) % c.vector == 0) && phase.out % c.vector == 0, "{case:?}");
+                    assert!((0..ranks).all(|k| first(k) % c.vector == 0) && aligned(c, phase.out), "{case:?}");
                     let in_rows = text.contains("true>");
                     assert!(!in_rows || n % v == 0, "{case:?}");
                     let sources: Vec<&[u8]> = sources.iter().enumerate().map(|(k, p)| &p[first(k)..]).collect();
@@ -226,7 +233,7 @@ fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> 
     };
     let sum = |pieces: &[Vec<u8>], n: usize| {
         let pieces: Vec<&[u8]> = pieces.iter().map(Vec::as_slice).collect();
-        combined(case.dtype, how, &pieces, n)
+        combined((case.dtype, case.widened), how, &pieces, n)
     };
     for at in 0..all[0].steps.len() {
         // What the devices write when the messages of this step have arrived.
@@ -299,7 +306,7 @@ fn exchanged(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> 
                 Step::Launch { phase, first, apart } => {
                     let Task::Reduce { n, len, row } = phase.task else { panic!("{case:?}: {phase:?}") };
                     assert!(!phase.reads_results && (phase.first, phase.step) == (0, 0));
-                    assert!(first % c.vector == 0 && apart % c.vector == 0 && phase.out % c.vector == 0, "{case:?}");
+                    assert!(first % c.vector == 0 && apart % c.vector == 0 && aligned(c, phase.out), "{case:?}");
                     let text = &c.functions[phase.function].text;
                     let (v, in_rows) = (c.vector / c.size, text.contains("true>"));
                     let terms: Vec<Vec<u8>> = (0..ranks).map(|k| memory.0[2][first + k * apart..].to_vec()).collect();
@@ -338,15 +345,16 @@ fn messages_have_the_bits_of_the_cpu() {
     assert!(steps.is_superset(&BTreeSet::from([1, 2, 3])), "{steps:?}");
 }
 
-/// A program that combines two computed tensors in one bucket.
-fn bucket() -> Program {
+/// A program that combines two computed tensors in one bucket; `widened`: 16-bit ones, to f32.
+fn bucket(sizes: [usize; 2], widened: bool) -> Program {
     let mut s = Sketch::default();
-    let sums: Vec<_> = [4099, 3000]
+    let sums: Vec<_> = sizes
         .into_iter()
         .map(|n| {
-            let x = s.leaf(DType::F32, &[n]);
+            let x = s.leaf(if widened { DType::BF16 } else { DType::F32 }, &[n]);
             let y = s.call("add", &[t(x), t(x)]);
-            s.g.push(&ALL_REDUCE, &[y], &[Axis::Dp as i64, code(Combine::Sum)]).unwrap()
+            let code = if widened { WIDENED } else { code(Combine::Sum) };
+            s.g.push(&ALL_REDUCE, &[y], &[Axis::Dp as i64, code]).unwrap()
         })
         .collect();
     let roots: Vec<_> = sums.into_iter().map(|y| s.call("exp", &[t(y)])).collect();
@@ -356,7 +364,7 @@ fn bucket() -> Program {
 /// The results of a bucket overwrite its pieces: in each phase a device writes only what no other one reads in it.
 #[test]
 fn a_bucket_is_one_collective_in_place() {
-    let program = bucket();
+    let program = bucket([4099, 3000], false);
     let l = program.kernels.iter().find_map(lanes::collective).unwrap();
     let (before, mut all) = collective::parts(&program, l, &Props::H200).unwrap();
     assert!(before.launches.is_empty() && all.len() == 1 && l.inputs.len() == 2, "{all:?}");
@@ -378,7 +386,7 @@ fn a_bucket_is_one_collective_in_place() {
                         Task::Reduce { n, len, row } => {
                             assert_eq!((len, row), (n, n));
                             let from: Vec<&[u8]> = memory.iter().map(|m| &m[phase.first..]).collect();
-                            let sums = combined(DType::F32, Combine::Sum, &from, n);
+                            let sums = combined((DType::F32, false), Combine::Sum, &from, n);
                             memory[own][phase.out..][..n * 4].copy_from_slice(&sums);
                         }
                         Task::Spans { total, step, others } => {
@@ -396,6 +404,34 @@ fn a_bucket_is_one_collective_in_place() {
             assert!(memory.iter().all(|m| *m == want), "{ranks} devices");
         }
     }
+}
+
+/// A bucket of 16-bit terms is one collective too. Each result is as many elements from the first as its operand.
+#[test]
+fn a_widened_bucket_has_a_flat_result() {
+    // Large enough for two phases.
+    let program = bucket([200_003, 3000], true);
+    let l = program.kernels.iter().find_map(lanes::collective).unwrap();
+    let (before, all) = collective::parts(&program, l, &Props::H200).unwrap();
+    assert!(before.launches.is_empty() && all.len() == 1 && l.inputs.len() == 2, "{all:?}");
+    let c = &all[0];
+    let second = (200_003usize * 2).next_multiple_of(256);
+    assert!(!c.in_place && c.nbytes == second + 3000 * 2, "{c:?}");
+    let place = |v: ValueId| match program.values[v.0 as usize].storage {
+        Storage::Arena(at) => at,
+        other => panic!("{other:?}"),
+    };
+    let operand = |k: usize| if let Operand::View(v, _) = l.inputs[k] { place(v) } else { panic!("a constant") };
+    assert_eq!(operand(1) - operand(0), second);
+    assert_eq!(place(l.outputs[1]) - place(l.outputs[0]), 2 * second);
+    // Two devices exchange the terms alone; more of them slices of the terms and of the sum.
+    let task = |ranks: usize| c.phases(1, ranks).unwrap().iter().map(|p| p.task).collect::<Vec<_>>();
+    let n = c.nbytes / 2;
+    assert_eq!(task(2), [Task::Reduce { n, len: n, row: n }]);
+    let phases = c.phases(1, 4).unwrap();
+    let step = n.div_ceil(4).next_multiple_of(8);
+    assert_eq!((phases[0].first, phases[0].out), (2 * step, 4 * step));
+    assert_eq!(phases[1].task, Task::Spans { total: 4 * n, step: 4 * step, others: true });
 }
 
 #[test]

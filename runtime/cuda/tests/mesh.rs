@@ -446,7 +446,15 @@ fn times() {
         for n in [1, 1 << 14, 1 << 18, 1 << 22, 1 << 26] {
             for kind in [Kind::AllReduce(Combine::Sum), Kind::AllGather(0), Kind::ReduceScatter(0, Combine::Sum)] {
                 let n = if kind == Kind::AllReduce(Combine::Sum) { n } else { n.max(ranks) / ranks * ranks };
-                let case = Case { kind, dtype: DType::BF16, dims: vec![n], lie: Lie::Whole, axis: Axis::Dp, ranks };
+                let case = Case {
+                    kind,
+                    dtype: DType::BF16,
+                    dims: vec![n],
+                    lie: Lie::Whole,
+                    axis: Axis::Dp,
+                    ranks,
+                    widened: false,
+                };
                 let planned = case.plan(&*target);
                 let runs = 30;
                 let seconds = each(case.mesh(), 0, open, |mut rank| {

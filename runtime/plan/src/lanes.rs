@@ -72,7 +72,7 @@ struct Kind {
     dtype: DType,
     /// The attribute that stands for the combination.
     combine: Option<i64>,
-    /// Whether its operands can lie one behind the other and be overwritten (see [`in_place`]).
+    /// Whether its operands can lie one behind the other (see [`flat`]).
     is_flat: bool,
 }
 
@@ -311,18 +311,18 @@ impl Place {
     }
 }
 
-/// The operands that an all-reduce overwrites with its results, with these, in order: whole values in the arena that nothing reads
-/// behind it. `last`: the last kernel that reads or writes each value.
-pub(crate) fn in_place(p: &Program, k: usize, last: impl Fn(ValueId) -> usize) -> Vec<(ValueId, ValueId)> {
+/// The operands of an all-reduce that can lie one behind the other, with their results, in order: whole values in the arena that
+/// nothing reads behind it. Results of the same dtype can overwrite them.
+pub(crate) fn flat(p: &Program, k: usize, last: impl Fn(ValueId) -> usize) -> Vec<(ValueId, ValueId)> {
     let Some(l) = collective(&p.kernels[k]).filter(|l| l.op == &ALL_REDUCE) else { return Vec::new() };
     let value = |v: ValueId| &p.values[v.0 as usize];
     let mut seen: FxHashSet<ValueId> = FxHashSet::default();
     let pair = |(o, y): (&Operand, &ValueId)| {
         let Operand::View(x, layout) = o else { return None };
-        let whole = layout.is_contiguous() && layout.offset == 0 && layout.numel() == value(*x).shape.numel();
+        let (numel, of_result) = (value(*x).shape.numel(), value(*y).shape.numel());
+        let whole = layout.is_contiguous() && layout.offset == 0 && layout.numel() == numel;
         let unplaced = [*x, *y].iter().all(|v| value(*v).storage == Storage::UNPLACED);
-        (whole && unplaced && last(*x) == k && value(*x).nbytes() == value(*y).nbytes() && seen.insert(*x))
-            .then_some((*x, *y))
+        (whole && unplaced && last(*x) == k && numel == of_result && seen.insert(*x)).then_some((*x, *y))
     };
     let repeated = |x: ValueId| operands(l).filter(|v| *v == x).count() > 1;
     l.inputs.iter().zip(&l.outputs).filter_map(pair).filter(|(x, _)| !repeated(*x)).collect()

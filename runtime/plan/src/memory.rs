@@ -5,13 +5,15 @@
 //! is linear in the number of kernels, up to the logarithm of the free list's length. If it leaves holes and the
 //! program is not too large, blocks are packed again with all lifetimes known, and the smallest arena is kept.
 //!
-//! What a collective in flight uses stays as it is until it is waited for. A large all-reduce overwrites its operands with its
-//! results, and those of a bucket lie one behind the other: their producers write into one flat buffer, which is sent as one.
+//! What a collective in flight uses stays as it is until it is waited for. The operands of a large all-reduce lie one behind the other:
+//! their producers write into one flat buffer, which is sent as one. Results of the same dtype overwrite them, results of another one
+//! have a flat buffer of their own.
 
 use crate::ir::*;
 use crate::lanes;
 use perilune_core::id_map::IdMap;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,8 +21,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const ALIGN: usize = 256;
 /// Minimum bytes of a result for reusing an input's block.
 const IN_PLACE_BYTES: usize = 1 << 20;
-/// Minimum bytes of an all-reduce that overwrites its operands. (It takes a step more on a GPU.)
-const REDUCED_IN_PLACE_BYTES: usize = 4 << 10;
+/// Minimum bytes of a flat buffer. (An all-reduce that overwrites its operands takes a step more on a GPU.)
+const FLAT_BYTES: usize = 4 << 10;
 /// Maximum blocks for packing, which compares every pair of blocks. Programs with more keep the result of the walk.
 const MAX_PACKED: usize = 4096;
 
@@ -35,39 +37,66 @@ struct Block {
     values: Vec<(ValueId, usize)>,
 }
 
-/// The operands of an all-reduce, which lie one behind the other and are overwritten with its results.
+/// Values that lie one behind the other: operands of an all-reduce, each overwritten with its result if that has the same dtype, or
+/// results of another dtype, each as many elements from the first as its operand.
 struct Flat {
     nbytes: usize,
-    /// Operand, result, and where they begin.
-    members: Vec<(ValueId, ValueId, usize)>,
+    slots: Vec<Slot>,
 }
 
-/// Finds the flat buffers of a program, and to which of them an operand belongs. `last`: the last kernel that reads or writes a value,
-/// and `in_use`: the last one beside which a collective uses it.
-fn flat_buffers(
-    p: &Program,
-    last: &FxHashMap<ValueId, usize>,
-    in_use: &IdMap<ValueId, usize>,
-) -> (Vec<Flat>, IdMap<ValueId, usize>) {
-    let (mut all, mut of): (Vec<Flat>, IdMap<ValueId, usize>) = Default::default();
-    let mut results: IdMap<ValueId, usize> = IdMap::default();
-    for f in &p.in_flight {
-        // Not what another collective uses too, or has overwritten.
-        let is_own = |v: &ValueId| in_use.get(v).is_none_or(|until| *until == f.wait - 1) && !results.contains_key(v);
-        let mut flat = Flat { nbytes: 0, members: Vec::new() };
-        for (x, y) in lanes::in_place(p, f.start, |v| last[&v]) {
-            if is_own(&x) {
-                flat.members.push((x, y, flat.nbytes));
-                flat.nbytes += round(p.values[x.0 as usize].nbytes());
+struct Slot {
+    at: usize,
+    nbytes: usize,
+    /// The value, and the result that overwrites it.
+    values: SmallVec<[ValueId; 2]>,
+}
+
+#[derive(Default)]
+struct Flats {
+    all: Vec<Flat>,
+    /// The buffer of a value, which is allocated when the first of them is written.
+    of: IdMap<ValueId, usize>,
+    /// Operands whose memory becomes that of a result.
+    overwritten: FxHashSet<ValueId>,
+}
+
+impl Flats {
+    /// Finds the flat buffers of a program. `last`: the last kernel that reads or writes a value, and `in_use`: the last one beside which
+    /// a collective uses it.
+    fn new(p: &Program, last: &FxHashMap<ValueId, usize>, in_use: &IdMap<ValueId, usize>) -> Flats {
+        let mut out = Flats::default();
+        let mut results: FxHashSet<ValueId> = FxHashSet::default();
+        let size = |v: ValueId| p.values[v.0 as usize].dtype.size();
+        for f in &p.in_flight {
+            // Not what another collective uses too, or has overwritten.
+            let is_own = |v: &ValueId| in_use.get(v).is_none_or(|until| *until == f.wait - 1) && !results.contains(v);
+            let pairs = lanes::flat(p, f.start, |v| last[&v]).into_iter().filter(|(x, _)| is_own(x));
+            let pairs: Vec<(ValueId, ValueId)> = pairs.collect();
+            let bytes_of = |x: ValueId| round(p.values[x.0 as usize].nbytes());
+            let nbytes: usize = pairs.iter().map(|(x, _)| bytes_of(*x)).sum();
+            let Some((x, y)) = pairs.first().copied().filter(|_| nbytes >= FLAT_BYTES) else { continue };
+            results.extend(pairs.iter().map(|(_, y)| *y));
+            let growth = size(y) / size(x);
+            if growth == 1 {
+                out.overwritten.extend(pairs.iter().map(|(x, _)| *x));
+                out.add(pairs.iter().map(|(x, y)| (bytes_of(*x), smallvec![*x, *y])));
+            } else {
+                out.add(pairs.iter().map(|(x, _)| (bytes_of(*x), smallvec![*x])));
+                out.add(pairs.iter().map(|(x, y)| (growth * bytes_of(*x), smallvec![*y])));
             }
         }
-        if flat.nbytes >= REDUCED_IN_PLACE_BYTES {
-            of.extend(flat.members.iter().map(|m| (m.0, all.len())));
-            results.extend(flat.members.iter().map(|m| (m.1, all.len())));
-            all.push(flat);
-        }
+        out
     }
-    (all, of)
+
+    fn add(&mut self, slots: impl Iterator<Item = (usize, SmallVec<[ValueId; 2]>)>) {
+        let mut flat = Flat { nbytes: 0, slots: Vec::new() };
+        for (nbytes, values) in slots {
+            self.of.extend([(values[0], self.all.len())]);
+            flat.slots.push(Slot { at: flat.nbytes, nbytes, values });
+            flat.nbytes += nbytes;
+        }
+        self.all.push(flat);
+    }
 }
 
 /// Assigns storage to all values that have none.
@@ -80,14 +109,14 @@ pub fn assign(p: &mut Program) {
     }
     products(p);
     let in_use = lanes::in_use(p);
-    let (flats, flat_of) = flat_buffers(p, &last, &in_use);
+    let flats = Flats::new(p, &last, &in_use);
     for (v, until) in &in_use {
         last.entry(*v).and_modify(|k| *k = (*k).max(*until));
     }
     let mut dying: Vec<Vec<ValueId>> = vec![Vec::new(); p.kernels.len()];
     for (&v, &k) in &last {
         // The memory of an operand that is overwritten is that of the result.
-        if !flat_of.contains_key(&v) {
+        if !flats.overwritten.contains(&v) {
             dying[k].push(v);
         }
     }
@@ -95,6 +124,8 @@ pub fn assign(p: &mut Program) {
     let mut live = 0usize;
     let mut blocks: Vec<Block> = Vec::new();
     let mut block_of: IdMap<ValueId, usize> = IdMap::default();
+    // Of values in flat buffers, whose places may be larger than they are.
+    let mut taken_bytes: IdMap<ValueId, usize> = IdMap::default();
     for k in 0..p.kernels.len() {
         dying[k].sort_unstable();
         let mut taken: Vec<ValueId> = Vec::new();
@@ -102,16 +133,17 @@ pub fn assign(p: &mut Program) {
             if p.values[v.0 as usize].storage != Storage::UNPLACED {
                 continue;
             }
-            if let Some(flat) = flat_of.get(&v).map(|f| &flats[*f]) {
+            if let Some(flat) = flats.of.get(&v).map(|f| &flats.all[*f]) {
                 let at = arena.take(flat.nbytes);
                 live += flat.nbytes;
-                let until = flat.members.iter().map(|m| last[&m.1]).max().unwrap_or(k);
+                let until = flat.slots.iter().flat_map(|s| &s.values).map(|v| last[v]).max().unwrap_or(k);
                 let mut block = Block { nbytes: flat.nbytes, at, first: k, last: until, values: Vec::new() };
-                for &(x, y, offset) in &flat.members {
-                    for v in [x, y] {
-                        p.values[v.0 as usize].storage = Storage::Arena(at + offset);
-                        block.values.push((v, offset));
-                        block_of.insert(v, blocks.len());
+                for slot in &flat.slots {
+                    for v in &slot.values {
+                        p.values[v.0 as usize].storage = Storage::Arena(at + slot.at);
+                        block.values.push((*v, slot.at));
+                        block_of.insert(*v, blocks.len());
+                        taken_bytes.insert(*v, slot.nbytes);
                     }
                 }
                 blocks.push(block);
@@ -128,6 +160,9 @@ pub fn assign(p: &mut Program) {
                 Some(d) => {
                     taken.push(d);
                     live -= nbytes;
+                    if let Some(nbytes) = taken_bytes.get(&d).copied() {
+                        taken_bytes.insert(v, nbytes);
+                    }
                     match p.values[d.0 as usize].storage {
                         Storage::Arena(at) => at,
                         _ => arena.take(nbytes),
@@ -156,7 +191,8 @@ pub fn assign(p: &mut Program) {
                 && at != usize::MAX
                 && !taken.contains(&v)
             {
-                let nbytes = round(p.values[v.0 as usize].nbytes());
+                let own = || round(p.values[v.0 as usize].nbytes());
+                let nbytes = taken_bytes.get(&v).copied().unwrap_or_else(own);
                 arena.give(at, nbytes);
                 live -= nbytes;
             }

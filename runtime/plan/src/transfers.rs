@@ -15,7 +15,8 @@ pub struct Transfer {
     pub axis: Axis,
     /// The number of the call, which may move several tensors.
     pub call: usize,
-    /// Bytes of the tensor that all devices along the axis have together, or that each has a term of.
+    /// Bytes of the tensor that all devices along the axis have together, or that each has a term of; of an all-reduce of 16-bit terms to
+    /// f32 the mean of both.
     pub bytes: usize,
     /// The recipe line of what is sent.
     pub loc: SourceLoc,
@@ -44,12 +45,13 @@ pub fn transfers(step: &PlannedStep) -> Vec<Transfer> {
     let of_call = |(call, l): (usize, &Library)| -> Vec<Transfer> {
         let tensor = |k: usize| {
             let result = &program.values[l.outputs[k].0 as usize];
+            let (given, taken) = (l.inputs[k].shape().numel() * l.dtypes[k].size(), result.nbytes());
             let origin = if l.op == &collective::SEND { l.origin } else { result.origin };
             Transfer {
                 op: l.op.name,
                 axis: lanes::axis(l),
                 call,
-                bytes: result.nbytes().max(l.inputs[k].shape().numel() * l.dtypes[k].size()),
+                bytes: if l.op == &collective::ALL_REDUCE { (given + taken) / 2 } else { given.max(taken) },
                 loc: show::place(origin, &step.source_map),
                 backward: origin.position().and_then(|p| step.backward.get(p)).copied().unwrap_or(false),
             }

@@ -14,3 +14,4 @@ mod step;
 mod strict;
 mod tensor;
 mod uneven;
+mod widened;

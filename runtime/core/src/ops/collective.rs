@@ -3,6 +3,7 @@
 //! ([`super::distribute`]).
 
 use super::{Class, Op};
+use crate::dtype::DType;
 use crate::graph::Meta;
 use crate::mesh::{Axis, Combine};
 use smallvec::SmallVec;
@@ -12,7 +13,7 @@ pub static ALL_REDUCE: Op = Op {
     name: "all_reduce",
     shard: Some(crate::sharding::all_reduce),
     class: Class::Library,
-    infer: |i| Ok(i.inputs[0]),
+    infer: |i| Ok(Meta { shape: i.shape(0), dtype: result(i.attrs[1], i.dtype(0)) }),
     ..Op::BASE
 };
 
@@ -37,7 +38,8 @@ pub static REDUCE_SCATTER: Op = Op {
     class: Class::Library,
     infer: |i| {
         let (shape, dim) = (i.shape(0), i.attr(1));
-        Ok(Meta { shape: shape.with(dim, shape.dims()[dim] / i.attr(2)), dtype: i.dtype(0) })
+        let dtype = result(i.attrs[3], i.dtype(0));
+        Ok(Meta { shape: shape.with(dim, shape.dims()[dim] / i.attr(2)), dtype })
     },
     ..Op::BASE
 };
@@ -126,9 +128,17 @@ pub fn code(combine: Combine) -> i64 {
 /// on: a binary tree over the coordinates. Each sum is rounded to the dtype.
 pub const TREE: i64 = 3;
 
+/// The attribute of a sum of 16-bit floats whose result is in f32: the sum of the terms as f32, at half the bytes.
+pub const WIDENED: i64 = 4;
+
 /// The combination of an attribute.
 pub fn combine(code: i64) -> Combine {
-    [Combine::Sum, Combine::Max, Combine::Min, Combine::Sum][code as usize]
+    [Combine::Sum, Combine::Max, Combine::Min, Combine::Sum, Combine::Sum][code as usize]
+}
+
+/// The dtype in which terms of a dtype are combined.
+pub fn result(code: i64, terms: DType) -> DType {
+    if code == WIDENED { DType::F32 } else { terms }
 }
 
 /// The axis of a collective.

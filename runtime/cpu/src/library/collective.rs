@@ -1,5 +1,5 @@
 //! Implements collectives between virtual devices: each sends its pieces and combines what all have sent, in the order of their
-//! coordinates. Every device therefore computes the same bits. 16-bit floats are summed in f32 and rounded once.
+//! coordinates. Every device therefore computes the same bits. 16-bit floats are summed in f32 and rounded once, or not at all.
 //!
 //! Sending and receiving are separate, so that messages are under way while other kernels run.
 
@@ -60,19 +60,19 @@ pub fn send(c: &Call) -> Result<Ticket> {
             ticket = Some(peers.send(axis, piece)?);
             Ok(())
         };
-        by_size!(c.out_dtype(), with_piece(c, 0, &mut send))?;
+        by_size!(c.input(0).dtype, with_piece(c, 0, &mut send))?;
     }
     if let Some(ticket) = ticket {
         return Ok(ticket);
     }
-    let bytes = |k: usize| c.in_shape(k).numel() * c.out_dtype().size();
+    let bytes = |k: usize| c.in_shape(k).numel() * c.input(k).dtype.size();
     let mut message = host_memory::reserve("cpu", (0..n).map(bytes).sum())?;
     for k in 0..n {
         let mut append = |piece: &[u8]| {
             message.extend_from_slice(piece);
             Ok(())
         };
-        by_size!(c.out_dtype(), with_piece(c, k, &mut append))?;
+        by_size!(c.input(k).dtype, with_piece(c, k, &mut append))?;
     }
     peers.send(axis, &message)
 }
@@ -87,8 +87,8 @@ fn with_piece<T: Pod>(c: &Call, k: usize, f: &mut dyn FnMut(&[u8]) -> Result<()>
 /// Computes the results from what each device along the axis has sent.
 pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
     let all = peers(c)?.receive(ticket)?;
-    let size = c.out_dtype().size();
-    let bytes = |k: usize| c.in_shape(k).numel() * size;
+    let terms = c.input(0).dtype;
+    let bytes = |k: usize| c.in_shape(k).numel() * terms.size();
     let total: usize = (0..c.num_inputs()).map(bytes).sum();
     if all.iter().any(|piece| piece.len() != total) {
         return Err(Error::system("cpu", format!("this is a bug: the pieces of {} differ in size", c.name())));
@@ -101,7 +101,8 @@ pub fn receive(c: &Call, ticket: Ticket) -> Result<()> {
             op if op == &ALL_GATHER => by_size!(c.out_dtype(), gather(c, k, &pieces)),
             op if op == &ALL_TO_ALL => by_size!(c.out_dtype(), transpose(c, k, &pieces)),
             op if op == &COLLECTIVE_PERMUTE => by_size!(c.out_dtype(), take(c, k, &pieces)),
-            _ => by_type!(c.out_dtype(), reduce(c, k, &pieces)),
+            _ if terms != c.out_dtype() => by_type!(terms, widened(c, k, &pieces)),
+            _ => by_type!(terms, reduce(c, k, &pieces)),
         }
     }
     Ok(())
@@ -116,32 +117,50 @@ fn element<T: Pod>(piece: &[u8], i: usize) -> T {
 
 /// Combines terms; of a reduce-scatter, only the elements of this device's block.
 fn reduce<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
-    let attrs = c.attrs_of(k);
-    let (out, shape) = c.output_of::<T>(k);
-    let how = code_of(c.routine.op, attrs).unwrap_or_default();
+    let how = code_of(c.routine.op, c.attrs_of(k)).unwrap_or_default();
+    let (out, _) = c.output_of::<T>(k);
+    let place = place(c, k, out.len());
+    for (i, out) in out.iter_mut().enumerate() {
+        *out =
+            if how == TREE { tree::<T>(pieces, place(i)) } else { T::from_acc(combined::<T>(how, pieces, place(i))) };
+    }
+}
+
+/// Adds 16-bit floats in f32, as [`reduce`], and does not round the sum.
+fn widened<T: Element>(c: &Call, k: usize, pieces: &[&[u8]]) {
+    let how = code_of(c.routine.op, c.attrs_of(k)).unwrap_or_default();
+    let (out, _) = c.output_of::<T::Acc>(k);
+    let place = place(c, k, out.len());
+    for (i, out) in out.iter_mut().enumerate() {
+        *out = combined::<T>(how, pieces, place(i));
+    }
+}
+
+/// Where element `i` of a result is in a piece; the result has `n` elements.
+fn place(c: &Call, k: usize, n: usize) -> impl Fn(usize) -> usize + use<> {
+    // The block of row `r` of the dims before the divided one begins there in the whole tensor.
+    let (len, row, first) = if c.routine.op == &REDUCE_SCATTER {
+        let dim = c.attrs_of(k)[1] as usize;
+        let devices = c.attrs_of(k)[2] as usize;
+        let (_, whole, inner) = split_at_axis(&c.in_shape(k), dim);
+        let block = whole / devices * inner;
+        (block, whole * inner, c.coordinate() * block)
+    } else {
+        (n, n, 0)
+    };
+    move |i| i / len * row + first + i % len
+}
+
+/// Combines element `at` of all pieces in their order.
+fn combined<T: Element>(how: i64, pieces: &[&[u8]], at: usize) -> T::Acc {
     let join: fn(T::Acc, T::Acc) -> T::Acc = match combine(how) {
         Combine::Sum => T::Acc::add,
         Combine::Max => T::Acc::maximum,
         Combine::Min => T::Acc::minimum,
     };
-    // The block of row `r` of the dims before the divided one begins there in the whole tensor.
-    let (len, row, first) = if c.routine.op == &REDUCE_SCATTER {
-        let dim = attrs[1] as usize;
-        let (_, n, inner) = split_at_axis(&shape, dim);
-        (n * inner, c.in_shape(k).dims()[dim] * inner, c.coordinate() * n * inner)
-    } else {
-        (out.len(), out.len(), 0)
-    };
-    for (i, out) in out.iter_mut().enumerate() {
-        let at = i / len * row + first + i % len;
-        if how == TREE {
-            *out = tree::<T>(pieces, at);
-            continue;
-        }
-        let mut terms = pieces.iter().map(|piece| element::<T>(piece, at).to_acc());
-        let start = terms.next().unwrap_or(T::Acc::ZERO);
-        *out = T::from_acc(terms.fold(start, join));
-    }
+    let mut terms = pieces.iter().map(|piece| element::<T>(piece, at).to_acc());
+    let start = terms.next().unwrap_or(T::Acc::ZERO);
+    terms.fold(start, join)
 }
 
 /// Adds element `at` of all pieces in a binary tree over the pieces. Each sum is rounded to the dtype.

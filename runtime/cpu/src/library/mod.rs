@@ -418,7 +418,7 @@ pub(crate) use {by_size, by_type};
 
 /// An element type and its accumulator type.
 pub trait Element: Pod + PartialOrd {
-    type Acc: crate::math::Number;
+    type Acc: crate::math::Number + Pod;
     fn to_acc(self) -> Self::Acc;
     fn from_acc(acc: Self::Acc) -> Self;
 }

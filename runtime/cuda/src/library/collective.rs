@@ -5,6 +5,8 @@
 //! combines one slice of the pieces, then all copy the slices of the others. That moves 2 (p - 1) / p of a piece over the links of each
 //! of p devices instead of p - 1 pieces. Both orders of work combine an element in the order of the coordinates, so they give the same
 //! bits, which are those of `runtime/cpu/src/library/collective.rs`.
+//!
+//! Terms that a sum widens are read as they are, and only slices of the sum in f32 are copied: two devices exchange the terms alone.
 
 use super::call::{Call, Input, sized, typed};
 use super::strided::Strided;
@@ -52,11 +54,14 @@ pub struct Collective {
     /// Distinct functions of its phases.
     pub functions: Vec<Arc<Function>>,
     pub(super) kind: Kind,
+    /// The dtype of a result.
     pub(super) dtype: DType,
     /// The attribute that stands for the combination, if it combines terms.
     pub(super) code: i64,
-    /// Bytes of an element, of a vector of `reduce` and of a word of the copies.
+    /// Bytes of an element of a piece and of one of a result.
     pub size: usize,
+    pub result_size: usize,
+    /// Bytes of a vector of `reduce` in a piece, and of a word of the copies.
     pub vector: usize,
     pub word: usize,
     most_blocks: usize,
@@ -120,7 +125,7 @@ pub struct Phase {
 }
 
 /// Lowers a call that moves one or several tensors: copies that make its pieces contiguous, and the collectives, which run side by
-/// side. Operands that lie one behind the other and are overwritten with the results are one piece, and one collective.
+/// side. Operands that lie one behind the other, as do their results, are one piece, and one collective.
 pub fn parts(program: &Program, l: &Library, props: &Props) -> Result<(Work, Vec<Collective>)> {
     if let Some(nbytes) = flat_bytes(program, l) {
         return Ok((Work { launches: Vec::new(), scratch_bytes: 0 }, vec![flat(program, l, nbytes, props)?]));
@@ -155,8 +160,8 @@ fn member(l: &Library, k: usize) -> Library {
     }
 }
 
-/// The bytes from the first operand of an all-reduce to the end of the last, if its results are where its operands are, and these lie
-/// one behind the other. What is between them is added too, and never read.
+/// The bytes from the first operand of an all-reduce to the end of the last, if these lie one behind the other, and the results where
+/// the operands are or, of another dtype, as many elements from the first. What is between them is added too, and never read.
 fn flat_bytes(program: &Program, l: &Library) -> Option<usize> {
     if l.op != &ALL_REDUCE {
         return None;
@@ -165,19 +170,21 @@ fn flat_bytes(program: &Program, l: &Library) -> Option<usize> {
     for (x, y) in l.inputs.iter().zip(&l.outputs) {
         let Operand::View(x, layout) = x else { return None };
         let (x, y) = (&program.values[x.0 as usize], &program.values[y.0 as usize]);
-        let Storage::Arena(at) = x.storage else { return None };
+        let (Storage::Arena(at), Storage::Arena(to)) = (x.storage, y.storage) else { return None };
         let follows = first.is_none() || at == usize::next_multiple_of(end, ALIGN);
         let whole = layout.is_contiguous() && layout.offset == 0 && layout.numel() == x.shape.numel();
-        if x.storage != y.storage || !follows || !whole || x.nbytes() == 0 {
+        let (low, low_of_results) = *first.get_or_insert((at, to));
+        let growth = y.dtype.size() / x.dtype.size();
+        let is_beside = if growth == 1 { at == to } else { to == low_of_results + growth * (at - low) };
+        if !follows || !whole || !is_beside || x.nbytes() == 0 {
             return None;
         }
-        first.get_or_insert(at);
         end = at + x.nbytes();
     }
-    Some(end - first?)
+    Some(end - first?.0)
 }
 
-/// The all-reduce of a flat buffer in place.
+/// The all-reduce of a flat buffer.
 fn flat(program: &Program, l: &Library, nbytes: usize, props: &Props) -> Result<Collective> {
     let dtype = l.dtypes[0];
     let n = nbytes / dtype.size();
@@ -200,8 +207,8 @@ fn flat(program: &Program, l: &Library, nbytes: usize, props: &Props) -> Result<
 /// Lowers the collective of one tensor.
 fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collective)> {
     let mut c = Call::new(program, l)?;
-    let (x, dtype, to) = (c.input(0)?, c.out_dtype(), c.out_aligned());
-    let size = dtype.size();
+    let (x, terms, dtype, to) = (c.input(0)?, l.dtypes[0], c.out_dtype(), c.out_aligned());
+    let (size, result_size) = (terms.size(), dtype.size());
     let dims = x.shape();
     let split = |d: usize| {
         let dims = dims.dims();
@@ -233,12 +240,15 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     };
     let (input, from) = match (&x.pointer, x.layout.is_contiguous()) {
         (Arg::Value(..), true) => (x.pointer.clone(), x.aligned),
-        _ => (pack(&mut c, &x, dtype)?, 16),
+        _ => (pack(&mut c, &x, terms)?, 16),
     };
+    // Of a piece, the bytes of as many elements as a result has in words that its address is aligned to.
+    let from = if to < 16 { from.min((to / result_size).max(1) * size) } else { from };
     // A power of two that divides the address of every vector, and the bytes of every block.
-    let aligned = |block: usize| from.min(to).min(1 << (block * size).trailing_zeros().min(4)).max(size);
+    let aligned = |block: usize| from.min(1 << (block * size).trailing_zeros().min(4)).max(size);
     let (vector, word) = match kind {
-        Kind::AllReduce { .. } => (from.min(to), from.min(to)),
+        Kind::AllReduce { .. } if size < result_size => (from, to),
+        Kind::AllReduce { .. } => (from, from),
         Kind::ReduceScatter { block, .. } => (aligned(block), size),
         Kind::AllGather { block, .. } | Kind::AllToAll { block, .. } => (size, aligned(block)),
         Kind::Permute { n, .. } => (size, aligned(n)),
@@ -249,11 +259,11 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
     let index = if nbytes < 1 << 31 { "u32" } else { "u64" };
     // By the attribute of the combination.
     let reduce = |how: i64, in_rows: bool| {
-        let t = typed(dtype);
-        let how = ["Sum", "Max", "Min", "Tree"][how as usize];
+        let (t, out) = (typed(terms), typed(dtype));
+        let how = ["Sum", "Max", "Min", "Tree", "Widened"][how as usize];
         let v = vector / size;
         let body = format!("collective::reduce<{t}, collective::{how}<{t}>, {v}, {index}, {in_rows}>");
-        function("reduce", &format!("{t}* out, i64 ranks, i64 n, i64 len, i64 row"), &body, "out, ranks, n, len, row")
+        function("reduce", &format!("{out}* out, i64 ranks, i64 n, i64 len, i64 row"), &body, "out, ranks, n, len, row")
     };
     let spans = |others: bool| {
         let body = format!("collective::spans<{}, {others}>", sized(word));
@@ -286,6 +296,7 @@ fn part(program: &Program, l: &Library, props: &Props) -> Result<(Work, Collecti
         dtype,
         code,
         size,
+        result_size,
         vector,
         word,
         most_blocks,
@@ -402,11 +413,12 @@ impl Collective {
                 let step = n.div_ceil(ranks).next_multiple_of(16 / self.size);
                 let low = (coordinate * step).min(n);
                 let own = (low + step).min(n) - low;
-                let (at, total, step) = (low * self.size, n * self.size, step * self.size);
+                let (at, to) = (low * self.size, low * self.result_size);
+                let (total, step) = (n * self.result_size, step * self.result_size);
                 let reduce = Task::Reduce { n: own, len: own, row: own };
                 let copy = Task::Spans { total, step, others: true };
                 vec![
-                    phase(0, reduce, false, [at, 0, at], blocks(own.div_ceil(v), 1)),
+                    phase(0, reduce, false, [at, 0, to], blocks(own.div_ceil(v), 1)),
                     phase(1, copy, true, [0, step, 0], blocks(step.div_ceil(self.word), ranks)),
                 ]
             }

@@ -1,14 +1,14 @@
 //! Plans collectives as messages between GPUs of which one cannot read the memory of another, as those of several processes.
 //!
 //! NCCL adds terms where its sum is as exact as the order of the coordinates: f32, f64 and integers, in an order that depends on the
-//! devices. Other combinations (16-bit floats, which are added in f32 and rounded once; maxima and minima, which keep NaN; trees) get the
+//! devices. Other combinations (16-bit floats, which are added in f32; maxima and minima, which keep NaN; trees) get the
 //! terms of one slice from all devices in scratch memory and combine them with the kernel of `collective.rs`: the bytes over the links are
 //! those of a reduce-scatter. NCCL moves contiguous blocks only, so blocks of rows are copied to scratch memory or from it.
 
 use super::collective::{Collective, Kind, Phase, Task};
 use perilune_core::DType;
 use perilune_core::mesh::Combine;
-use perilune_core::ops::collective::{TREE, combine};
+use perilune_core::ops::collective::{TREE, WIDENED, combine};
 
 /// A place in the memory of this device, in bytes from the start of a piece, of its result or of the scratch memory of a call.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -74,7 +74,7 @@ pub struct Messages {
 /// Whether NCCL adds the terms.
 fn is_native(code: i64, dtype: DType) -> bool {
     let exact = matches!(dtype, DType::F32 | DType::F64 | DType::I32 | DType::I64 | DType::U8);
-    code != TREE && combine(code) == Combine::Sum && exact
+    code != TREE && code != WIDENED && combine(code) == Combine::Sum && exact
 }
 
 /// A message from each device to each other one and to itself: `slice` says where the bytes for a device are, and how many; `place`
@@ -101,28 +101,28 @@ impl Collective {
             }
             Kind::AllReduce { n } => {
                 // Each device combines one slice, and sends it to all.
-                let step = n.div_ceil(ranks).next_multiple_of(16 / size) * size;
-                let slice = |k: usize| ((k * step).min(n * size), ((k + 1) * step).min(n * size));
-                let bytes = |k: usize| slice(k).1 - slice(k).0;
-                let own = bytes(coordinate);
+                let step = n.div_ceil(ranks).next_multiple_of(16 / size);
+                let first = |k: usize| (k * step).min(n);
+                let count = |k: usize| first(k + 1) - first(k);
+                let (own, of_result) = (count(coordinate), self.result_size);
                 let terms = exchange(
                     ranks,
-                    |to| (Place::Piece(slice(to).0), bytes(to)),
-                    |from| (Place::Scratch(from * step), own),
+                    |to| (Place::Piece(first(to) * size), count(to) * size),
+                    |from| (Place::Scratch(from * step * size), own * size),
                 );
+                let others = |k: usize, count: usize| if k == coordinate { 0 } else { count * of_result };
                 let results = exchange(
                     ranks,
-                    |to| (Place::Result(slice(coordinate).0), if to == coordinate { 0 } else { own }),
-                    |from| (Place::Result(slice(from).0), if from == coordinate { 0 } else { bytes(from) }),
+                    |to| (Place::Result(first(coordinate) * of_result), others(to, own)),
+                    |from| (Place::Result(first(from) * of_result), others(from, count(from))),
                 );
                 let combined = phases.next().map(|p| {
-                    let n = own / size;
-                    let grid = self.blocks(n.div_ceil(self.vector / size), 1);
-                    Phase { task: Task::Reduce { n, len: n, row: n }, grid, ..p }
+                    let grid = self.blocks(own.div_ceil(self.vector / size), 1);
+                    Phase { task: Task::Reduce { n: own, len: own, row: own }, grid, ..p }
                 });
-                let launch = phase(combined, slice(coordinate).0);
-                let launch = launch.into_iter().map(|phase| Step::Launch { phase, first: 0, apart: step });
-                (std::iter::once(terms).chain(launch).chain([results]).collect(), ranks * step)
+                let launch = phase(combined, first(coordinate) * of_result);
+                let launch = launch.into_iter().map(|phase| Step::Launch { phase, first: 0, apart: step * size });
+                (std::iter::once(terms).chain(launch).chain([results]).collect(), ranks * step * size)
             }
             Kind::ReduceScatter { rows, block, .. } => {
                 let (nbytes, n) = (rows * block * size, rows * block);

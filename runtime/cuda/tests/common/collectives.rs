@@ -5,7 +5,7 @@ use super::common::{Sketch, int, t};
 use super::virtual_mesh::{self, Planned};
 use perilune_core::mesh::{Axis, Combine};
 use perilune_core::ops::collective::{
-    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVE_PERMUTE, REDUCE_SCATTER, code, permutation,
+    ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVE_PERMUTE, REDUCE_SCATTER, WIDENED, code, permutation,
 };
 use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::Cpu;
@@ -43,6 +43,8 @@ pub struct Case {
     pub lie: Lie,
     pub axis: Axis,
     pub ranks: usize,
+    /// Whether a sum of 16-bit floats is given in f32.
+    pub widened: bool,
 }
 
 const COMBINES: [Combine; 3] = [Combine::Sum, Combine::Max, Combine::Min];
@@ -52,7 +54,10 @@ pub fn cases(ranks: usize, axis: Axis) -> Vec<Case> {
     let mut out = Vec::new();
     for dtype in DType::ALL {
         let mut add = |kind, dims: &[usize], lie| {
-            out.push(Case { kind, dtype, dims: dims.to_vec(), lie, axis, ranks });
+            let case = Case { kind, dtype, dims: dims.to_vec(), lie, axis, ranks, widened: false };
+            let sums = matches!(kind, Kind::AllReduce(Combine::Sum) | Kind::ReduceScatter(_, Combine::Sum));
+            out.extend((sums && dtype.is_half()).then(|| Case { widened: true, ..case.clone() }));
+            out.push(case);
         };
         for combine in COMBINES {
             for n in [0, 1, 7, 4097, 1 << 20] {
@@ -131,6 +136,7 @@ impl Case {
             Lie::Turned => s.call("transpose", &[t(x), int(0), int(1)]),
         };
         let (axis, n) = (self.axis as i64, self.ranks as i64);
+        let code = |how| if self.widened { WIDENED } else { code(how) };
         let senders = |from: &dyn Fn(usize) -> usize| permutation(self.axis, (0..self.ranks).map(from));
         let y = match self.kind {
             Kind::AllReduce(how) => s.g.push(&ALL_REDUCE, &[own], &[axis, code(how)]),

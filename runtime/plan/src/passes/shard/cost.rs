@@ -30,6 +30,8 @@ impl Divider<'_> {
             sum += match part {
                 Part::Block(own) if *own == cut => 0,
                 Part::Block(_) => 2 * self.bytes(id),
+                // A sum widens its terms, so they are sent in 16 bits.
+                Part::Term(_) if self.widens(node) => self.bytes(node.inputs[0]),
                 Part::Term(_) => self.bytes(id),
                 Part::Whole | Part::Own => self.bytes(id) / 4,
             };

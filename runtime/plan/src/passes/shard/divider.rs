@@ -262,8 +262,10 @@ impl<'a> Divider<'a> {
         let all = self.candidates(id, &cuts, &|k| self.demand.of(id, k));
         // Where the operands have been combined for another reader, the result is whole, and is not combined again.
         let order = |part: Part| match part {
-            // Other terms may be added before a block of the sum is needed.
-            Part::Term(_) if self.demand.of(id, 0).is_some() && self.demand.is_passed_on(id) => 0,
+            // Other terms may be added before a block of the sum is needed; and a sum that is needed in f32 is not rounded before.
+            Part::Term(_) if self.demand.of(id, 0).is_some() && (self.demand.is_passed_on(id) || self.widens(node)) => {
+                0
+            }
             Part::Block(_) => 1,
             Part::Whole | Part::Own => 2,
             Part::Term(_) => 3,
@@ -278,6 +280,12 @@ impl<'a> Divider<'a> {
             .map(|c| ((self.total(id, node, &c), order(c.results[0])), c));
         let (cost, best) = costs.min_by_key(|c| c.0)?;
         (cost < (self.of_whole(id, node), order(Part::Whole))).then_some(best)
+    }
+
+    /// Whether a node makes f32 of 16-bit floats, as a sum over devices can ([`terms`](super::terms)).
+    pub(super) fn widens(&self, node: &Node) -> bool {
+        let is_half = |x: &NodeId| self.graph().dtype(*x).is_half();
+        matches!(node.op.class, Class::Cast) && node.dtype == DType::F32 && node.inputs.first().is_some_and(is_half)
     }
 
     /// Whether a candidate that passes terms on should: a sum is completed where its last summand is added, before it is scaled or

@@ -304,7 +304,7 @@ impl Fold<'_> {
         };
         let x = self.copy_of(node.inputs[0], j);
         let g = &mut self.to.out.graph;
-        let is_wide = collective::combine(code) == Combine::Sum && is_half(g.dtype(x));
+        let is_wide = collective::combine(code) == Combine::Sum && g.dtype(x).is_half();
         let mut term = (if is_wide { g.cast(x, DType::F32)? } else { x }, 1);
         let sums = self.sums.entry(id).or_default();
         while let Some((sum, _)) = sums.last().copied().filter(|(_, copies)| *copies == term.1) {
@@ -362,8 +362,4 @@ impl Fold<'_> {
 /// The operands that a node computes with, without what a barrier waits for.
 pub(super) fn values(node: &Node) -> &[NodeId] {
     if node.op == &create::OPTIMIZATION_BARRIER { &node.inputs[..1] } else { &node.inputs }
-}
-
-fn is_half(dtype: DType) -> bool {
-    dtype.is_float() && dtype.size() == 2
 }

@@ -1,0 +1,70 @@
+//! Sends terms of a sum in the dtype in which they were computed: 16-bit floats that are widened to f32 for the sum alone are widened
+//! by the collective ([`collective::WIDENED`]). The sum has the same bits, since widening is exact; the terms take half the bytes in
+//! memory and over the links.
+
+use crate::lowered::Lowered;
+use crate::passes::rewriter::Rewriter;
+use perilune_core::DType;
+use perilune_core::error::Result;
+use perilune_core::graph::{Graph, Node, NodeId};
+use perilune_core::mesh::Combine;
+use perilune_core::ops::slicing::STRIDED_PAD;
+use perilune_core::ops::{Class, collective, create};
+use smallvec::{SmallVec, smallvec};
+
+/// Rewrites the sums of a divided step.
+pub(super) fn apply(from: &Lowered) -> Result<Lowered> {
+    let mut to = Rewriter::new(from);
+    for id in from.graph.ids() {
+        to.out.graph.modes.loc = from.graph.loc_of(id);
+        let new = match widened(&from.graph, id) {
+            Some(moves) => sum(from, &mut to, id, &moves)?,
+            None => to.copy(from, id),
+        };
+        to.map.push(new);
+    }
+    Ok(to.finish(from))
+}
+
+/// What lies between a 16-bit float and a sum of it in f32: the nodes that move or pad the elements behind the cast, the first one last,
+/// and the cast. `None` of any other node.
+fn widened(g: &Graph, id: NodeId) -> Option<SmallVec<[NodeId; 4]>> {
+    let node = g.node(id);
+    let code = collective::is_collective(node.op).then(|| collective::code_of(node.op, &node.attrs))??;
+    if code != collective::code(Combine::Sum) || node.dtype != DType::F32 {
+        return None;
+    }
+    let mut chain: SmallVec<[NodeId; 4]> = smallvec![node.inputs[0]];
+    loop {
+        let at = *chain.last()?;
+        let node = g.node(at);
+        let moves = matches!(node.op.class, Class::View(_)) && node.op != &create::OPTIMIZATION_BARRIER;
+        let pads = node.op == &STRIDED_PAD && node.attrs[4] == 0f64.to_bits() as i64;
+        match node.op.class {
+            Class::Cast => return g.dtype(node.inputs[0]).is_half().then_some(chain),
+            _ if (moves || pads) && node.inputs.len() == 1 => chain.push(node.inputs[0]),
+            _ => return None,
+        }
+    }
+}
+
+/// Emits a sum of 16-bit terms, behind what moved them as f32.
+fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId]) -> Result<NodeId> {
+    let mut x = None;
+    for at in moves.iter().rev() {
+        let node = from.graph.node(*at);
+        x = Some(match x {
+            // The cast itself.
+            None => to.map[node.inputs[0].index()],
+            Some(x) => {
+                let g = &mut to.out.graph;
+                g.add(Node { dtype: g.dtype(x), inputs: smallvec![x], ..node.clone() })
+            }
+        });
+    }
+    let node = from.graph.node(id);
+    let mut attrs = node.attrs.clone();
+    let n = attrs.len();
+    attrs[n - 1] = collective::WIDENED;
+    to.out.graph.push(node.op, &x.into_iter().collect::<SmallVec<[NodeId; 1]>>(), &attrs)
+}
