@@ -24,4 +24,5 @@ mod region;
 mod worker_pool;
 
 pub use backend::Cpu;
+pub use library::has_routine;
 pub use loops::Isa;

@@ -3,8 +3,16 @@
 mod common;
 
 use common::{Build, Rng, device, position, same};
+use perilune_core::ops::{self, Class, source};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
 use perilune_plan::ir::*;
+
+#[test]
+fn every_library_op_has_a_routine() {
+    for op in ops::all().iter().filter(|op| matches!(op.class, Class::Library) && **op != &source::KERNEL) {
+        assert!(perilune_cpu::has_routine(op), "the CPU has no routine for {}", op.name);
+    }
+}
 
 /// An operand, and its elements in order.
 struct Given {

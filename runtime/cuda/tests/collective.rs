@@ -95,6 +95,13 @@ fn aligned(c: &Collective, at: usize) -> bool {
     at.is_multiple_of((c.vector / c.size * c.result_size).min(16))
 }
 
+/// Whether a case has the phases and steps of one with fewer elements: more than `most` of all devices in another dtype than bf16, or more
+/// than two phases need.
+fn is_repeated(case: &Case, most: usize) -> bool {
+    let n: usize = case.dims.iter().product();
+    n > 400_000 || case.ranks * n > most && (case.dtype != DType::BF16 || case.kind == Kind::AllReduce(Combine::Min))
+}
+
 /// Executes the phases of all devices, whose contiguous pieces are given. Returns their results.
 fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Vec<Vec<u8>> {
     let ranks = pieces.len();
@@ -179,9 +186,8 @@ fn phases_have_the_bits_of_the_cpu() {
     let mut phases = BTreeSet::new();
     for ranks in [1, 2, 3, 8] {
         for case in cases(ranks, Axis::Dp) {
-            let is_large = ranks * case.dims.iter().product::<usize>() > 400_000;
-            if is_large && (case.dtype != DType::BF16 || case.kind == Kind::AllReduce(Combine::Min)) {
-                continue; // the same phases as those of fewer elements, which need not be repeated
+            if is_repeated(&case, 400_000) {
+                continue;
             }
             let planned = case.plan(&Null);
             let (_, c) = lowered(&planned.program, &Props::H200);
@@ -325,8 +331,8 @@ fn messages_have_the_bits_of_the_cpu() {
     let mut steps = BTreeSet::new();
     for ranks in [1, 2, 3, 8] {
         for case in cases(ranks, Axis::Dp) {
-            if ranks * case.dims.iter().product::<usize>() > 100_000 && case.dtype != DType::BF16 {
-                continue; // the same steps as those of fewer elements
+            if is_repeated(&case, 100_000) {
+                continue;
             }
             let planned = case.plan(&Null);
             let (_, c) = lowered(&planned.program, &Props::H200);
