@@ -1,8 +1,8 @@
 //! Compiles a program for a GPU: lowers each kernel to launches, cuBLASLt products or cuDNN convolutions, and loads them.
 //!
 //! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
-//! each run, the run-time numbers (slots) are uploaded to a block of device memory. Collectives are steps between graphs, in
-//! which the devices of a mesh meet (`mesh.rs`).
+//! each run, the run-time numbers (slots) are uploaded to a block of device memory. The devices of a mesh meet between graphs: behind one
+//! they start the collectives whose pieces it computes (`mesh.rs`).
 //!
 //! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
 //! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index
@@ -12,6 +12,7 @@
 mod channel;
 mod errors;
 mod mesh;
+mod parts;
 mod products;
 mod replay;
 mod run;
@@ -26,7 +27,7 @@ pub use replay::STAGED_BYTES;
 use crate::backend::{DeviceContext, SharedDevice};
 use crate::blas::{self, Epilogue, Gemm, Product};
 use crate::dnn::Plan;
-use crate::driver::{Allocation, Entry, Module};
+use crate::driver::{Allocation, Entry, Module, Point};
 use crate::guard::report::Subject;
 use crate::guard::watchdog::History;
 use crate::launch::{Arg, Function, Launch, Props, Word, Work};
@@ -41,7 +42,7 @@ use perilune_core::op::IndexFault;
 use perilune_core::ops::matmul::LINEAR;
 use perilune_plan::ir::{Kernel, Origin, Program, Storage, ValueId};
 use replay::{Graphs, Operand};
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 /// Whether this backend has a kernel for a fused op.
@@ -109,10 +110,12 @@ struct Compiled {
     /// Steps that are collectives, and before which step each is waited for.
     waits: Vec<(usize, usize)>,
     graphs: Graphs,
+    /// By step, where the pieces of a collective are complete; of a program that has run on a mesh. Graphs record them.
+    points: BTreeMap<usize, Point>,
     /// Whether the last run was on a mesh, and as a pipeline stage, and what such a run queues.
     is_meshed: bool,
     has_stages: bool,
-    parts: Vec<run::Part>,
+    parts: Vec<parts::Part>,
     /// Inputs, then outputs.
     operands: Vec<Operand>,
     slots: Allocation,
@@ -318,6 +321,7 @@ impl Compiled {
             waits,
             steps,
             graphs,
+            points: BTreeMap::new(),
             is_meshed: false,
             has_stages: false,
             parts,

@@ -26,7 +26,7 @@ pub use graph::Replay;
 pub use lane::Lane;
 pub use mailbox::{Outbox, Slot};
 pub use module::{Entry, Module, TensorMap};
-pub use peers::{Endpoint, PeerAccess, Recorded};
+pub use peers::{Endpoint, PeerAccess, Point, Recorded};
 pub use snapshot::{Snapshots, snapshot};
 pub use stream::Event;
 

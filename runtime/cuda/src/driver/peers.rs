@@ -8,7 +8,7 @@ use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The devices of this process that take part in collectives, by number.
 static LINKS: Mutex<BTreeMap<u64, Arc<Link>>> = Mutex::new(BTreeMap::new());
@@ -20,6 +20,8 @@ struct Link {
     events: Vec<Events>,
     /// Where this device's messages are, by a number of their own (`mailbox.rs`).
     slots: Mutex<BTreeMap<u64, Arc<Slot>>>,
+    /// Its points, by their numbers.
+    points: Mutex<BTreeMap<u64, Arc<Event>>>,
 }
 
 /// The events of a device for those along an axis. Each is recorded in turns: one may be recorded while others still begin to wait for
@@ -36,6 +38,34 @@ pub struct Recorded {
     pub number: u64,
     pub axis: Axis,
     pub turn: usize,
+}
+
+/// A point in the work of a device that others wait for: an event that they find by a number. A program records it in each run, also
+/// within a graph. It is recorded again only after all devices have queued their waits for the last record.
+pub struct Point {
+    pub number: u64,
+    event: Arc<Event>,
+    link: Weak<Link>,
+}
+
+impl Point {
+    /// Records the point in the device's stream, or in the graph that is being captured there.
+    pub fn record(&self) -> Result<()> {
+        self.event.record_here()
+    }
+
+    /// Makes later work of a lane of the device wait for the last record.
+    pub fn hold(&self, lane: &Lane) -> Result<()> {
+        lane.wait_for(&self.event)
+    }
+}
+
+impl Drop for Point {
+    fn drop(&mut self) {
+        if let Some(link) = self.link.upgrade() {
+            lock(&link.points).remove(&self.number);
+        }
+    }
 }
 
 /// The end of a device's connections to others. While it exists, others find the device by its number.
@@ -55,25 +85,42 @@ impl Endpoint {
         let pair = || Ok([Event::untimed(device)?, Event::untimed(device)?]);
         let events = |_| Ok(Events { stream: pair()?, lane: pair()? });
         let events = Axis::ALL.iter().map(events).collect::<Result<_>>()?;
-        let link = Arc::new(Link { device: device.clone(), events, slots: Mutex::default() });
+        let link = Arc::new(Link { device: device.clone(), events, slots: Mutex::default(), points: Mutex::default() });
         lock(&LINKS).insert(number, link.clone());
         Ok(Endpoint { number, link })
     }
 
-    /// Records events for the devices along an axis: one in the device's stream, and one in a lane.
-    pub fn record(&self, axis: Axis, turn: usize, lane: Option<&Lane>) -> Result<()> {
-        let events = &self.link.events[axis as usize];
-        events.stream[turn].again()?;
-        lane.map_or(Ok(()), |lane| lane.record(&events.lane[turn]))
+    /// Records the event of the device's stream for the devices along an axis.
+    pub fn record_stream(&self, axis: Axis, turn: usize) -> Result<()> {
+        self.link.events[axis as usize].stream[turn].again()
     }
 
-    /// Makes this device's stream, or a lane of it, wait for the last record of the event in the stream of a device. A device that has
-    /// been closed has no work left.
-    pub fn wait_for_stream(&self, of: Recorded, lane: Option<&Lane>) -> Result<()> {
+    /// Records the event of a lane for the devices along an axis.
+    pub fn record_lane(&self, axis: Axis, turn: usize, lane: &Lane) -> Result<()> {
+        lane.record(&self.link.events[axis as usize].lane[turn])
+    }
+
+    /// Makes this device's stream wait for the last record of the event in the stream of a device. A device that has been closed has no
+    /// work left.
+    pub fn wait_for_stream(&self, of: Recorded) -> Result<()> {
         let other = lock(&LINKS).get(&of.number).cloned();
-        let Some(other) = other else { return Ok(()) };
-        let event = &other.events[of.axis as usize].stream[of.turn];
-        lane.map_or_else(|| self.link.device.wait_for(event), |lane| lane.wait_for(event))
+        other.map_or(Ok(()), |other| self.link.device.wait_for(&other.events[of.axis as usize].stream[of.turn]))
+    }
+
+    /// Makes a point of this device.
+    pub fn point(&self) -> Result<Point> {
+        static COUNT: AtomicU64 = AtomicU64::new(0);
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let event = Arc::new(Event::untimed(&self.link.device)?);
+        lock(&self.link.points).insert(number, event.clone());
+        Ok(Point { number, event, link: Arc::downgrade(&self.link) })
+    }
+
+    /// Makes a lane of this device wait for the last record of a point of a device. A device that has been closed has no work left.
+    pub fn wait_for_point(&self, number: u64, point: u64, lane: &Lane) -> Result<()> {
+        let other = lock(&LINKS).get(&number).cloned();
+        let event = other.and_then(|other| lock(&other.points).get(&point).cloned());
+        event.map_or(Ok(()), |event| lane.wait_for(&event))
     }
 
     /// Makes a lane of this device wait for the last record of the event in the lane of a device.

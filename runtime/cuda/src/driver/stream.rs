@@ -90,6 +90,21 @@ impl Event {
         check(unsafe { sys::cuEventRecord(self.event.0, self.device.stream.0) }, "recording an event")
     }
 
+    /// Records here in the device's stream. In a capture the record is a node of the graph: each launch of the graph records the event, and
+    /// other streams that wait for it then do not wait for the nodes behind it.
+    pub fn record_here(&self) -> Result<()> {
+        let stream = self.device.stream.0;
+        // SAFETY: the event and the stream are alive; a graph is dropped before the events that it records (`executable.rs`).
+        unsafe {
+            let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+            check(sys::cuStreamIsCapturing(stream, &mut status), "asking for a capture")?;
+            let is_captured = status == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+            let external = sys::CUevent_record_flags::CU_EVENT_RECORD_EXTERNAL as u32;
+            let flags = if is_captured { external } else { 0 };
+            check(sys::cuEventRecordWithFlags(self.event.0, stream, flags), "recording an event")
+        }
+    }
+
     /// Records now in another stream of the device.
     pub(super) fn again_in(&self, stream: &Handle<sys::CUstream_st>) -> Result<()> {
         // SAFETY: the event and the stream are alive.

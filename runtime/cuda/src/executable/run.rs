@@ -1,15 +1,15 @@
-//! Runs a compiled program: fills in addresses, queues its steps or replays them as CUDA graphs, and times kernels. The steps of a
-//! program without a mesh are one graph; collectives, transfers, and the agreement of a mesh, divide them into
-//! several, and so do kernels of a recipe whose code is guarded: they stand outside of graphs.
+//! Runs a compiled program: fills in addresses, queues its steps or replays them as CUDA graphs, and times kernels. Each part of the steps
+//! (`parts.rs`) is a graph of its own.
 
 use super::errors::{DeviceErrors, FAULT_WORDS};
 use super::mesh::{Mesh, Timing};
+use super::parts::{Kind, Part, divided};
 use super::replay::{Captured, Operand};
 use super::{Compiled, CudaExecutable, Graphs, Step};
 use crate::backend::{DeviceContext, address, made, made_by, state_written};
 use crate::blas::Addresses;
 use crate::dnn;
-use crate::driver::{Address, Event, Replay, TensorMap};
+use crate::driver::{Address, Event, Point, Replay, TensorMap};
 use crate::launch::{Arg, Word};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
@@ -25,73 +25,6 @@ const CAREFUL_RUNS: u64 = 2;
 
 /// The least steps that are worth a graph between two collectives.
 const LEAST_CAPTURED: usize = 3;
-
-/// A part of what a run queues.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) enum Part {
-    /// Steps without a collective.
-    Steps(Range<usize>),
-    /// Starts a collective on its lane.
-    Collective(usize),
-    /// Waits for a collective.
-    Wait(usize),
-    /// Sends a value to another pipeline stage, or receives one.
-    Transfer(usize),
-    /// Launches a recipe's kernel whose code is guarded, with a number of its own in each run.
-    Guarded(usize),
-    Agreement,
-}
-
-/// How a step is queued.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
-    /// Among others, in a graph.
-    Plain,
-    Collective,
-    Transfer,
-    Guarded,
-}
-
-impl Kind {
-    fn of(step: &Step) -> Kind {
-        match step {
-            Step::Collective(_) => Kind::Collective,
-            Step::Transfer(_) => Kind::Transfer,
-            Step::Launch { history: Some(_), .. } => Kind::Guarded,
-            _ => Kind::Plain,
-        }
-    }
-}
-
-/// Divides steps at collectives, where these are waited for (`waits`: a step, and before which one), at transfers and before the step
-/// `agreement`, which may be their number.
-fn divided(kinds: &[Kind], waits: &[(usize, usize)], agreement: Option<usize>) -> Vec<Part> {
-    let mut parts = Vec::new();
-    let mut start = 0;
-    for i in 0..=kinds.len() {
-        let alone = match kinds.get(i) {
-            Some(Kind::Plain) => None,
-            Some(Kind::Collective) => Some(Some(Part::Collective(i))),
-            Some(Kind::Transfer) => Some(Some(Part::Transfer(i))),
-            Some(Kind::Guarded) => Some(Some(Part::Guarded(i))),
-            None => Some(None),
-        };
-        let due = || waits.iter().filter(|w| w.1 == i).map(|w| Part::Wait(w.0));
-        if (alone.is_some() || agreement == Some(i) || due().next().is_some()) && start < i {
-            parts.push(Part::Steps(start..i));
-            start = i;
-        }
-        parts.extend(due());
-        if agreement == Some(i) {
-            parts.push(Part::Agreement);
-        }
-        if let Some(Some(part)) = alone {
-            parts.push(part);
-            start = i + 1;
-        }
-    }
-    parts
-}
 
 /// Returns the addresses of the operands: inputs, then outputs.
 fn addresses(operands: &[Operand], inputs: &[Buffer], outputs: &[Buffer]) -> Result<Vec<Address>> {
@@ -158,7 +91,7 @@ impl Compiled {
     }
 
     /// Queues one step.
-    fn queue(&self, run: &Run, step: &Step, places: &[Address]) -> Result<()> {
+    fn queue(&self, run: &Run, i: usize, places: &[Address]) -> Result<()> {
         let context = run.context;
         let at = |v: &ValueId| places[v.0 as usize];
         let place = |a: &Arg| match a {
@@ -166,10 +99,9 @@ impl Compiled {
             Arg::Scratch(n) => context.scratch.base + *n as u64,
             _ => 0,
         };
-        match step {
-            Step::Collective(_) | Step::Transfer(_) => {
-                Err(Error::system("cuda", "this is a bug: a collective or transfer among other steps"))
-            }
+        match &self.steps[i].1 {
+            Step::Collective(_) => self.point(i)?.record(),
+            Step::Transfer(_) => Err(Error::system("cuda", "this is a bug: a transfer among other steps")),
             Step::Conv { plan, call } => {
                 let Some(dnn) = context.opened_dnn() else { return Ok(()) };
                 let scratch = context.scratch.base;
@@ -251,6 +183,11 @@ impl Compiled {
         }
     }
 
+    /// The point where the pieces of the collective of a step are complete.
+    fn point(&self, i: usize) -> Result<&Point> {
+        self.points.get(&i).ok_or_else(|| Error::system("cuda", "this is a bug: a collective on a single device"))
+    }
+
     /// Starts the collective of a step on its lane.
     fn start(&self, run: &Run, i: usize, places: &[Address]) -> Result<()> {
         let (Step::Collective(all), Some(mesh)) = (&self.steps[i].1, run.mesh) else {
@@ -258,7 +195,8 @@ impl Compiled {
         };
         let place = |a: &Arg| place(run, places, a);
         let calls = all.iter().map(|(c, entries)| (c, &entries[..], [place(&c.input), place(&c.output)]));
-        mesh.start(i, &calls.collect::<Vec<_>>())
+        let is_beside = self.waits.iter().any(|(step, before)| *step == i && *before > i + 1);
+        mesh.start(i, &calls.collect::<Vec<_>>(), self.point(i)?, is_beside)
     }
 
     /// Sends the value of a step to another pipeline stage, or receives it.
@@ -315,6 +253,13 @@ impl Compiled {
             context.faults.cells.push(Arc::downgrade(&cells));
             self.cells = Some(cells);
         }
+        if let Some(mesh) = mesh {
+            for (i, (_, step)) in self.steps.iter().enumerate() {
+                if matches!(step, Step::Collective(_)) && !self.points.contains_key(&i) {
+                    self.points.insert(i, mesh.connection.endpoint.point()?);
+                }
+            }
+        }
         if (self.is_meshed, self.has_stages) != (mesh.is_some(), has_stages) {
             self.divide(mesh.is_some(), has_stages);
         }
@@ -341,7 +286,7 @@ impl Compiled {
         steps: Range<usize>,
         places: &[Address],
     ) -> std::result::Result<(), (usize, Error)> {
-        self.steps[steps].iter().try_for_each(|(k, step)| self.queue(run, step, places).map_err(|e| (*k, e)))
+        steps.into_iter().try_for_each(|i| self.queue(run, i, places).map_err(|e| (self.kernel(i), e)))
     }
 
     /// Queues all steps.
@@ -453,9 +398,11 @@ impl Compiled {
             };
             match part {
                 Part::Steps(steps) => {
-                    for (k, step) in &self.steps[steps.clone()] {
-                        self.queue(run, step, places).map_err(|e| (*k, e))?;
-                        measured(Some(*k))?;
+                    for i in steps.clone() {
+                        let k = self.kernel(i);
+                        self.queue(run, i, places).map_err(|e| (k, e))?;
+                        let is_point = matches!(self.steps[i].1, Step::Collective(_));
+                        measured((!is_point).then_some(k))?;
                     }
                 }
                 Part::Collective(i) => {
@@ -564,38 +511,5 @@ impl Executable for CudaExecutable {
             }
         }
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use Part::{Agreement, Collective, Guarded, Steps, Transfer, Wait};
-
-    #[test]
-    fn steps_are_divided_at_collectives_waits_and_the_agreement() {
-        let without = [Kind::Plain; 4];
-        assert_eq!(divided(&without, &[], None), [Steps(0..4)], "a program without a mesh is one graph");
-        assert_eq!(divided(&without, &[], Some(2)), [Steps(0..2), Agreement, Steps(2..4)]);
-        assert_eq!(divided(&without, &[], Some(4)), [Steps(0..4), Agreement]);
-        let with = [Kind::Collective, Kind::Plain, Kind::Collective, Kind::Collective, Kind::Plain];
-        let (first, second, third) = (Collective(0), Collective(2), Collective(3));
-        let waits = [(0, 1), (2, 4), (3, 5)];
-        let all = [first, Wait(0), Steps(1..2), second, third, Wait(2), Steps(4..5), Wait(3)];
-        assert_eq!(divided(&with, &waits, None), all);
-        assert_eq!(divided(&with, &waits, Some(3)), [&all[..4], &[Agreement], &all[4..]].concat());
-        assert_eq!(divided(&with, &waits, Some(0)), [&[Agreement], &all[..]].concat());
-        let late = [(0, 5), (2, 5), (3, 5)];
-        let last = [Collective(0), Steps(1..2), Collective(2), Collective(3), Steps(4..5), Wait(0), Wait(2), Wait(3)];
-        assert_eq!(divided(&with, &late, None), last);
-        let stages = [Kind::Transfer, Kind::Plain, Kind::Plain, Kind::Transfer, Kind::Transfer, Kind::Plain];
-        let between = [Transfer(0), Steps(1..3), Transfer(3), Transfer(4)];
-        assert_eq!(divided(&stages, &[], None), [&between[..], &[Steps(5..6)]].concat());
-        assert_eq!(divided(&stages, &[], Some(5)), [&between[..], &[Agreement, Steps(5..6)]].concat());
-        assert_eq!(divided(&stages, &[], Some(6)), [&between[..], &[Steps(5..6), Agreement]].concat());
-        let guarded = [Kind::Plain, Kind::Guarded, Kind::Guarded, Kind::Plain];
-        assert_eq!(divided(&guarded, &[], None), [Steps(0..1), Guarded(1), Guarded(2), Steps(3..4)]);
-        assert_eq!(divided(&[], &[], Some(0)), [Agreement]);
-        assert_eq!(divided(&[], &[], None), []);
     }
 }

@@ -450,7 +450,53 @@ impl Collective {
     }
 }
 
+/// A range of bytes that a phase moves as it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Span {
+    /// The device that has it, and where: in bytes from the start of its piece or result.
+    pub rank: usize,
+    pub from: usize,
+    /// Where it goes, in bytes from the start of this device's result.
+    pub to: usize,
+    pub nbytes: usize,
+}
+
 impl Phase {
+    /// The ranges that the phase moves, those of the next device first, so that the links to different devices are used at the same time;
+    /// `None` if it computes, or moves short rows.
+    pub fn spans(&self, coordinate: usize, ranks: usize) -> Option<Vec<Span>> {
+        let from = |rank: usize| self.first + rank * self.step;
+        match self.task {
+            Task::Spans { total, step, others } => {
+                let turns =
+                    (1..=ranks).map(|k| (coordinate + k) % ranks).filter(|rank| !(others && *rank == coordinate));
+                let span = |rank: usize| {
+                    let begin = rank * step;
+                    let nbytes = step.min(total.saturating_sub(begin));
+                    (nbytes > 0).then_some(Span { rank, from: from(rank), to: self.out + begin, nbytes })
+                };
+                Some(turns.filter_map(span).collect())
+            }
+            Task::Span { total, from: rank } => {
+                Some(vec![Span { rank, from: from(rank), to: self.out, nbytes: total }])
+            }
+            Task::Reduce { .. } | Task::Rows { .. } => None,
+        }
+    }
+
+    /// The elements of each piece that the phase combines, if they lie one behind the other.
+    pub fn combined(&self) -> Option<usize> {
+        match self.task {
+            Task::Reduce { n, len, row } if len == row => Some(n),
+            _ => None,
+        }
+    }
+
+    /// The same for `n` elements only.
+    pub fn of(&self, n: usize) -> Phase {
+        Phase { task: Task::Reduce { n, len: n, row: n }, ..self.clone() }
+    }
+
     /// The numbers behind the pieces and the output in the parameters of the phase's function.
     pub fn numbers(&self, coordinate: usize, ranks: usize) -> Vec<i64> {
         let (own, ranks) = (coordinate as i64, ranks as i64);

@@ -5,11 +5,12 @@
 //! continues those before it. So a sequence of collectives takes about one meeting for each; a collective that is waited for takes those
 //! that are missing. The meetings follow from the program alone, so all devices have the same.
 //!
-//! A stream waits only for events that are recorded already, so streams cannot wait for each other in a circle, although those of one
-//! GPU may share a hardware queue.
+//! A stream waits only for events that are recorded already, or by a graph that is launched already, so streams cannot wait for each other
+//! in a circle, although those of one GPU may share a hardware queue.
 
+use super::copies::{self, Engines};
 use super::{Axial, Mesh, State, ToStart};
-use crate::driver::{Address, Entry, Event, Lane, Recorded};
+use crate::driver::{Address, Entry, Event, Lane, Point, Recorded};
 use crate::library::collective::{self, MOST, Phase, Task};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
@@ -22,13 +23,17 @@ pub(super) struct Started {
     group: Group,
     /// The next phase.
     phase: usize,
+    /// What copy engines use, if other kernels run meanwhile.
+    engines: Option<Engines>,
     since: Option<Event>,
 }
 
 /// The launches of one tensor of a collective.
-struct Call {
-    phases: Vec<Phase>,
-    entries: Vec<Entry>,
+pub(super) struct Call {
+    pub phases: Vec<Phase>,
+    pub entries: Vec<Entry>,
+    /// Bytes of an element of a piece, and of a result.
+    pub sizes: [usize; 2],
 }
 
 /// One tensor of a collective: where its piece and its result are.
@@ -47,16 +52,18 @@ struct Offer {
     turn: u64,
     /// Whether its host has seen a bad index.
     failed: u64,
+    /// The number of the point behind which its pieces are complete.
+    point: u64,
     pieces: Vec<Piece>,
 }
 
 impl Offer {
     /// Words before the pieces, and of a piece.
-    const HEAD: usize = 3;
+    const HEAD: usize = 4;
     const PIECE: usize = 3;
 
     fn bytes(&self) -> Vec<u8> {
-        let head = [self.number, self.turn, self.failed];
+        let head = [self.number, self.turn, self.failed, self.point];
         let pieces = self.pieces.iter().flat_map(|p| [p.nbytes, p.input, p.output]);
         head.into_iter().chain(pieces).flat_map(u64::to_le_bytes).collect()
     }
@@ -70,8 +77,20 @@ impl Offer {
         let pieces = rest.chunks_exact(Offer::PIECE);
         let whole = pieces.remainder().is_empty();
         let pieces = pieces.map(|p| Piece { nbytes: p[0], input: p[1], output: p[2] }).collect();
-        whole.then_some(Offer { number: head[0], turn: head[1], failed: head[2], pieces })
+        whole.then_some(Offer { number: head[0], turn: head[1], failed: head[2], point: head[3], pieces })
     }
+}
+
+/// What a device brings to a meeting.
+#[derive(Default)]
+pub(super) struct Meeting {
+    pieces: Vec<Piece>,
+    /// The number of the point behind which the pieces are complete; those of an agreement have none.
+    point: u64,
+    /// Whether its host has seen a bad index.
+    failed: bool,
+    /// Whether the streams of the others wait for its own.
+    with_stream: bool,
 }
 
 /// The devices along an axis that have met, in the order of their coordinates.
@@ -104,20 +123,19 @@ impl Group {
 }
 
 impl Mesh<'_> {
-    /// Exchanges addresses with the devices along an axis, with the events that are recorded now.
-    pub(super) fn exchange(
-        &self,
-        state: &mut State,
-        axis: Axis,
-        what: &str,
-        pieces: Vec<Piece>,
-        failed: bool,
-    ) -> Result<Group> {
+    /// Exchanges addresses with the devices along an axis, with the events that are recorded now: that of the lane if there is one, and that
+    /// of the stream if the others wait for it.
+    pub(super) fn exchange(&self, state: &mut State, axis: Axis, what: &str, meeting: Meeting) -> Result<Group> {
+        let Meeting { pieces, point, failed, with_stream } = meeting;
         let endpoint = &self.connection.endpoint;
         let axial = &mut state.lanes[axis as usize];
         axial.turn ^= 1;
-        endpoint.record(axis, axial.turn, axial.lane.as_ref())?;
-        let own = Offer { number: endpoint.number, turn: axial.turn as u64, failed: u64::from(failed), pieces };
+        if with_stream {
+            endpoint.record_stream(axis, axial.turn)?;
+        }
+        axial.lane.iter().try_for_each(|lane| endpoint.record_lane(axis, axial.turn, lane))?;
+        let (number, turn) = (endpoint.number, axial.turn as u64);
+        let own = Offer { number, turn, failed: u64::from(failed), point, pieces };
         let sent = self.peers.exchange(axis, &own.bytes())?;
         let all: Option<Vec<Offer>> = sent.iter().map(|bytes| Offer::read(bytes)).collect();
         let bug = |what: String| Error::system("cuda", format!("this is a bug: {what}"));
@@ -140,9 +158,10 @@ impl Mesh<'_> {
 
     /// Meets the devices along an axis: what their streams have queued so far comes before what this one's queues from now on.
     fn meet(&self, axis: Axis, what: &str, piece: Piece, failed: bool) -> Result<Group> {
-        let group = self.exchange(&mut self.connection.state(), axis, what, vec![piece], failed)?;
+        let meeting = Meeting { pieces: vec![piece], failed, with_stream: true, ..Meeting::default() };
+        let group = self.exchange(&mut self.connection.state(), axis, what, meeting)?;
         for other in group.recorded().filter(|o| o.number != group.own()) {
-            self.connection.endpoint.wait_for_stream(other, None)?;
+            self.connection.endpoint.wait_for_stream(other)?;
         }
         Ok(group)
     }
@@ -194,7 +213,7 @@ impl Mesh<'_> {
         Ok(failed)
     }
 
-    /// Starts the collective of a step on the lane of its axis, behind what the stream has queued so far.
+    /// Starts the collective of a step on the lane of its axis, behind the points `ready` of all devices.
     pub(super) fn start_in_memory(
         &self,
         state: &mut State,
@@ -202,26 +221,52 @@ impl Mesh<'_> {
         what: &str,
         step: usize,
         calls: &[&ToStart],
+        ready: &Point,
+        is_beside: bool,
     ) -> Result<()> {
         let piece =
             |(c, _, [input, output]): &&ToStart| Piece { nbytes: c.nbytes as u64, input: *input, output: *output };
-        let group = self.exchange(state, axis, what, calls.iter().map(piece).collect(), false)?;
+        let pieces = calls.iter().map(piece).collect();
+        let meeting = Meeting { pieces, point: ready.number, ..Meeting::default() };
+        let group = self.exchange(state, axis, what, meeting)?;
         self.proceed(state, axis, &group)?;
         let ranks = group.all.len();
         let prepared = |(c, entries, _): &&ToStart| {
-            Ok(Call { phases: c.phases(group.coordinate, ranks)?, entries: entries.to_vec() })
+            let sizes = [c.size, c.result_size];
+            Ok(Call { phases: c.phases(group.coordinate, ranks)?, entries: entries.to_vec(), sizes })
         };
-        let calls = calls.iter().map(prepared).collect::<Result<_>>()?;
+        let calls: Vec<Call> = calls.iter().map(prepared).collect::<Result<_>>()?;
+        let fetched = if is_beside { copies::fetched(&calls, ranks) } else { 0 };
+        let scratch = self.scratch(&mut state.lanes[axis as usize], fetched)?;
+        let engines = is_beside.then_some(Engines { scratch, nbytes: fetched });
         let Axial { lane: Some(lane), started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
-        for device in group.recorded() {
-            self.connection.endpoint.wait_for_stream(device, Some(lane))?;
+        for device in &group.all {
+            self.connection.endpoint.wait_for_point(device.number, device.point, lane)?;
         }
         let since = self.is_timed.then(|| Event::timed(&self.connection.device)).transpose()?;
         since.iter().try_for_each(|since| lane.record(since))?;
-        let mut collective = Started { step, calls, group, phase: 0, since };
+        let mut collective = Started { step, calls, group, phase: 0, engines, since };
         collective.launch(lane)?;
         started.push_back(collective);
         Ok(())
+    }
+}
+
+impl Call {
+    /// Queues the kernel of a phase. `at`: this device's coordinate, and how many there are.
+    pub(super) fn launch(
+        &self,
+        lane: &Lane,
+        phase: &Phase,
+        at: [usize; 2],
+        mut pieces: [u64; MOST],
+        mut out: Address,
+    ) -> Result<()> {
+        let mut numbers = phase.numbers(at[0], at[1]);
+        let mut args: Vec<*mut c_void> = vec![pieces.as_mut_ptr().cast(), (&raw mut out).cast()];
+        args.extend(numbers.iter_mut().map(|n| std::ptr::from_mut(n).cast::<c_void>()));
+        let block = [collective::BLOCK as u32, 1, 1];
+        self.entries[phase.function].launch_on(lane, phase.grid, block, &mut args)
     }
 }
 
@@ -232,15 +277,17 @@ impl Started {
         for (k, call) in self.calls.iter().enumerate() {
             let Some(phase) = call.phases.get(self.phase).filter(|p| !p.grid.contains(&0)) else { continue };
             let mut pieces = self.group.pieces(k, phase.reads_results, |rank| phase.first + rank * phase.step);
+            let result = self.group.all[own].pieces[k].output;
+            if let Some(engines) = &self.engines {
+                let bases = self.group.pieces(k, phase.reads_results, |_| 0);
+                if engines.run(lane, call, phase, [own, ranks], &bases, result)? {
+                    continue;
+                }
+            }
             if let Task::Span { from, .. } = phase.task {
                 pieces[0] = pieces[from];
             }
-            let mut out = self.group.all[own].pieces[k].output + phase.out as u64;
-            let mut numbers = phase.numbers(own, ranks);
-            let mut args: Vec<*mut c_void> = vec![pieces.as_mut_ptr().cast(), (&raw mut out).cast()];
-            args.extend(numbers.iter_mut().map(|n| std::ptr::from_mut(n).cast::<c_void>()));
-            let block = [collective::BLOCK as u32, 1, 1];
-            call.entries[phase.function].launch_on(lane, phase.grid, block, &mut args)?;
+            call.launch(lane, phase, [own, ranks], pieces, result + phase.out as u64)?;
         }
         self.phase += 1;
         Ok(())
@@ -260,7 +307,7 @@ mod tests {
     #[test]
     fn an_offer_is_read_as_it_was_sent() {
         let piece = |k| Piece { nbytes: 1 << 40, input: 3 << 50, output: k };
-        let offer = Offer { number: 2, turn: 1, failed: 1, pieces: vec![piece(4), piece(5)] };
+        let offer = Offer { number: 2, turn: 1, failed: 1, point: 9, pieces: vec![piece(4), piece(5)] };
         assert_eq!(Offer::read(&offer.bytes()), Some(offer.clone()));
         let none = Offer { pieces: Vec::new(), ..offer.clone() };
         assert_eq!(Offer::read(&none.bytes()), Some(none));

@@ -10,7 +10,7 @@
 //! as failed.
 
 use super::{Axial, Mesh, State, ToStart};
-use crate::driver::{Address, Device, Event, Lane};
+use crate::driver::{Address, Device, Event, Lane, Point};
 use crate::library::collective::{BLOCK, MOST, Phase};
 use crate::library::messages::{Message, Messages, Place, Step};
 use crate::nccl::{self, Communicator, ID_BYTES, Queued};
@@ -228,13 +228,14 @@ impl Tensor<'_> {
 }
 
 impl Mesh<'_> {
-    /// Queues the collective of a step on the lane of its axis, behind what the stream has queued so far.
+    /// Queues the collective of a step on the lane of its axis, behind the point `ready`.
     pub(super) fn start_messages(
         &self,
         state: &mut State,
         axis: Axis,
         step: usize,
         calls: &[&ToStart],
+        ready: &Point,
         communicator: &Communicator,
         ranks: usize,
     ) -> Result<()> {
@@ -251,7 +252,8 @@ impl Mesh<'_> {
         let axial = &mut state.lanes[axis as usize];
         let base = self.scratch(axial, bytes)?;
         tensors.iter_mut().for_each(|tensor| tensor.scratch += base);
-        let lane = self.lane_behind_stream(axial)?;
+        let Some(lane) = &axial.lane else { return Err(Error::system("cuda", "this is a bug: an axis has no lane")) };
+        ready.hold(lane)?;
         let since = self.is_timed.then(|| Event::timed(device)).transpose()?;
         since.iter().try_for_each(|since| lane.record(since))?;
         let steps = tensors.iter().map(|tensor| tensor.plan.steps.len()).max().unwrap_or(0);
@@ -312,7 +314,7 @@ impl Mesh<'_> {
     }
 
     /// Scratch memory of the lane of an axis, of at least so many bytes. Collectives of a lane run one after the other.
-    fn scratch(&self, axial: &mut Axial, bytes: usize) -> Result<Address> {
+    pub(super) fn scratch(&self, axial: &mut Axial, bytes: usize) -> Result<Address> {
         match &axial.scratch {
             Some(scratch) if scratch.nbytes() >= bytes => Ok(scratch.address),
             _ if bytes == 0 => Ok(0),

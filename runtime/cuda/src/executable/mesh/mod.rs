@@ -11,6 +11,7 @@
 //! error after the first State write leaves States partly written, as on one device. A bad index that a download raises on one device is
 //! still pending on the others: a mesh backend then downloads from each of them too, before the next run.
 
+mod copies;
 mod memory;
 mod messages;
 
@@ -19,7 +20,7 @@ pub(crate) use messages::{Communicators, Group};
 use super::errors::peer_fault;
 use super::transfer::Transfers;
 use crate::backend::DeviceContext;
-use crate::driver::{Address, Allocation, Device, Endpoint, Entry, Event, Heap, Lane};
+use crate::driver::{Address, Allocation, Device, Endpoint, Entry, Event, Heap, Lane, Point};
 use crate::library::collective::{self, Collective, MOST};
 use crate::nccl::Communicator;
 use memory::Started;
@@ -69,8 +70,9 @@ struct Axial {
     started: VecDeque<Started>,
     /// That of this run, once it is known.
     transport: Option<Transport>,
-    /// For messages: what they take in device memory, the words of an agreement, and an event for the lane.
+    /// Device memory for what messages take, and for pieces that copy engines fetch.
     scratch: Option<Allocation>,
+    /// For messages: the words of an agreement, and an event for the lane.
     words: Option<Allocation>,
     ready: Option<Event>,
 }
@@ -265,8 +267,9 @@ impl Mesh<'_> {
         Ok(())
     }
 
-    /// Starts the collective of a step on the lane of its axis, behind what the stream has queued so far.
-    pub fn start(&self, step: usize, calls: &[ToStart]) -> Result<()> {
+    /// Starts the collective of a step on the lane of its axis, behind the point `ready` of this device and those of the others.
+    /// `is_beside`: other kernels run meanwhile.
+    pub fn start(&self, step: usize, calls: &[ToStart], ready: &Point, is_beside: bool) -> Result<()> {
         let Some((first, ..)) = calls.first() else { return Ok(()) };
         let (axis, what) = (first.axis, first.name);
         let state = &mut *self.connection.state();
@@ -276,9 +279,11 @@ impl Mesh<'_> {
         }
         let calls: Vec<&ToStart> = calls.iter().filter(|(c, ..)| !c.is_empty()).collect();
         match transport {
-            Transport::Alone | Transport::Memory => self.start_in_memory(state, axis, what, step, &calls),
+            Transport::Alone | Transport::Memory => {
+                self.start_in_memory(state, axis, what, step, &calls, ready, is_beside)
+            }
             Transport::Messages(communicator, ranks) => {
-                self.start_messages(state, axis, step, &calls, &communicator, ranks)
+                self.start_messages(state, axis, step, &calls, ready, &communicator, ranks)
             }
         }
     }
@@ -307,7 +312,7 @@ impl Mesh<'_> {
             if !state.lanes[axis as usize].started.iter().any(|collective| collective.step == step) {
                 return Err(Error::system("cuda", format!("this is a bug: step {step} has not started")));
             }
-            let group = self.exchange(state, axis, "the end of a collective", Vec::new(), false)?;
+            let group = self.exchange(state, axis, "the end of a collective", memory::Meeting::default())?;
             self.proceed(state, axis, &group)?;
         }
     }
