@@ -98,7 +98,7 @@ const CONFINED: [(&str, &[&str]); 4] = [
 const ABOUT_WALLS: [&str; 4] = ["confined", "floods", "kernels", "walls"];
 /// By default one script in so many runs: of those about confinement, of the others without it, and of the others with it.
 const ONE_IN_ABOUT_WALLS: usize = 3;
-const ONE_IN: usize = 4;
+const ONE_IN: usize = 5;
 const ONE_IN_CONFINED: usize = 25;
 
 /// Lua's limit, low so that it is soon full, and what the process may have in all.

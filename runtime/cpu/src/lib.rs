@@ -17,7 +17,7 @@ pub mod fingerprint;
 mod gemm;
 mod lanes;
 mod library;
-mod loops;
+pub mod loops;
 pub mod math;
 mod memory;
 mod region;

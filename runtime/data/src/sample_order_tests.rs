@@ -44,7 +44,7 @@ fn deviations(counts: &[u64], degrees: f64) -> f64 {
 #[test]
 fn places_and_neighbours_are_uniform() {
     for n in [3u64, 5, 8, 16, 20, 33, 64, 65] {
-        let trials = 40_000;
+        let trials = 10_000;
         let (mut place, mut step) = (vec![0u64; (n * n) as usize], vec![0u64; n as usize]);
         for epoch in 0..trials {
             let got = order(n, 42, epoch);

@@ -328,6 +328,10 @@ unsafe fn run<V: Vector>(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usiz
     }
 }
 
+/// The interpreter on AVX2.
+///
+/// # Safety
+/// The processor has the instruction set; otherwise as for [`FusedLoop`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma,f16c")]
 pub unsafe fn avx2(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
@@ -335,6 +339,10 @@ pub unsafe fn avx2(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {
     unsafe { run::<crate::loops::simd::F32x8>(ops, views, rows, cols) }
 }
 
+/// The interpreter on AVX-512.
+///
+/// # Safety
+/// The processor has the instruction set; otherwise as for [`FusedLoop`].
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512vl,avx512dq,avx512bw,avx2,fma,f16c")]
 pub unsafe fn avx512(ops: &[FusedOp], views: &[Arg], rows: usize, cols: usize) {

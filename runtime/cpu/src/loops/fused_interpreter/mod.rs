@@ -9,12 +9,10 @@
 //!
 //! The opcode table is repeated in four places, which must agree: [`Opcode`] and its mapping from `MapFn` (`opcode`),
 //! the interpreter (`interpret`), the superinstructions (`loops::superinstructions`), and the loops of `map_fns!` that
-//! they replace. `tests` compares the interpreter with those loops for every opcode.
+//! they replace. `tests/loops` compares the interpreter with those loops for every opcode.
 
 mod interpret;
 mod opcode;
-#[cfg(test)]
-mod tests;
 
 pub use interpret::interpreter;
 #[cfg(target_arch = "x86_64")]

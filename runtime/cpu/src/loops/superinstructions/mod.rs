@@ -7,8 +7,6 @@
 //! the bits are the same. Sequences that are not listed, and rows that end within a cache line, are only slower.
 
 mod step;
-#[cfg(all(test, target_arch = "x86_64"))]
-mod tests;
 
 use super::fused_interpreter::{self, FusedLoop, FusedOp, MAX_LOCALS, Opcode, Operand, PREFETCH_DISTANCE};
 use super::simd::Vector;
@@ -16,6 +14,7 @@ use super::{Arg, Isa, prefetch};
 use perilune_plan::ir::LANES;
 use step::{bind_operand, fold, step};
 
+pub use step::MAX as MAX_OPERANDS;
 pub(super) use step::{RowState, read, write};
 
 /// Maximum number of operands that are prefetched.
@@ -131,8 +130,8 @@ macro_rules! entries {
             None
         }
 
-        #[cfg(test)]
-        const ALL: &[(&str, &[(Opcode, Option<u8>)])] = &[$((stringify!($name), $name::OPS)),*];
+        /// The listed sequences, with their names.
+        pub const ALL: &[(&str, &[(Opcode, Option<u8>)])] = &[$((stringify!($name), $name::OPS)),*];
     };
 }
 

@@ -1,10 +1,10 @@
 //! Compares the interpreter with the loops and reductions that it replaces, bit for bit.
 
-use super::*;
-use crate::loops::map::{RowBroadcast, map};
-use crate::loops::{Arg, Isa};
 use perilune_core::DType;
 use perilune_core::ops::elementwise::MapFn;
+use perilune_cpu::loops::fused_interpreter::*;
+use perilune_cpu::loops::map::{RowBroadcast, map};
+use perilune_cpu::loops::{Arg, Isa};
 
 /// The instruction sets that this machine supports.
 fn isas() -> Vec<Isa> {
@@ -94,7 +94,8 @@ fn ops_give_the_bits_of_loops() {
 fn sums_have_the_order_of_reductions() {
     for cols in [1, 7, 16, 64, 100, 127, 128, 300, 1003] {
         let x: Vec<f32> = (0..5 * cols).map(|i| ((i * 7919) % 1000) as f32 * 1.7e-3 - 0.4).collect();
-        let loops = crate::loops::reduce::reduction(perilune_core::ops::ReduceFn::Sum, DType::F32, Isa::Baseline);
+        let loops =
+            perilune_cpu::loops::reduce::reduction(perilune_core::ops::ReduceFn::Sum, DType::F32, Isa::Baseline);
         let squares: Vec<f32> = x.iter().map(|v| v * v).collect();
         let mut want = [0f32; 5];
         // SAFETY: five rows of `cols` elements.

@@ -1,50 +1,43 @@
 //! Tests every superinstruction against the interpreter, bit for bit.
 
-use super::step::MAX;
-use super::*;
-use crate::memory::Block;
+use super::block::Block;
+use perilune_cpu::loops::fused_interpreter::{self, FusedLoop, FusedOp, Opcode, Operand};
+use perilune_cpu::loops::superinstructions::{ALL, MAX_OPERANDS, find, prefetch_len};
+use perilune_cpu::loops::{Arg, Isa};
 
 /// Fills a block with numbers of moderate size, with zeros, infinities and NaN among them.
-fn fill(block: &Block, n: usize, seed: u32) {
+fn fill(block: &mut Block, seed: u32) {
     let mut state = seed.wrapping_mul(747_796_405) | 1;
-    for i in 0..n {
+    for x in block.numbers_mut() {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let x = match state >> 24 {
+        *x = match state >> 24 {
             0 => 0.0,
             1 => f32::NAN,
             2 => f32::INFINITY,
             _ => (state >> 8) as f32 / 4e6 - 1.7,
         };
-        // SAFETY: the block has `n` elements.
-        unsafe { *block.ptr().cast::<f32>().add(i) = x };
     }
-}
-
-fn bits(block: &Block, n: usize) -> Vec<u32> {
-    // SAFETY: the block has `n` elements.
-    let x = unsafe { std::slice::from_raw_parts(block.ptr().cast::<f32>(), n) };
-    x.iter().map(|x| if x.is_nan() { f32::NAN.to_bits() } else { x.to_bits() }).collect()
 }
 
 /// Returns the operands after a run, each in separate memory, `shift` elements off cache-line alignment.
 fn after(run: FusedLoop, ops: &[FusedOp], rows: usize, cols: usize, shift: usize) -> Vec<Vec<u32>> {
     let n = rows * cols;
-    let blocks: Vec<Block> = (0..ops.len()).map(|_| Block::new(4 * (n + 32)).expect("memory")).collect();
-    blocks.iter().enumerate().for_each(|(k, b)| fill(b, n + 32, k as u32 + 1));
-    let view = |(op, block): (&FusedOp, &Block)| {
+    let mut blocks: Vec<Block> = (0..ops.len()).map(|_| Block::new(n + 32)).collect();
+    blocks.iter_mut().enumerate().for_each(|(k, b)| fill(b, k as u32 + 1));
+    let view = |(op, block): (&FusedOp, &mut Block)| {
         let step = if matches!(op.operand, Operand::RowBroadcast(_) | Operand::Sum(..)) { 1 } else { cols as isize };
-        Arg { ptr: block.ptr().wrapping_add(4 * shift), step }
+        Arg { ptr: block.address().wrapping_add(4 * shift), step }
     };
-    let views: Vec<Arg> = ops[prefetch_len(ops)..].iter().zip(&blocks).map(view).collect();
+    let views: Vec<Arg> = ops[prefetch_len(ops)..].iter().zip(&mut blocks).map(view).collect();
     // SAFETY: every view has its rows and columns.
     unsafe { run(ops, &views, rows, cols) };
-    blocks.iter().map(|b| bits(b, n + 32)).collect()
+    blocks.iter().map(Block::bits).collect()
 }
 
 #[test]
 fn entries_give_the_bits_of_the_interpreter() {
     for (name, entry) in ALL {
-        assert!(entry.len() <= MAX, "{name} has too many ops");
+        assert!(entry.len() <= MAX_OPERANDS, "{name} has too many ops");
         for (stream, ahead) in [(false, false), (true, true)] {
             let ops: Vec<FusedOp> = entry
                 .iter()
