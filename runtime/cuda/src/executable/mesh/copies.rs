@@ -1,7 +1,7 @@
 //! Moves the pieces of a collective by copy engines while other kernels run.
 //!
-//! A kernel that reads the memory of other GPUs holds its multiprocessors while it waits for the links, and kernels beside it take longer by
-//! about that time. Copy engines need no multiprocessor. So a phase that only moves bytes is a few copies, and one that combines pieces
+//! A kernel that reads the memory of other GPUs holds its multiprocessors while it waits for the links, and the kernels beside it wait for
+//! them. Copy engines need no multiprocessor. So a phase that only moves bytes is a few copies, and one that combines pieces
 //! first fetches those of other devices into memory of its own, a part at a time, and then takes the time of that memory alone. A collective
 //! that other steps wait for at once has nothing to run beside, and reads the others' memory by its kernel, which takes one pass less.
 
@@ -10,7 +10,7 @@ use crate::driver::{Address, Lane};
 use crate::library::collective::{MOST, Phase};
 use perilune_core::error::Result;
 
-/// Bytes of a piece from which copy engines move it: a copy costs about 5 µs more than a kernel.
+/// Bytes of a piece from which copy engines move it: for a small one the launch of a copy takes longer than the copy.
 const LEAST: usize = 512 << 10;
 /// Most bytes that are fetched at once.
 const FETCHED: usize = 32 << 20;
