@@ -17,6 +17,7 @@ pub mod fingerprint;
 mod gemm;
 mod lanes;
 mod library;
+// Public for its tests, `tests/loops`: as unit tests they would compile every loop a second time.
 pub mod loops;
 pub mod math;
 mod memory;
