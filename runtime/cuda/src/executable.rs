@@ -2,7 +2,7 @@
 //!
 //! The first runs are launched one by one. Later ones are captured and replayed as one CUDA graph (`replay.rs`). Before
 //! each run, the run-time numbers (slots) are uploaded to a block of device memory. The devices of a mesh meet between graphs: behind one
-//! they start the collectives whose pieces it computes (`mesh.rs`).
+//! they start the collectives whose pieces it computes (`mesh/mod.rs`).
 //!
 //! An index out of range does not stop a kernel. The kernel reports it to a cell in host memory, sets the device's `halt`
 //! word and continues with a valid index. Kernels that write States return at once while the word is set, so a bad index
@@ -126,8 +126,8 @@ struct Compiled {
     writes: Vec<usize>,
 }
 
-/// What a kernel takes: launches, products, collectives and transfers.
-enum Part {
+/// What a kernel is lowered to: launches, products, collectives and transfers.
+enum Lowered {
     Work(Work),
     Collective(Vec<Collective>),
     Transfer(Transfer),
@@ -140,51 +140,53 @@ pub(crate) fn functions(context: &mut DeviceContext, program: &Program) -> Resul
     Ok(launched(&parts(context, program)?))
 }
 
-fn launched(parts: &[(usize, Part)]) -> Vec<Arc<Function>> {
-    let functions = |(_, part): &(usize, Part)| match part {
-        Part::Work(w) => w.launches.iter().map(|l| l.function.clone()).collect(),
-        Part::Collective(all) => all.iter().flat_map(|c| c.functions.clone()).collect(),
-        Part::Transfer(_) | Part::Conv(_) | Part::Gemm(_) => Vec::new(),
+fn launched(parts: &[(usize, Lowered)]) -> Vec<Arc<Function>> {
+    let functions = |(_, part): &(usize, Lowered)| match part {
+        Lowered::Work(w) => w.launches.iter().map(|l| l.function.clone()).collect(),
+        Lowered::Collective(all) => all.iter().flat_map(|c| c.functions.clone()).collect(),
+        Lowered::Transfer(_) | Lowered::Conv(_) | Lowered::Gemm(_) => Vec::new(),
     };
     parts.iter().flat_map(functions).collect()
 }
 
 /// What each kernel takes, with its number, in order.
-fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, Part)>> {
+fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, Lowered)>> {
     let props = &context.device.clone().props;
-    let mut parts: Vec<(usize, Part)> = Vec::new();
+    let mut parts: Vec<(usize, Lowered)> = Vec::new();
     for (k, kernel) in program.kernels.iter().enumerate() {
         match kernel {
-            Kernel::Region(r) => parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?))),
-            Kernel::Multi(list) => parts.push((k, Part::Work(emit::regions(program, list, props)?))),
+            Kernel::Region(r) => {
+                parts.push((k, Lowered::Work(emit::regions(program, std::slice::from_ref(r), props)?)))
+            }
+            Kernel::Multi(list) => parts.push((k, Lowered::Work(emit::regions(program, list, props)?))),
             Kernel::Library(l) if conv::is(l.op) => {
                 let conv::Parts { before, calls, after } = conv::parts(l)?;
-                parts.push((k, Part::Work(before)));
-                parts.extend(calls.into_iter().map(|c| (k, Part::Conv(Box::new(c)))));
-                parts.push((k, Part::Work(after)));
+                parts.push((k, Lowered::Work(before)));
+                parts.extend(calls.into_iter().map(|c| (k, Lowered::Conv(Box::new(c)))));
+                parts.push((k, Lowered::Work(after)));
             }
             Kernel::Library(l) if fp8::is(l.op) => {
                 let (before, operands) = fp8::parts(program, l)?;
-                parts.push((k, Part::Work(before)));
+                parts.push((k, Lowered::Work(before)));
                 let how = Epilogue { bias: operands.bias.is_some(), ..Epilogue::default() };
                 let gemm = context.blas.gemm(&operands.problem, false, how, blas::ALIGNMENT, None)?;
                 let operands = Box::new(operands);
-                parts.push((k, Part::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
+                parts.push((k, Lowered::Gemm(Box::new(Step::Fp8 { gemm, operands }))));
             }
             Kernel::Library(l) if collective::is(l.op) => {
                 let (before, all) = collective::parts(program, l, props)?;
-                parts.push((k, Part::Work(before)));
-                parts.push((k, Part::Collective(all)));
+                parts.push((k, Lowered::Work(before)));
+                parts.push((k, Lowered::Collective(all)));
                 if let Some(r) = &l.epilogue {
-                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
+                    parts.push((k, Lowered::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
             }
             Kernel::Library(l) if transfers::is(l.op) => {
                 let (before, transfer) = transfers::parts(program, l)?;
-                parts.push((k, Part::Work(before)));
-                parts.push((k, Part::Transfer(transfer)));
+                parts.push((k, Lowered::Work(before)));
+                parts.push((k, Lowered::Transfer(transfer)));
                 if let Some(r) = &l.epilogue {
-                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
+                    parts.push((k, Lowered::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
             }
             Kernel::Library(l) => {
@@ -197,11 +199,11 @@ fn parts(context: &mut DeviceContext, program: &Program) -> Result<Vec<(usize, P
                     None => (None, l.epilogue.as_ref()),
                 };
                 match gemm {
-                    Some(g) => parts.push((k, Part::Gemm(Box::new(g)))),
-                    None => parts.push((k, Part::Work(library::routine(program, l, props)?))),
+                    Some(g) => parts.push((k, Lowered::Gemm(Box::new(g)))),
+                    None => parts.push((k, Lowered::Work(library::routine(program, l, props)?))),
                 }
                 if let Some(r) = rest {
-                    parts.push((k, Part::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
+                    parts.push((k, Lowered::Work(emit::regions(program, std::slice::from_ref(r), props)?)));
                 }
             }
         }
@@ -230,16 +232,16 @@ impl Compiled {
         let mut faults: Vec<(Origin, Report)> = Vec::new();
         for (k, part) in parts {
             match part {
-                Part::Gemm(step) => steps.push((k, *step)),
-                Part::Transfer(transfer) => steps.push((k, Step::Transfer(transfer))),
-                Part::Collective(all) => {
+                Lowered::Gemm(step) => steps.push((k, *step)),
+                Lowered::Transfer(transfer) => steps.push((k, Step::Transfer(transfer))),
+                Lowered::Collective(all) => {
                     let with_entries = |c: Collective| {
                         let entries = c.functions.iter().map(|f| entry(f)).collect::<Result<_>>()?;
                         Ok((c, entries))
                     };
                     steps.push((k, Step::Collective(all.into_iter().map(with_entries).collect::<Result<_>>()?)));
                 }
-                Part::Conv(call) => {
+                Lowered::Conv(call) => {
                     let Some(dnn) = context.dnn() else { return Err(Error::system("cuda", "this is a bug: no cuDNN")) };
                     let plan = match plans.get(&call.problem) {
                         Some(plan) => Arc::clone(plan),
@@ -252,7 +254,7 @@ impl Compiled {
                     scratch = scratch.max(call.scratch + plan.workspace);
                     steps.push((k, Step::Conv { plan, call: *call }));
                 }
-                Part::Work(work) => {
+                Lowered::Work(work) => {
                     scratch = scratch.max(work.scratch_bytes);
                     for launch in work.launches {
                         if launch.grid.contains(&0) {

@@ -6,18 +6,6 @@ use perilune_cpu::loops::fused_interpreter::*;
 use perilune_cpu::loops::map::{RowBroadcast, map};
 use perilune_cpu::loops::{Arg, Isa};
 
-/// The instruction sets that this machine supports.
-fn isas() -> Vec<Isa> {
-    #[cfg(target_arch = "x86_64")]
-    return match Isa::detect() {
-        Isa::Avx512 => vec![Isa::Avx2, Isa::Avx512],
-        Isa::Baseline => vec![],
-        other => vec![other],
-    };
-    #[cfg(not(target_arch = "x86_64"))]
-    vec![]
-}
-
 /// Every kind of bit pattern, then numbers of moderate size.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     let mut state = seed;
@@ -50,7 +38,7 @@ fn ops_give_the_bits_of_loops() {
     let (rows, cols) = (3, 1003);
     let n = rows * cols;
     let (x, y) = (numbers(n, 1), numbers(n, 2));
-    for isa in isas() {
+    for isa in super::vector_classes() {
         let run = interpreter(isa).expect("a vector class has one");
         let check = |f: MapFn, ops: &[FusedOp], loops: &[Arg], broadcast: RowBroadcast| {
             let (mut got, mut want) = (vec![7f32; n], vec![7f32; n]);
@@ -100,7 +88,7 @@ fn sums_have_the_order_of_reductions() {
         let mut want = [0f32; 5];
         // SAFETY: five rows of `cols` elements.
         unsafe { (loops.rows)(want.as_mut_ptr().cast(), &view(&squares, cols as isize), 5, cols) };
-        for isa in isas() {
+        for isa in super::vector_classes() {
             let mut got = [0f32; 5];
             let views = [view(&x, cols as isize), Arg { ptr: got.as_mut_ptr().cast(), step: 1 }];
             let ops = [

@@ -3,11 +3,11 @@
 use super::block::Block;
 use perilune_core::DType;
 use perilune_core::ops::ReduceFn;
-use perilune_cpu::loops::fused_interpreter::{self, FusedOp, Opcode, Operand};
+use perilune_cpu::loops::Arg;
+use perilune_cpu::loops::fused_interpreter;
 use perilune_cpu::loops::reduce::reduction;
 use perilune_cpu::loops::row_pipeline::{FirstStage, Stage, find};
 use perilune_cpu::loops::superinstructions::ALL;
-use perilune_cpu::loops::{Arg, Isa};
 
 /// Creates views of blocks with numbers of moderate size, and some rows with infinities and NaN.
 fn views(blocks: &mut [Block], cols: usize) -> Vec<Arg> {
@@ -33,27 +33,16 @@ fn bits(blocks: &[Block]) -> Vec<u32> {
 /// Compares a pipeline with its three loops run one by one, on separate memory.
 #[test]
 fn a_pipeline_has_the_bits_of_its_loops() {
-    let op = |(k, &(opcode, local)): (usize, &(Opcode, Option<u8>))| {
-        let v = k as u16;
-        let operand = match (opcode, local) {
-            (Opcode::Sum, k) => Operand::Sum(k.expect("a sum has a number"), v),
-            (_, Some(k)) => Operand::Local(k),
-            (opcode, _) if opcode.is_broadcast() => Operand::RowBroadcast(v),
-            _ => Operand::View(v),
-        };
-        FusedOp { opcode, operand }
-    };
     let ops = |name: &str| {
         let (_, entry) = ALL.iter().find(|(listed, _)| *listed == name).expect("it is listed");
-        entry.iter().enumerate().map(op).collect::<Vec<_>>()
+        super::ops(entry)
     };
     let cases = [
         (FirstStage::Fused, "CenteredSquares", "LayerNorm"),
         (FirstStage::Fused, "CenteredSquares", "LayerNormNoBias"),
         (FirstStage::Max, "SoftmaxExp", "SoftmaxScale"),
     ];
-    let isas = if Isa::detect() == Isa::Avx512 { vec![Isa::Avx2, Isa::Avx512] } else { vec![Isa::detect()] };
-    for isa in isas.into_iter().filter(|i| *i != Isa::Baseline) {
+    for isa in super::vector_classes() {
         for (what, second, third) in cases {
             let ops = [ops("RowSum"), ops(second), ops(third)];
             let pipeline = find(isa, what, [&ops[0], &ops[1], &ops[2]]).expect("it is listed");

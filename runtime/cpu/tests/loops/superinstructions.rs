@@ -1,9 +1,9 @@
 //! Tests every superinstruction against the interpreter, bit for bit.
 
 use super::block::Block;
+use perilune_cpu::loops::Arg;
 use perilune_cpu::loops::fused_interpreter::{self, FusedLoop, FusedOp, Opcode, Operand};
 use perilune_cpu::loops::superinstructions::{ALL, MAX_OPERANDS, find, prefetch_len};
-use perilune_cpu::loops::{Arg, Isa};
 
 /// Fills a block with numbers of moderate size, with zeros, infinities and NaN among them.
 fn fill(block: &mut Block, seed: u32) {
@@ -39,29 +39,17 @@ fn entries_give_the_bits_of_the_interpreter() {
     for (name, entry) in ALL {
         assert!(entry.len() <= MAX_OPERANDS, "{name} has too many ops");
         for (stream, ahead) in [(false, false), (true, true)] {
-            let ops: Vec<FusedOp> = entry
-                .iter()
-                .enumerate()
-                .map(|(i, &(opcode, local))| {
-                    let v = i as u16;
-                    let operand = match (opcode, local) {
-                        (Opcode::Sum, k) => Operand::Sum(k.expect("a sum has a number"), v),
-                        (_, Some(k)) => Operand::Local(k),
-                        (opcode, _) if opcode.is_broadcast() => Operand::RowBroadcast(v),
-                        _ => Operand::View(v),
-                    };
-                    let opcode = if opcode == Opcode::StoreNt && !stream { Opcode::Store } else { opcode };
-                    FusedOp { opcode, operand }
-                })
-                .collect();
+            let stored = |op: FusedOp| match op.opcode {
+                Opcode::StoreNt if !stream => FusedOp { opcode: Opcode::Store, ..op },
+                _ => op,
+            };
+            let ops = super::ops(entry).into_iter().map(stored);
             let prefetches = [
                 FusedOp { opcode: Opcode::PrefetchNext, operand: Operand::View(0) },
                 FusedOp { opcode: Opcode::PrefetchNear, operand: Operand::View(0) },
             ];
-            let ops: Vec<FusedOp> = if ahead { prefetches.into_iter().chain(ops).collect() } else { ops };
-            let other: Vec<Isa> =
-                if Isa::detect() == Isa::Avx512 { vec![Isa::Avx2, Isa::Avx512] } else { vec![Isa::detect()] };
-            for isa in other.into_iter().filter(|i| *i != Isa::Baseline) {
+            let ops: Vec<FusedOp> = if ahead { prefetches.into_iter().chain(ops).collect() } else { ops.collect() };
+            for isa in super::vector_classes() {
                 let compiled = find(isa, &ops).expect("it is listed");
                 for (rows, cols) in [(1, 5), (1, 64), (3, 128), (4, 100), (5, 16), (9, 131), (8, 7), (1, 1003)] {
                     for shift in [0, 1] {

@@ -3,7 +3,7 @@
 //! [`Range`] reserves addresses for all of a GPU's memory and maps physical memory behind them as it grows, so that
 //! nothing moves. [`Heap`] places buffers in such a range by best fit. A freed block is reused at once: all work of the
 //! device runs in one stream, so a later write follows every queued read. Reads by other devices of a mesh have ended
-//! before the stream goes on (`executable/mesh.rs`).
+//! before the stream goes on (`executable/mesh/mod.rs`).
 
 use super::{Address, Device, check, sys};
 use perilune_core::byte_size;

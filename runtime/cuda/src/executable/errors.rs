@@ -1,5 +1,5 @@
 //! Reports indices out of range, and what a recipe's kernel was held back from. Each kernel that checks indices has a cell in host memory, in which it stores the
-//! first bad index. A program has a cell more, for bad indices on other devices of its mesh (`mesh.rs`).
+//! first bad index. A program has a cell more, for bad indices on other devices of its mesh (`mesh/mod.rs`).
 
 use crate::driver::{Address, Device, Pinned};
 use crate::guard::report::Subject;

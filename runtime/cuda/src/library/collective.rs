@@ -1,5 +1,5 @@
 //! Plans collectives between GPUs whose memory each of them can read: phases of one launch, between which the devices along the axis
-//! wait for each other (`executable/mesh.rs`).
+//! wait for each other (`executable/mesh/mod.rs`).
 //!
 //! A device reads the pieces of the others by address and writes its own result. A large all-reduce takes two phases: each device
 //! combines one slice of the pieces, then all copy the slices of the others. That moves 2 (p - 1) / p of a piece over the links of each
