@@ -197,19 +197,23 @@ impl Cache {
 
     /// Evicts the least recently used plans until the rest fits.
     fn evict(&mut self) {
-        while self.bytes > self.limit && self.len() > 1 {
-            let oldest = self.plans.iter().flat_map(|(h, l)| l.iter().map(move |p| (p.last_use.get(), *h))).min();
-            let Some((used, hash)) = oldest else { return };
-            if let Some(list) = self.plans.get_mut(&hash) {
-                if let Some(at) = list.iter().position(|p| p.last_use.get() == used) {
-                    self.bytes -= weight(&list.remove(at));
-                    self.counts.evictions += 1;
-                }
-                if list.is_empty() {
-                    self.plans.remove(&hash);
-                }
-            }
+        if self.bytes <= self.limit {
+            return;
         }
+        let plans = self.plans.values().flatten();
+        let first_kept = first_kept(plans.map(|p| (p.last_use.get(), weight(p))).collect(), self.limit);
+        let (bytes, evictions) = (&mut self.bytes, &mut self.counts.evictions);
+        self.plans.retain(|_, list| {
+            list.retain(|plan| {
+                let stays = plan.last_use.get() >= first_kept;
+                if !stays {
+                    *bytes -= weight(plan);
+                    *evictions += 1;
+                }
+                stays
+            });
+            !list.is_empty()
+        });
     }
 
     /// The plan that was used last.
@@ -227,7 +231,35 @@ fn hash(key: &[u64], options: Options) -> u128 {
     digest(key) ^ u128::from(options.fusion)
 }
 
+/// The least time of use of the plans that stay, given the times and the bytes of all. The plan used last stays whatever its bytes.
+/// At least an eighth of the plans goes, since each eviction reads the times of all.
+fn first_kept(mut plans: Vec<(u64, usize)>, limit: usize) -> u64 {
+    plans.sort_unstable();
+    let (mut bytes, most) = (plans.iter().map(|p| p.1).sum::<usize>(), plans.len() - 1);
+    let mut going = 0;
+    while going < most && (bytes > limit || going < plans.len() / 8) {
+        bytes -= plans[going].1;
+        going += 1;
+    }
+    plans[going].0
+}
+
 fn weight(p: &Plan) -> usize {
     let PlannedStep { program, source_map, .. } = &p.step;
     p.key.len() * 8 + source_map.len() * 4 + program.values.len() * 160 + program.kernels.len() * 2048
+}
+
+#[cfg(test)]
+mod tests {
+    use super::first_kept;
+
+    #[test]
+    fn plans_used_least_recently_go_and_the_last_stays() {
+        assert_eq!(first_kept(vec![(3, 10), (1, 10), (2, 10)], 20), 2);
+        assert_eq!(first_kept(vec![(3, 10), (1, 10), (2, 10)], 19), 3);
+        assert_eq!(first_kept(vec![(7, 100)], 20), 7);
+        assert_eq!(first_kept(vec![(1, 1), (2, 100)], 20), 2);
+        let many = (0..80).map(|k| (k, 1)).collect();
+        assert_eq!(first_kept(many, 79), 10);
+    }
 }
