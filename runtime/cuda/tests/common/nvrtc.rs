@@ -137,7 +137,9 @@ impl Nvrtc {
         let names: Vec<CString> = HEADERS.iter().map(|h| text(h.0)).collect();
         let bodies: Vec<CString> = HEADERS.iter().map(|h| text(h.1)).collect();
         let arch = format!("--gpu-architecture={arch}");
-        let options: Vec<CString> = [arch.as_str()].iter().chain(&ALWAYS).chain(options).map(|o| text(o)).collect();
+        // Code from the driver's cache, which machines with a GPU have, comes without the log.
+        let first = [arch.as_str(), "--no-cache"];
+        let options: Vec<CString> = first.iter().chain(&ALWAYS).chain(options).map(|o| text(o)).collect();
         let pointers = |list: &[CString]| list.iter().map(|s| s.as_ptr()).collect::<Vec<*const c_char>>();
         let (names, bodies, options) = (pointers(&names), pointers(&bodies), pointers(&options));
         type Create = unsafe extern "C" fn(
