@@ -2,7 +2,7 @@
 //!
 //! A tile interpreter runs fused regions (`region`): straight-line lists of vector loops over tiles that fit the L1 cache,
 //! compiled for three instruction sets and dispatched once (`loops`, from the functions of `math`). Matrix products use the
-//! crate's own microkernels or the `gemm` crate (`gemm`); the other library ops are plain loops (`library`). A fork-join pool
+//! crate's own microkernels or the `gemm` crates (`gemm`); the other library ops are plain loops (`library`). A fork-join pool
 //! runs kernels on several threads (`worker_pool`).
 //!
 //! One invariant holds throughout: result bits depend on the program and the instruction-set class alone, never on the

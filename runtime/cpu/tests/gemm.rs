@@ -119,7 +119,7 @@ fn i64_products_do_not_depend_on_layout() {
     sweep(DType::I64);
 }
 
-/// Sizes beyond one chunk of K, one block of columns, and one block of the `gemm` crate.
+/// Sizes beyond one chunk of K, one block of columns, and one block of the `gemm` crates.
 #[test]
 fn long_products_do_not_depend_on_layout() {
     let mut rng = Rng(9);

@@ -106,7 +106,17 @@ impl Job<'_> {
 pub fn write(
     dir: &Directory,
     job: &Job<'_>,
-    documents: impl Iterator<Item = Result<Document>> + Send,
+    mut documents: impl Iterator<Item = Result<Document>> + Send,
+    progress: &mut dyn FnMut(Progress),
+) -> Result<Manifest> {
+    write_all(dir, job, &mut documents, progress)
+}
+
+/// Compiled once, not for each type of iterator.
+fn write_all(
+    dir: &Directory,
+    job: &Job<'_>,
+    documents: &mut (dyn Iterator<Item = Result<Document>> + Send),
     progress: &mut dyn FnMut(Progress),
 ) -> Result<Manifest> {
     let narrow = job.tokenizer.size() <= 1 << 16;

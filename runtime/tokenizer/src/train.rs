@@ -98,11 +98,18 @@ pub struct Trained {
     pub config: String,
 }
 
+type Texts<'a> = dyn Iterator<Item = Result<String>> + Send + 'a;
+
 /// Trains a vocabulary of texts.
 ///
 /// # Errors
 /// A text cannot be read, there are none, they exceed 2 GiB, or the vocabulary is too small for the characters.
-pub fn train(texts: impl Iterator<Item = Result<String>> + Send, options: &Train) -> Result<Trained> {
+pub fn train(mut texts: impl Iterator<Item = Result<String>> + Send, options: &Train) -> Result<Trained> {
+    train_on(&mut texts, options)
+}
+
+/// Compiled once, not for each type of iterator.
+fn train_on(texts: &mut Texts<'_>, options: &Train) -> Result<Trained> {
     let specials = options.special_tokens();
     let distinct: BTreeSet<&String> = specials.iter().collect();
     if distinct.len() != specials.len() || specials.iter().any(String::is_empty) {
@@ -190,7 +197,7 @@ fn skeleton(options: &Train, specials: &[String]) -> Value {
 }
 
 /// Counts the words of texts, as the normaliser and the pre-tokenizer of a file make them; in sorted order.
-fn count(texts: impl Iterator<Item = Result<String>> + Send, json: &Value) -> Result<Vec<(String, u32)>> {
+fn count(texts: &mut Texts<'_>, json: &Value) -> Result<Vec<(String, u32)>> {
     let bad = |e: serde_json::Error| Error::argument("training", e.to_string());
     let normalizer: Option<NormalizerWrapper> = serde_json::from_value(json["normalizer"].clone()).map_err(bad)?;
     let pre: PreTokenizerWrapper = serde_json::from_value(json["pre_tokenizer"].clone()).map_err(bad)?;

@@ -1,18 +1,18 @@
-//! Multiplies matrices: dispatches each product to the loops for its shape and dtype, and wraps the `gemm` crate.
+//! Multiplies matrices: dispatches each product to the loops for its shape and dtype, and wraps the `gemm` crates.
 //!
 //! a (B..., M, K), b (B..., K, N) -> (B..., M, N), read through any strides. `skinny_gemm` computes vectors, few rows
 //! and small results; `gemm_f32` all other f32 products, if the instruction set has vectors with fused multiply-adds.
-//! The `gemm` crate computes f64, and f32 on other machines. 16-bit floats are widened to f32 first and rounded once at
+//! The `gemm` crates compute f64, and f32 on other machines. 16-bit floats are widened to f32 first and rounded once at
 //! the end, after the bias of a `linear`. Integers wrap and use plain loops. `grouped` runs one product for each group
 //! of rows.
 //!
 //! Large products are partitioned among threads; many small ones are one task each. The bits are a function of shape
-//! and dtype alone, not of strides or the thread count (tests/gemm.rs). Products by the `gemm` crate also depend on the
+//! and dtype alone, not of strides or the thread count (tests/gemm.rs). Products by the `gemm` crates also depend on the
 //! instruction set.
 
+mod gemm_crates;
 mod gemm_f32;
 pub mod grouped;
-mod lesser_isa;
 mod microkernel;
 mod skinny_gemm;
 
@@ -22,7 +22,7 @@ use crate::math::Number;
 use crate::memory::Pod;
 use crate::region::walk;
 use crate::worker_pool::SendPtr;
-use ::gemm::Parallelism;
+use gemm_common::Parallelism;
 use half::{bf16, f16};
 use perilune_core::error::{Error, Result};
 use perilune_core::{DType, Layout, Shape, host_memory};
@@ -143,21 +143,21 @@ pub fn linear(c: &Call) -> Result<()> {
     Ok(())
 }
 
-/// A float that the `gemm` crate supports.
+/// A float that the `gemm` crates support.
 trait Gemm: Number + Pod {
     /// Computes the product with this crate's own loops; returns false if it has none for it.
     fn native(_: &Call, _: GemmShape, _: &BatchedMatrix<Self>, _: &BatchedMatrix<Self>, _: &mut [Self]) -> bool {
         false
     }
 
-    /// Computes the product with the `gemm` crate.
+    /// Computes the product with the `gemm` crates.
     ///
     /// # Safety
     /// The operands must be valid for their sizes and strides, and the result must not overlap them.
     unsafe fn gemm(isa: Isa, p: Product<Self>);
 }
 
-/// A product in the form of the `gemm` crate: each matrix is an address and the strides of columns and rows.
+/// A product in the form of the `gemm` crates: each matrix is an address and the strides of columns and rows.
 pub struct Product<T> {
     /// M, N and K.
     sizes: (usize, usize, usize),
@@ -167,7 +167,7 @@ pub struct Product<T> {
     parallel: Parallelism,
 }
 
-/// The most of K that one call of the `gemm` crate sums. The crate sums K in blocks of at least this, whose size follows from the
+/// The most of K that one call of the `gemm` crates sums. They sum K in blocks of at least this, whose size follows from the
 /// caches of the processor: a longer sum would have other bits on another machine.
 const ONE_BLOCK: usize = 512;
 
@@ -186,28 +186,12 @@ impl<T: Number> Product<T> {
             f(part, from > 0);
         }
     }
-
-    /// Runs the kernels that the `gemm` crate selects for the processor; `add`: to what is in the result.
-    ///
-    /// # Safety
-    /// As for [`Gemm::gemm`].
-    unsafe fn run(self, add: bool) {
-        let Product { sizes: (m, n, k), out, a, b, parallel } = self;
-        let (one, kept) = (T::ONE, if add { T::ONE } else { T::ZERO });
-        // SAFETY: guaranteed by the caller.
-        unsafe {
-            ::gemm::gemm(
-                m, n, k, out.0, out.1, out.2, add, a.0, a.1, a.2, b.0, b.1, b.2, kept, one, false, false, false,
-                parallel,
-            );
-        }
-    }
 }
 
 impl Gemm for f32 {
     unsafe fn gemm(isa: Isa, p: Product<f32>) {
         // SAFETY: guaranteed by the caller.
-        p.over_blocks(|p, add| unsafe { if isa == Isa::detect() { p.run(add) } else { lesser_isa::f32(isa, p, add) } });
+        p.over_blocks(|p, add| unsafe { gemm_crates::f32(isa, p, add) });
     }
 
     fn native(c: &Call, s: GemmShape, a: &BatchedMatrix<f32>, b: &BatchedMatrix<f32>, out: &mut [f32]) -> bool {
@@ -217,7 +201,7 @@ impl Gemm for f32 {
 impl Gemm for f64 {
     unsafe fn gemm(isa: Isa, p: Product<f64>) {
         // SAFETY: guaranteed by the caller.
-        p.over_blocks(|p, add| unsafe { if isa == Isa::detect() { p.run(add) } else { lesser_isa::f64(isa, p, add) } });
+        p.over_blocks(|p, add| unsafe { gemm_crates::f64(isa, p, add) });
     }
 }
 
@@ -235,7 +219,7 @@ fn float_gemm<T: Gemm>(c: &Call, s: GemmShape, a: &BatchedMatrix<T>, b: &Batched
         return;
     }
     if b.rows < 0 {
-        // Repack: the `gemm` crate would run over K in reverse.
+        // Repack: the `gemm` crates would run over K in reverse.
         let mut dense = vec![T::ZERO; s.batch * s.k * s.n];
         c.pool().for_each_chunk(c.parallel(), &mut dense, s.n, |row, out| {
             let start = b.start(row / s.k) + (row % s.k) as isize * b.rows;

@@ -1,4 +1,4 @@
-//! Multiplies skinny matrices: vectors, few rows, small results. For these sizes the `gemm` crate would choose its
+//! Multiplies skinny matrices: vectors, few rows, small results. For these sizes the `gemm` crates would choose its
 //! algorithm, and so the bits, by strides.
 //!
 //! The shape alone decides which products are skinny ([`is_skinny`]) and the order of additions: element `k` of a row
@@ -27,7 +27,7 @@ const LONG: usize = 64;
 /// Maximum bytes of the lanes of a block of columns, and of the part of the right operand that one lane reads at once.
 const SUMS: usize = 512 << 10;
 const WINDOW: usize = 16 << 10;
-/// Maximum elements of a result for which the `gemm` crate considers strides.
+/// Maximum elements of a result for which the `gemm` crates consider strides.
 const SMALL: usize = 16 * 16;
 
 /// Whether a product is skinny; its smaller side then has at most 16 rows.

@@ -85,7 +85,7 @@ pub trait Body {
     unsafe fn run(out: *mut u8, args: *const Arg, rows: usize, cols: usize);
 }
 
-/// Instruction-set classes. All loops here give the same bits on each of them; the `gemm` crate does not.
+/// Instruction-set classes. All loops here give the same bits on each of them; the `gemm` crates do not.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Isa {
     Baseline,

@@ -19,7 +19,7 @@ pub struct WorkerPool {
     threads: usize,
     /// `None` if the pool has one thread.
     workers: Option<ForkJoin>,
-    /// Threads for the `gemm` crate, which parallelises only through rayon; started by the first product that needs
+    /// Threads for the `gemm` crates, which parallelise only through rayon; started by the first product that needs
     /// them.
     rayon: OnceLock<Option<rayon::ThreadPool>>,
 }
@@ -88,7 +88,7 @@ impl WorkerPool {
         self.workers.is_some() && !fork_join::in_job()
     }
 
-    /// Runs `f` inside the rayon pool of the `gemm` crate.
+    /// Runs `f` inside the rayon pool of the `gemm` crates.
     pub fn with_rayon<R: Send>(&self, f: impl FnOnce() -> R + Send) -> R {
         let name = |k| format!("perilune-gemm-{k}");
         let build = || {

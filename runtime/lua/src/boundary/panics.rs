@@ -48,13 +48,26 @@ pub fn install_hook() {
 
 /// Runs `f`. A panic becomes an error at the recipe's line, and exhausted memory the error that states the limit.
 pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
-    DEPTH.with(|d| d.set(d.get() + 1));
+    change_depth(1);
     let out = catch_unwind(AssertUnwindSafe(f));
-    DEPTH.with(|d| d.set(d.get() - 1));
+    change_depth(-1);
     match out {
-        Ok(Err(mlua::Error::MemoryError(_))) => Err(memory_limit::out_of_memory(lua)),
-        Ok(out) => out,
+        Ok(Ok(value)) => Ok(value),
+        Ok(Err(error)) => Err(raised(lua, error)),
         Err(payload) => Err(internal(lua, &*payload)),
+    }
+}
+
+// Each native function has its own `caught`. What does not depend on it is compiled once.
+
+fn change_depth(by: i32) {
+    DEPTH.with(|d| d.set(d.get().wrapping_add_signed(by)));
+}
+
+fn raised(lua: &Lua, error: mlua::Error) -> mlua::Error {
+    match error {
+        mlua::Error::MemoryError(_) => memory_limit::out_of_memory(lua),
+        other => other,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Multiplies f32 matrices with the crate's own microkernels. It replaces the `gemm` crate at the sizes of small and
+//! Multiplies f32 matrices with the crate's own microkernels. It replaces the `gemm` crates at the sizes of small and
 //! medium models.
 //!
 //! An element of the result is the sum, in order, of chunks of K (`chunk`: at most `CHUNK` steps, of equal length),

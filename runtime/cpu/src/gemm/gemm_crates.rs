@@ -1,15 +1,15 @@
-//! Runs the `gemm` crate with the kernels of a lesser instruction set than the processor's.
+//! Calls the crates `gemm-f32` and `gemm-f64`.
 //!
-//! The crate selects kernels by the features of the processor and has no setting for it. If `PERILUNE_CPU_ISA` selects
-//! a lesser set, this calls the crate's driver with the kernels of that set, which reproduces the bits of such a
-//! processor.
+//! They select kernels by the features of the processor and have no setting for it. If `PERILUNE_CPU_ISA` selects a lesser
+//! instruction set than the processor's, this calls their driver with the kernels of that set, which reproduces the bits of
+//! such a processor.
 
 use super::Product;
 use crate::loops::Isa;
 use gemm_common::gemm::gemm_basic_generic;
 use gemm_common::simd::{MixedSimd, Scalar, V3};
 
-/// Rearranges the matrices as `gemm::gemm` does for its driver: column-major, without negative strides.
+/// Rearranges the matrices as the driver wants them: column-major, without negative strides.
 fn arrange<T>(p: Product<T>) -> Product<T> {
     let Product { sizes: (mut m, mut n, k), mut out, mut a, mut b, parallel } = p;
     if out.1.abs() < out.2.abs() {
@@ -33,10 +33,21 @@ macro_rules! products {
         /// # Safety
         /// As for `Gemm::gemm`, and the processor must have the instruction set.
         pub unsafe fn $t(isa: Isa, p: Product<$t>, add: bool) {
+            let Product { sizes: (m, n, k), out, a, b, parallel } = arrange(p);
+            let kept = if add { 1.0 } else { 0.0 };
+            if isa == Isa::detect() {
+                let run = $kernels::gemm::$t::get_gemm_fn();
+                // SAFETY: guaranteed by the caller.
+                return unsafe {
+                    run(
+                        m, n, k, out.0, out.1, out.2, add, a.0, a.1, a.2, b.0, b.1, b.2, kept, 1.0, false, false,
+                        false, parallel,
+                    )
+                };
+            }
             macro_rules! drive {
                 ($class:ident, $simd:expr, $n:literal) => {{
                     use $kernels::microkernel::$class::$t::{H_M, H_N, H_UKR, MR_DIV_N, NR, UKR};
-                    let Product { sizes: (m, n, k), out, a, b, parallel } = arrange(p);
                     // SAFETY: guaranteed by the caller.
                     unsafe {
                         gemm_basic_generic::<_, $t, $n, { MR_DIV_N * $n }, NR, MR_DIV_N, H_M, H_N>(
@@ -54,7 +65,7 @@ macro_rules! products {
                             b.0,
                             b.1,
                             b.2,
-                            if add { 1.0 } else { 0.0 },
+                            kept,
                             1.0,
                             false,
                             false,
