@@ -5,6 +5,7 @@
 
 use super::read::{CURE, check_size};
 use crate::error::{Error, Result};
+use crate::file::max_inflated;
 use image_webp::WebPDecoder;
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,9 +16,6 @@ const HEAD: usize = 12;
 
 /// Pixels that a lossless image may have however few its bytes are.
 const FREE_PIXELS: u64 = 1 << 23;
-
-/// The most bytes that a byte compressed by deflate expands to.
-const DEFLATE_EXPANSION: u64 = 1032;
 
 /// What the chunks of a file say.
 #[derive(Default)]
@@ -46,13 +44,13 @@ pub(super) fn decode(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(us
             "{width} x {height} pixels take {least} bytes or more, and the image has {size}"
         )));
     }
-    // Lossless images of one colour take a few bytes at any size. Deflate, by which PNG files are compressed, never expands more.
-    let least = (4 * width * height).div_ceil(DEFLATE_EXPANSION);
-    if !found.lossy && width * height > FREE_PIXELS && (size as u64) < least {
-        let rule = format!(
-            "{width} x {height} pixels in {size} bytes; at most {FREE_PIXELS} pixels may take less than {least}"
-        );
-        return Err(malformed(rule));
+    // Lossless images of one colour take a few bytes at any size. PNG files, which are compressed by deflate, never expand as much.
+    let most = max_inflated(size as u64);
+    if !found.lossy && width * height > FREE_PIXELS && 4 * width * height > most {
+        return Err(malformed(format!(
+            "{width} x {height} pixels in {size} bytes, which may hold {} at most",
+            FREE_PIXELS.max(most / 4)
+        )));
     }
     // The decoder is caught where it breaks down, since files are untrusted.
     let made = catch_unwind(AssertUnwindSafe(|| pixels(bytes, width, height, rgb)));
