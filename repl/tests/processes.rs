@@ -11,7 +11,7 @@ use serde_json::Value;
 use std::io::{BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
@@ -652,10 +652,22 @@ fn failures_end_all_processes_and_a_restart_continues_to_the_same_bits() {
         weights(&p, &dir)
     });
     let trials = std::env::var("PERILUNE_TRIALS").map_or(FAULTS.len(), |n| n.parse().unwrap());
-    let mut rng = Rng(7);
-    for k in 0..trials {
-        // Each fault in turn on one mesh, then on the other.
-        let which = (k + k / FAULTS.len()) % meshes.len();
-        trial(FAULTS[k % FAULTS.len()], meshes[which], &expected[which], &mut rng);
-    }
+    let next = AtomicUsize::new(0);
+    // A trial has two processes.
+    let at_once = std::thread::available_parallelism().map_or(1, |n| n.get().div_ceil(2));
+    std::thread::scope(|scope| {
+        for _ in 0..at_once {
+            scope.spawn(|| {
+                loop {
+                    let k = next.fetch_add(1, Ordering::Relaxed);
+                    if k >= trials {
+                        break;
+                    }
+                    // Each fault in turn on one mesh, then on the other.
+                    let which = (k + k / FAULTS.len()) % meshes.len();
+                    trial(FAULTS[k % FAULTS.len()], meshes[which], &expected[which], &mut Rng(7 + k as u64));
+                }
+            });
+        }
+    });
 }

@@ -2,6 +2,7 @@
 //! own precision, so that the f64 bounds include libm's own error. Sweeps of f32 take every 499th bit pattern; `--ignored` takes all of them.
 
 use super::{Float, Number};
+use rayon::prelude::*;
 
 /// Distance in units in the last place of f32 at `want`; 0 for equal specials, infinite for unequal ones.
 fn ulps_f32(got: f32, want: f64) -> f64 {
@@ -81,16 +82,34 @@ impl Random {
     }
 }
 
-fn sweep_f32(name: &str, ours: impl Fn(f32) -> f32, oracle: impl Fn(f64) -> f64, bound: f64, stride: u32) {
-    let (mut worst, mut at) = (0.0, 0.0);
-    let mut check = |x: f32| {
+/// The largest error in ulps among some inputs, and the first input that has it.
+fn worst_f32(ours: impl Fn(f32) -> f32, oracle: impl Fn(f64) -> f64, inputs: impl Iterator<Item = f32>) -> (f64, f32) {
+    let mut worst = (0.0, 0.0);
+    for x in inputs {
         let e = ulps_f32(ours(x), oracle(x as f64));
-        if e > worst {
-            (worst, at) = (e, x);
+        if e > worst.0 {
+            worst = (e, x);
         }
-    };
-    EDGES.iter().for_each(|&x| check(x as f32));
-    (0..=u32::MAX / stride).for_each(|i| check(f32::from_bits(i * stride)));
+    }
+    worst
+}
+
+/// Compares a function at `EDGES` and at every `stride`-th bit pattern, on all processors.
+fn sweep_f32(
+    name: &str,
+    ours: impl Fn(f32) -> f32 + Sync,
+    oracle: impl Fn(f64) -> f64 + Sync,
+    bound: f64,
+    stride: u32,
+) {
+    const PARTS: u64 = 256;
+    let count = u64::from(u32::MAX / stride) + 1;
+    let parts = (0..PARTS).into_par_iter().map(|part| {
+        let patterns = (part..count).step_by(PARTS as usize).map(|k| k as u32 * stride);
+        worst_f32(&ours, &oracle, patterns.map(f32::from_bits))
+    });
+    let edges = worst_f32(&ours, &oracle, EDGES.iter().map(|&x| x as f32));
+    let (worst, at) = parts.collect::<Vec<_>>().into_iter().fold(edges, |a, b| if b.0 > a.0 { b } else { a });
     println!("f32 {name}: {worst:.3} ulp at {at:e}");
     assert!(worst <= bound, "f32 {name}: {worst} ulp at {at:e}: got {:e}, want {:e}", ours(at), oracle(at as f64));
 }
@@ -145,7 +164,7 @@ macro_rules! unary {
         mod every_f32 {
             use super::*;
             $(#[test]
-            #[ignore = "all 2^32 inputs: minutes in release"]
+            #[ignore = "all 2^32 inputs"]
             fn $name() {
                 sweep_f32(stringify!($name), ours::$name::<f32>, $oracle, $single, 1);
             })*
