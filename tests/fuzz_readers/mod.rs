@@ -1,9 +1,10 @@
 //! Feeds mutated files to readers: each is read or refused by name, nothing panics, and memory stays within a bound.
 //!
 //! Test crates of readers include this folder by its path and list their formats. `PERILUNE_FUZZ_COUNT` sets the number of files of all
-//! formats together, `PERILUNE_FUZZ_SEED` the seed. Compiled as `.ci/fuzz-readers` does it, a file that reaches new code joins the
-//! corpus that later ones are made of (as AFL does, Zalewski 2013). Without that the corpus is the seeds alone. A file that fails is
-//! kept, and its path printed; one that ends the process is the last of the directory `perilune-fuzz*` of the temporary files.
+//! formats together, `PERILUNE_FUZZ_SEED` the seed, `PERILUNE_FUZZ_FORMAT` the only format. Compiled as `.ci/fuzz-readers` does it, a
+//! file that reaches new code joins the corpus that later ones are made of (as AFL does, Zalewski 2013). Without that the corpus is the
+//! seeds alone. A file that fails or that a reader does not end with is kept, and its path printed; one that ends the process is the
+//! last of the directory `perilune-fuzz*` of the temporary files.
 
 mod coverage;
 mod memory;
@@ -12,8 +13,17 @@ mod mutate;
 use coverage::Coverage;
 use mutate::Random;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
-use std::time::Instant;
+use std::path::{Path, PathBuf};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// Reading a file of a few kilobytes takes milliseconds: a reader that takes this long does not end.
+const HANGS: Duration = Duration::from_secs(120);
+/// The slowest file of a format is kept if it takes longer.
+const SLOW: f64 = 1.0;
+
+/// The file that is being read, and since when.
+static READING: Mutex<Option<(PathBuf, Instant)>> = Mutex::new(None);
 
 /// The largest file of a corpus in bytes: mutations of small ones reach more code in the same time.
 const LARGEST: usize = 8 << 10;
@@ -53,13 +63,37 @@ struct Target<'a> {
     refused: u64,
     peak: usize,
     slowest: f64,
+    /// The slowest file, if it is slow.
+    slow: Vec<u8>,
+}
+
+/// Copies a file to where it is not deleted.
+fn keep(format: &str, bytes: &[u8]) -> PathBuf {
+    let name = format!("{format}-{}", &blake3::hash(bytes).to_hex()[..16]);
+    let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::write(&kept, bytes).unwrap();
+    kept
+}
+
+/// Ends the process if a reader does not end, with the file's path.
+fn watch() {
+    loop {
+        std::thread::sleep(Duration::from_secs(1));
+        let Ok(reading) = READING.lock() else { return };
+        if let Some((path, _)) = reading.as_ref().filter(|(_, since)| since.elapsed() > HANGS) {
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            let kept = keep(&name, &std::fs::read(path).unwrap_or_default());
+            eprintln!("{name}: its reader does not end; the file is kept as {}", kept.display());
+            std::process::exit(101);
+        }
+    }
 }
 
 impl Target<'_> {
     fn new(format: Format, bounds: &Bounds) -> Target<'_> {
         let corpus = format.seeds.clone();
         let coverage = Coverage::default();
-        Target { format, bounds, corpus, coverage, read: 0, refused: 0, peak: 0, slowest: 0.0 }
+        Target { format, bounds, corpus, coverage, read: 0, refused: 0, peak: 0, slowest: 0.0, slow: Vec::new() }
     }
 
     /// Reads one file and checks what is promised.
@@ -69,11 +103,18 @@ impl Target<'_> {
         let _ = std::fs::remove_file(&path);
         std::fs::write(&path, bytes).unwrap();
         coverage::clear();
-        let (before, start) = (memory::begin(), Instant::now());
+        let start = Instant::now();
+        *READING.lock().unwrap() = Some((path.clone(), start));
+        let before = memory::begin();
         let outcome = catch_unwind(AssertUnwindSafe(|| (self.format.read)(dir, &path)));
-        self.slowest = self.slowest.max(start.elapsed().as_secs_f64());
         let peak = memory::peak().saturating_sub(before);
         self.peak = self.peak.max(peak);
+        *READING.lock().unwrap() = None;
+        let seconds = start.elapsed().as_secs_f64();
+        if seconds > self.slowest.max(SLOW) {
+            self.slow = bytes.to_vec();
+        }
+        self.slowest = self.slowest.max(seconds);
         if bytes.len() <= LARGEST && self.coverage.is_new() {
             self.corpus.push(bytes.to_vec());
         }
@@ -96,9 +137,7 @@ impl Target<'_> {
 
     fn check(&mut self, dir: &Path, bytes: &[u8]) {
         if let Err(what) = self.try_one(dir, bytes) {
-            let name = format!("{}-{}", self.format.name, &blake3::hash(bytes).to_hex()[..16]);
-            let kept = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-            std::fs::write(&kept, bytes).unwrap();
+            let kept = keep(self.format.name, bytes);
             panic!("{}: {what}; the file is kept as {}", self.format.name, kept.display());
         }
     }
@@ -113,7 +152,11 @@ pub fn run(formats: Vec<Format>, bounds: &Bounds) {
     let dir = tempfile::Builder::new().prefix("perilune-fuzz").tempdir_in(place).unwrap();
     // Decoders of other authors panic on some files, which the readers turn into errors.
     std::panic::set_hook(Box::new(|_| ()));
-    let mut targets: Vec<Target> = formats.into_iter().map(|format| Target::new(format, bounds)).collect();
+    let only = std::env::var("PERILUNE_FUZZ_FORMAT").ok();
+    let formats = formats.into_iter().filter(|format| only.as_ref().is_none_or(|only| only == format.name));
+    let mut targets: Vec<Target> = formats.map(|format| Target::new(format, bounds)).collect();
+    assert!(!targets.is_empty(), "there is no format {only:?}");
+    std::thread::spawn(watch);
     let mut failure = None;
     let outcome = catch_unwind(AssertUnwindSafe(|| {
         for target in &mut targets {
@@ -141,6 +184,9 @@ pub fn run(formats: Vec<Format>, bounds: &Bounds) {
         let (name, corpus, edges) = (t.format.name, t.corpus.len(), t.coverage.edges());
         let peak = t.peak as f64 / f64::from(1 << 20);
         eprintln!("{name:22} {:9} {:9} {corpus:7} {edges:7} {peak:9.1} {:9.3}", t.read, t.refused, t.slowest);
+        if !t.slow.is_empty() {
+            eprintln!("{:22} the slowest is kept as {}", "", keep(name, &t.slow).display());
+        }
     }
     if let Some(text) = failure {
         panic!("{text}");

@@ -239,6 +239,14 @@ impl Graph {
         self.remat.clear();
     }
 
+    /// A graph without nodes in the memory of this one.
+    pub fn emptied(mut self) -> Graph {
+        self.clear();
+        self.change();
+        let Graph { nodes, known, lineage, source_map, remat, .. } = self;
+        Graph { nodes, known, lineage, source_map, remat, ..Graph::default() }
+    }
+
     /// As [`Graph::clear`], and returns the recipe lines of the nodes. `spare` is memory for those of the next.
     pub fn clear_for(&mut self, mut spare: Vec<SourceLoc>) -> Vec<SourceLoc> {
         spare.clear();

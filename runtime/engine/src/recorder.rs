@@ -69,10 +69,13 @@ pub struct Recorder {
     pub(crate) made_bytes: usize,
 }
 
+/// Nodes that a recording has room for without a copy of all. Until they are recorded they take addresses and no memory.
+const NODES: usize = 1 << 17;
+
 impl Default for Recorder {
     fn default() -> Recorder {
         Recorder {
-            graph: Graph::new(),
+            graph: Graph::with_capacity(NODES),
             source_map: SourceMap::default(),
             generation: 1,
             evaluated: Vec::new(),

@@ -74,10 +74,10 @@ pub struct Join {
 }
 
 impl Lowered {
-    /// A step without nodes, with room for `nodes` of them.
-    pub(crate) fn empty(states: Vec<bool>, nodes: usize) -> Lowered {
+    /// A step without nodes, in a graph without any.
+    pub(crate) fn empty(states: Vec<bool>, graph: Graph) -> Lowered {
         Lowered {
-            graph: Graph::with_capacity(nodes),
+            graph,
             views: ViewTable::default(),
             roots: Vec::new(),
             placed_roots: FxHashMap::default(),

@@ -65,7 +65,7 @@ pub(crate) fn try_plan(
         let mut steps = split::apply(&low, division, g, trace)?;
         let mut programs = Vec::with_capacity(steps.len());
         for step in &mut steps {
-            let empty = Lowered::empty(Vec::new(), 0);
+            let empty = Lowered::empty(Vec::new(), Graph::new());
             let own = Trace { state_write_inputs: std::mem::take(&mut step.state_write_inputs), ..trace.clone() };
             programs.push(build(std::mem::replace(&mut step.step, empty), &own)?);
         }
@@ -101,8 +101,8 @@ fn lower(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     step = pad_gemm::apply(step, backend)?;
     step = nhwc::apply(step, backend)?;
     step = output_layout::apply(step, backend);
-    step = cse::apply(&step);
-    step = views::apply(&step);
+    let merged = cse::apply(&step);
+    step = views::apply(&merged, step.graph);
     step = control_deps::apply(step);
     check_bytes(&step.graph)?;
     step.defers_index_faults = backend.defers_index_faults();

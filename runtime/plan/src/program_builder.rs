@@ -123,8 +123,10 @@ impl Builder<'_> {
 
     /// All kernels, unordered, each with its anchor: the position in the lowered graph that decides its order.
     fn kernels(&mut self) -> Vec<(u32, Kernel)> {
-        let mut out = Vec::new();
         let g = &self.low.graph;
+        let is_library = |a: &&Assignment| matches!(a, Assignment::Library { .. });
+        let calls = self.f.assignment.iter().filter(is_library).count();
+        let mut out = Vec::with_capacity(calls + self.f.clusters.len());
         let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
         for id in g.ids() {
             let node = g.node(id);

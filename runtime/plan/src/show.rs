@@ -83,9 +83,10 @@ fn unread(l: &Library, out: Shape, nbytes: &impl Fn(ValueId) -> usize) -> usize 
 /// The work of a node's products (matrix products, convolutions, attention) as recorded; `None` if it has none.
 pub fn products(g: &Graph, id: NodeId) -> Option<f64> {
     let node = g.node(id);
+    let flops = node.op.flops?;
     let inputs: SmallVec<[Shape; 8]> = node.inputs.iter().map(|x| g.shape(*x)).collect();
     let work = Work { inputs: &inputs, out: node.shape, attrs: &node.attrs, count: Count::Meant };
-    node.op.flops.map(|flops| flops(&work) as f64)
+    Some(flops(&work) as f64)
 }
 
 fn work(r: &Region) -> usize {

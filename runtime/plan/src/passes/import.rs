@@ -12,7 +12,7 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
     let trace = &tracer.trace;
     let position = |id: NodeId| NodeId(tracer.position(id) as u32);
     let states = trace.inputs.iter().map(|b| matches!(b, InputBuffer::State(_))).collect();
-    let mut out = Lowered::empty(states, trace.order.len());
+    let mut out = Lowered::empty(states, Graph::with_capacity(trace.order.len()));
     (out.starts, out.first_start) = (trace.starts.clone(), trace.slots.len() as u32);
     // The slots for start offsets of parts follow those of the recorded scalars.
     let (mut slot, mut start) = (0, trace.slots.len() as u32);

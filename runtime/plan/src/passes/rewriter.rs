@@ -1,7 +1,7 @@
 //! Copies a lowered step to a new graph node by node and renumbers its ids.
 
 use crate::lowered::Lowered;
-use perilune_core::graph::{Node, NodeId};
+use perilune_core::graph::{Graph, Node, NodeId};
 use smallvec::SmallVec;
 
 /// The new step, and the new ids of the old nodes.
@@ -13,7 +13,12 @@ pub(crate) struct Rewriter {
 
 impl Rewriter {
     pub fn new(from: &Lowered) -> Rewriter {
-        let mut out = Lowered::empty(from.states.clone(), from.graph.len());
+        Rewriter::reusing(from, Graph::with_capacity(from.graph.len()))
+    }
+
+    /// Writes the new graph into the memory of another.
+    pub fn reusing(from: &Lowered, spare: Graph) -> Rewriter {
+        let mut out = Lowered::empty(from.states.clone(), spare.emptied());
         (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
         out.placed_roots = from.placed_roots.clone();
         out.exchanges.clone_from(&from.exchanges);

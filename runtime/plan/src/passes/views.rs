@@ -5,14 +5,14 @@
 
 use crate::lowered::{Join, Lowered};
 use crate::passes::rewriter::Rewriter;
-use perilune_core::graph::{Node, NodeId};
+use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::ops::{Class, Generator, create, elementwise, matmul, movement, reduce, source};
 use perilune_core::{Layout, Shape};
 use smallvec::{SmallVec, smallvec};
 
-/// Runs the pass. Later passes do not change the graph.
-pub fn apply(from: &Lowered) -> Lowered {
-    let mut to = Rewriter::new(from);
+/// Runs the pass. Later passes do not change the graph, which takes the memory of `spare`.
+pub fn apply(from: &Lowered, spare: Graph) -> Lowered {
+    let mut to = Rewriter::reusing(from, spare);
     to.out.views.reserve(from.graph.len());
     // Whether another node is a view of each node, so far.
     let mut viewed: Vec<bool> = Vec::new();

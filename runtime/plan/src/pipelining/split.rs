@@ -159,7 +159,7 @@ struct Emitter<'a> {
 
 impl<'a> Emitter<'a> {
     fn new(from: &'a Lowered, device: usize) -> Emitter<'a> {
-        let mut out = Lowered::empty(from.states.clone(), from.graph.len());
+        let mut out = Lowered::empty(from.states.clone(), Graph::with_capacity(from.graph.len()));
         (out.starts, out.first_start) = (from.starts.clone(), from.first_start);
         out.exchanges.clone_from(&from.exchanges);
         Emitter { from, device, out, map: FxHashMap::default(), roots: Vec::new(), state_write_inputs: Vec::new() }

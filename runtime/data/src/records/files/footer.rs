@@ -1,7 +1,8 @@
-//! Reads the footer of a Parquet file, and bounds the nesting of its schema before the decoder recurses over it.
+//! Reads the footer of a Parquet file, and bounds what the decoder does with it.
 //!
-//! The decoder of the `parquet` crate descends one call for each level of a schema, so a hostile footer would exhaust the stack. The
-//! walk here is a minimal reader of the Thrift compact protocol, which follows field 2 of `FileMetaData`.
+//! The decoder of the `parquet` crate descends one call for each level of a schema, so a hostile footer would exhaust the stack. It skips
+//! a list of booleans without reading a byte for each, so five bytes would keep it busy for seconds, and nested lists for days. The walk
+//! here is a minimal reader of the Thrift compact protocol over the whole footer, in which every element takes a byte or more.
 
 use crate::error::{Error, Result};
 use crate::open_files::OpenFiles;
@@ -45,45 +46,33 @@ pub(crate) fn read(open: &OpenFiles, number: usize) -> Result<Vec<u8>> {
     }
     let mut footer = vec![0; size as usize];
     open.read_at(number, len - TAIL - size, &mut footer)?;
-    if schema_depth(&footer).is_some_and(|depth| depth > MAX_DEPTH) {
-        let rule = format!("nests deeper than {MAX_DEPTH} levels");
-        return Err(Error::malformed(path, "schema", rule).hint("write it with less nesting"));
+    match schema_depth(&footer) {
+        None => {
+            let error = Error::malformed(path, "footer", "cannot be decoded (it violates Thrift's compact protocol)");
+            Err(error.hint("the file is damaged, or uses what this reader lacks; write it again with pyarrow"))
+        }
+        Some(depth) if depth > MAX_DEPTH => {
+            let rule = format!("nests deeper than {MAX_DEPTH} levels");
+            Err(Error::malformed(path, "schema", rule).hint("write it with less nesting"))
+        }
+        Some(_) => Ok(footer),
     }
-    Ok(footer)
 }
 
-/// The levels of the schema in a footer, counted until they exceed the limit. `None` if the footer is damaged before its schema ends; the
-/// decoder then refuses it.
+/// The levels of the schema in a footer, counted until they exceed the limit. `None` if the footer is damaged.
 fn schema_depth(footer: &[u8]) -> Option<usize> {
     let mut from = Compact(footer);
-    let mut id = 0;
+    let (mut id, mut deepest) = (0, 0);
     while let Some(kind) = from.field(&mut id)? {
-        if id != 2 {
-            from.skip(kind, 0)?;
-            continue;
+        match (id, kind) {
+            (2, 9 | 10) => deepest = deepest.max(from.schema()?),
+            (_, kind) => from.skip(kind, 0)?,
         }
-        let (count, _) = from.list()?;
-        // How many elements each open level still has, and the deepest that was open.
-        let (mut open, mut deepest) = (Vec::new(), 0);
-        for _ in 0..count {
-            let children = from.children()?;
-            while open.last() == Some(&0) {
-                open.pop();
-            }
-            if let Some(left) = open.last_mut() {
-                *left -= 1;
-            }
-            if children > 0 {
-                open.push(children);
-                deepest = deepest.max(open.len());
-            }
-            if deepest > MAX_DEPTH {
-                return Some(deepest);
-            }
+        if deepest > MAX_DEPTH {
+            break;
         }
-        return Some(deepest);
     }
-    None
+    Some(deepest)
 }
 
 /// The rest of a text in Thrift's compact protocol.
@@ -174,12 +163,37 @@ impl Compact<'_> {
         Some(())
     }
 
-    /// Skips an element of a list or map, where a boolean has a byte of its own.
+    /// Skips an element of a list or map. Neither footers nor page headers have booleans there, which readers take differently: by
+    /// the protocol each has a byte of its own.
     fn item(&mut self, kind: u8, depth: usize) -> Option<()> {
         match kind {
-            1 | 2 => self.byte().map(drop),
+            1 | 2 => None,
             kind => self.skip(kind, depth),
         }
+    }
+
+    /// The levels of a list of schema elements in depth-first order, counted until they exceed the limit.
+    fn schema(&mut self) -> Option<usize> {
+        let (count, _) = self.list()?;
+        // How many elements each open level still has, and the deepest that was open.
+        let (mut open, mut deepest) = (Vec::new(), 0);
+        for _ in 0..count {
+            let children = self.children()?;
+            while open.last() == Some(&0) {
+                open.pop();
+            }
+            if let Some(left) = open.last_mut() {
+                *left -= 1;
+            }
+            if children > 0 {
+                open.push(children);
+                deepest = deepest.max(open.len());
+            }
+            if deepest > MAX_DEPTH {
+                break;
+            }
+        }
+        Some(deepest)
     }
 
     /// The number of children of a schema element, which it skips.
@@ -213,7 +227,21 @@ mod tests {
             out.extend_from_slice(&[0x48, 1, b'a', 0x15, 0x02, 0]);
         }
         out.extend_from_slice(&[0x15, 0x02, 0x38, 1, b'b', 0]);
+        out.push(0);
         out
+    }
+
+    #[test]
+    fn lists_take_bytes_for_their_elements() {
+        let whole = nested(3);
+        let before_end = &whole[..whole.len() - 1];
+        // Field 9 is a list of three i32, of three booleans, and of 2^31 - 1 of them; a map from booleans.
+        let with = |field: &[u8]| schema_depth(&[before_end, field, &[0]].concat());
+        assert_eq!(with(&[0x79, 0x35, 2, 2, 2]), Some(3));
+        assert_eq!(with(&[0x79, 0x31, 2, 2, 2]), None);
+        assert_eq!(with(&[0x79, 0xF2, 0xFF, 0xFF, 0xFF, 0xFF, 7]), None);
+        assert_eq!(with(&[0x7B, 1, 0x15, 2, 2]), None);
+        assert_eq!(with(&[0x79, 0xF5, 0xFF, 0xFF, 0xFF, 0xFF, 7]), None);
     }
 
     #[test]
@@ -235,7 +263,7 @@ mod tests {
             &[0x48, 1, b'y', 0],
         ]
         .concat();
-        let footer = [&[0x15, 0x02][..], &two].concat();
+        let footer = [&[0x15, 0x02][..], &two, &[0]].concat();
         assert_eq!(schema_depth(&footer), Some(2));
     }
 }

@@ -8,13 +8,12 @@ use super::cache::{Cache, Key, Weight};
 use super::columnar::{self, by_unit, plain};
 use super::numbered::Numbered;
 use super::text_files::Opening;
-use super::{MAX_UNIT, footer, gzip_pages};
+use super::{MAX_UNIT, footer, pages};
 use crate::error::{Error, Result, quote};
 use crate::open_files::OpenFiles;
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use ::parquet::arrow::ProjectionMask;
 use ::parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
-use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use ::parquet::file::metadata::{ParquetMetaDataReader, RowGroupMetaData};
 use ::parquet::file::reader::{ChunkReader, Length};
@@ -160,12 +159,12 @@ fn decode(
     if declared as u64 > MAX_UNIT {
         return Err(too_large(declared as u64));
     }
-    for chunk in own.iter().filter(|chunk| matches!(chunk.compression(), Compression::GZIP(_))) {
+    for chunk in own {
         let (start, length) = chunk.byte_range();
         if length > MAX_UNIT {
             return Err(too_large(length));
         }
-        gzip_pages::check(&source.range(start, length as usize)?).map_err(ParquetError::General)?;
+        pages::check(chunk.compression(), length, &|at, size| source.range(start.saturating_add(at), size as usize))?;
     }
     let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(source, metadata.clone())
         .with_projection(ProjectionMask::roots(schema, [root]))
