@@ -8,11 +8,12 @@ use super::cache::{Cache, Key, Weight};
 use super::columnar::{self, by_unit, plain};
 use super::numbered::{Numbered, One};
 use super::text_files::Opening;
-use super::{MAX_UNIT, arrow_value};
+use super::{MAX_UNIT, arrow_value, expansion};
 use crate::error::{Error, Result, quote};
 use crate::records::{Dataset, Fingerprint, Origin, Record, hash};
 use arrow_array::{ArrayRef, RecordBatch};
 use arrow_buffer::{Buffer, MutableBuffer};
+use arrow_ipc::CompressionType;
 use arrow_ipc::reader::{read_dictionary, read_record_batch};
 use perilune_core::foreign_panic;
 use std::collections::HashMap;
@@ -208,7 +209,7 @@ impl Inner {
         body: &Buffer,
         place: &dyn Fn() -> String,
     ) -> Result<usize> {
-        let compressed = batch.compression().is_some();
+        let codec = batch.compression().map(|compression| compression.codec());
         let mut bytes = body.len() as u64;
         for buffer in batch.buffers().iter().flat_map(|list| list.iter()) {
             let range = usize::try_from(buffer.offset()).ok().zip(usize::try_from(buffer.length()).ok());
@@ -218,9 +219,21 @@ impl Inner {
                     format!("has a buffer of {} bytes at {}, outside its data", buffer.length(), buffer.offset());
                 return Err(Error::malformed(&one.path, place(), rule));
             };
-            if compressed && let Some(head) = range.first_chunk::<8>() {
-                bytes = bytes.saturating_add(u64::try_from(i64::from_le_bytes(*head)).unwrap_or(0));
+            let Some((codec, (head, packed))) = codec.zip(range.split_first_chunk::<8>()) else { continue };
+            // -1 says that the buffer is not compressed.
+            let declared = u64::try_from(i64::from_le_bytes(*head)).unwrap_or(0);
+            let most = match codec {
+                CompressionType::ZSTD => expansion::zstd(packed),
+                _ => expansion::lz4(packed.len() as u64),
+            };
+            if declared > most {
+                let rule = format!(
+                    "has a buffer that declares {declared} bytes; its {} bytes decompress to {most} at most",
+                    packed.len()
+                );
+                return Err(Error::malformed(&one.path, place(), rule));
             }
+            bytes = bytes.saturating_add(declared);
         }
         if bytes > MAX_UNIT {
             return Err(too_large(one, &place(), bytes));
