@@ -1,6 +1,7 @@
 //! Parses the command line, runs one command of `cmd/`, and turns its result into an exit status.
 
 mod cmd;
+mod config_folder;
 mod confined;
 mod console_out;
 mod device;

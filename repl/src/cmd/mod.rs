@@ -37,7 +37,9 @@ mod usage;
 use crate::failure::Failure;
 use crate::log;
 use clap::{CommandFactory, Parser, Subcommand};
+use serde_json::{Map, Value};
 use std::ffi::OsString;
+use std::path::Path;
 
 #[derive(Parser)]
 #[command(name = "perilune", version, about = "A runtime for training recipes in Lua", arg_required_else_help = true)]
@@ -123,6 +125,15 @@ fn recorded_run(mut words: Vec<String>) -> Option<run::RunArgs> {
         Command::Run(args) => Some(*args),
         _ => None,
     }
+}
+
+/// Parses the command in the record of the run in `dir`.
+fn command_of(record: &Map<String, Value>, dir: &Path) -> Result<run::RunArgs, Failure> {
+    let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
+    recorded_run(words.filter_map(|w| w.as_str().map(String::from)).collect()).ok_or_else(|| {
+        let rule = "command: is not a `perilune run` command of this version";
+        Failure::Refused(format!("{}/run.json: {rule}", dir.display()))
+    })
 }
 
 /// Parses the words of a `perilune run`; the error is what clap says of them.

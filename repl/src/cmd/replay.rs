@@ -5,7 +5,7 @@
 //! run was started; only the arguments of the replay itself let the recipe read there.
 
 use super::bundle::repeat::{self, Asked, BundleOptions};
-use super::{recorded_run, run};
+use super::{command_of, run};
 use crate::confined::{self, Terms, UntrustedArgs};
 use crate::console_out::{ConsoleOut, Mode};
 use crate::failure::{Failure, disk};
@@ -118,12 +118,7 @@ impl ReplayArgs {
         start: Option<PathBuf>,
         run_dir: Option<PathBuf>,
     ) -> Result<run::RunArgs, Failure> {
-        let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
-        let command = words.filter_map(|w| w.as_str().map(String::from)).collect();
-        let mut again = recorded_run(command).ok_or_else(|| {
-            let shown = self.run.display();
-            Failure::Refused(format!("{shown}/run.json: command: is not a `perilune run` command of this version"))
-        })?;
+        let mut again = command_of(record, &self.run)?;
         let recorded = run::Recorded { start, files: self.files.clone(), verify_data: self.verify_data };
         again.again(record, recorded, run_dir, self.json, self.quiet);
         Ok(again)

@@ -3,6 +3,7 @@
 //! The file `grants.json` in the user's configuration folder holds it. Nothing in a bundle names or changes this file, and no confined
 //! process reads it.
 
+use crate::config_folder::config_folder;
 use crate::failure::{Failure, disk};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -32,21 +33,14 @@ pub struct Remembered {
     file: PathBuf,
 }
 
-/// The folder of the user's configuration.
-fn folder() -> Result<PathBuf, Failure> {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let found = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-    let none = || Failure::System("there is no folder for remembered grants\n  hint: set XDG_CONFIG_HOME".into());
-    Ok(found.filter(|dir| dir.is_absolute()).ok_or_else(none)?.join("perilune"))
-}
-
 impl Remembered {
     /// Reads the grants of the user. No file is no grants; a damaged one is an error, and grants nothing.
     ///
     /// # Errors
     /// There is no configuration folder, or the file cannot be read.
     pub fn load() -> Result<Remembered, Failure> {
-        Remembered::of(&folder()?.join("grants.json"))
+        let none = || Failure::System("there is no folder for remembered grants\n  hint: set XDG_CONFIG_HOME".into());
+        Remembered::of(&config_folder().ok_or_else(none)?.join("grants.json"))
     }
 
     fn of(file: &Path) -> Result<Remembered, Failure> {

@@ -1,9 +1,10 @@
 //! Opens a bundle for a command: verifies it, and says who signed it.
 
+use crate::config_folder::config_folder;
 use crate::failure::Failure;
 use perilune_bundle::sign::{Signer, TrustedKeys};
 use perilune_bundle::{Bundle, sign};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// A verified bundle and the key of its signature.
 pub struct Opened {
@@ -20,9 +21,7 @@ pub fn open(path: &Path) -> Result<Opened, Failure> {
 
 /// Returns the keys in the person's configuration, `perilune/keys/NAME.pub`.
 pub fn trusted_keys() -> TrustedKeys {
-    let set = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    let config = set("XDG_CONFIG_HOME").or_else(|| Some(set("HOME")?.join(".config")));
-    config.map(|dir| TrustedKeys::read(&dir.join("perilune/keys"))).unwrap_or_default()
+    config_folder().map(|dir| TrustedKeys::read(&dir.join("keys"))).unwrap_or_default()
 }
 
 /// Describes who signed.

@@ -1,6 +1,6 @@
 //! `perilune bundle pack`: packs a run or a recipe, and signs the bundle.
 
-use crate::cmd::{recorded_run, run};
+use crate::cmd::{command_of, run};
 use crate::console_out::{ConsoleOut, Mode, complain, say};
 use crate::device::{DeviceArgs, key_value};
 use crate::failure::Failure;
@@ -122,8 +122,6 @@ impl PackArgs {
     /// Repeats a run with initial weights changed by one ulp, and measures how far its metrics move.
     fn measured(&self, dir: &Path) -> Result<Item, Failure> {
         let record = record_of(dir)?;
-        let words = record.get("command").and_then(Value::as_array).into_iter().flatten();
-        let command: Vec<String> = words.filter_map(|w| w.as_str().map(String::from)).collect();
         let precision = record.get("precision").and_then(Value::as_str).unwrap_or("f32").to_string();
         let front = run::Front::open(Mode::Quiet)?;
         let folder = super::repeat::temporary_folder()?;
@@ -131,10 +129,7 @@ impl PackArgs {
         let mut others = Vec::new();
         for seed in 1..=PERTURBED_RUNS as u64 {
             complain("", &format!("measuring how far rounding moves the metrics: run {seed} of {PERTURBED_RUNS}"));
-            let mut again = recorded_run(command.clone()).ok_or_else(|| {
-                let rule = "command: is not a `perilune run` command of this version";
-                Failure::Refused(format!("{}/run.json: {rule}", dir.display()))
-            })?;
+            let mut again = command_of(&record, dir)?;
             let start = start_directory(&record);
             let recorded = run::Recorded { start, files: self.files.clone(), verify_data: false };
             let to = folder.path().join(seed.to_string());

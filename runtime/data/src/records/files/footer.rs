@@ -1,8 +1,8 @@
 //! Reads the footer of a Parquet file, and bounds what the decoder does with it.
 //!
 //! The decoder of the `parquet` crate descends one call for each level of a schema, so a hostile footer would exhaust the stack. It skips
-//! a list of booleans without reading a byte for each, so five bytes would keep it busy for seconds, and nested lists for days. The walk
-//! here is a minimal reader of the Thrift compact protocol over the whole footer, in which every element takes a byte or more.
+//! a list of booleans without reading a byte for each, so six bytes would keep it busy for seconds, and a thousand lists for an hour. The
+//! walk here is a minimal reader of the Thrift compact protocol over the whole footer, in which every element takes a byte or more.
 
 use crate::error::{Error, Result};
 use crate::open_files::OpenFiles;

@@ -6,6 +6,7 @@
 
 use super::expansion;
 use super::footer::Compact;
+use crate::file::max_inflated;
 use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use flate2::read::MultiGzDecoder;
@@ -30,7 +31,8 @@ struct Page {
     compressed: bool,
 }
 
-/// Checks that no page of a column chunk of `length` bytes declares more than it can decompress to, and no gzip page less.
+/// Checks that no page of a column chunk of `length` bytes declares more than its bytes can decompress to, and that no gzip page inflates to
+/// more than it declares.
 pub(super) fn check(codec: Compression, length: u64, read: ReadAt<'_>) -> Result<()> {
     let (mut at, mut number) = (0, 0);
     while at < length {
@@ -41,7 +43,7 @@ pub(super) fn check(codec: Compression, length: u64, read: ReadAt<'_>) -> Result
             return Err(rule(format!("page {number} ends behind its column")));
         }
         let (room, packed) = (page.inflated.saturating_sub(page.levels), page.packed.saturating_sub(page.levels));
-        if page.compressed && packed > 0 {
+        if page.compressed {
             let start = at + page.levels;
             let bytes = || read(start, packed);
             expands(codec, room, packed, &bytes).map_err(|e| match e {
@@ -61,17 +63,17 @@ fn rule(text: String) -> ParquetError {
 
 /// Compares the `room` bytes that a page declares with what its `packed` bytes decompress to.
 fn expands(codec: Compression, room: u64, packed: u64, bytes: &dyn Fn() -> Result<Vec<u8>>) -> Result<()> {
-    let most = match codec {
-        Compression::GZIP(_) => {
-            let bytes = bytes()?;
-            let mut limited = MultiGzDecoder::new(&bytes[..]).take(room + 1);
-            // A damaged stream is an error of the decoder, which names it.
-            return match io::copy(&mut limited, &mut io::sink()).is_ok_and(|inflated| inflated > room) {
-                true => Err(rule(format!("inflates to more than the {room} bytes that it declares"))),
-                false => Ok(()),
-            };
+    if matches!(codec, Compression::GZIP(_)) {
+        let bytes = bytes()?;
+        let mut limited = MultiGzDecoder::new(&bytes[..]).take(room.saturating_add(1));
+        // A damaged stream is an error of the decoder, which names it.
+        if io::copy(&mut limited, &mut io::sink()).is_ok_and(|inflated| inflated > room) {
+            return Err(rule(format!("inflates to more than the {room} bytes that it declares")));
         }
+    }
+    let most = match codec {
         _ if room <= SMALL => return Ok(()),
+        Compression::GZIP(_) => max_inflated(packed),
         Compression::SNAPPY => expansion::snappy(packed),
         Compression::LZ4 | Compression::LZ4_RAW => expansion::lz4(packed),
         Compression::ZSTD(_) => expansion::zstd(&bytes()?),
@@ -156,7 +158,7 @@ mod tests {
         out
     }
 
-    fn gzip(text: &[u8]) -> Vec<u8> {
+    fn gzip_of(text: &[u8]) -> Vec<u8> {
         let mut to = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
         to.write_all(text).expect("written");
         to.finish().expect("finished")
@@ -165,12 +167,12 @@ mod tests {
     #[test]
     fn gzip_pages_inflate_to_what_they_declare() {
         let codec = Compression::GZIP(Default::default());
-        let good = [page(&gzip(b"abcdef"), 6), page(&gzip(&[7; 60]), 60)].concat();
+        let good = [page(&gzip_of(b"abcdef"), 6), page(&gzip_of(&[7; 60]), 60)].concat();
         assert_eq!(checked(codec, &good), Ok(()));
-        let bomb = [page(&gzip(b"abcdef"), 6), page(&gzip(&[7; 10_000]), 60)].concat();
+        let bomb = [page(&gzip_of(b"abcdef"), 6), page(&gzip_of(&[7; 10_000]), 60)].concat();
         assert_eq!(checked(codec, &bomb), Err("page 1 inflates to more than the 60 bytes that it declares".into()));
         for end in 1..good.len() {
-            let whole = end == page(&gzip(b"abcdef"), 6).len();
+            let whole = end == page(&gzip_of(b"abcdef"), 6).len();
             assert_eq!(checked(codec, &good[..end]).is_ok(), whole, "{end}");
         }
     }
@@ -186,7 +188,10 @@ mod tests {
             let says = format!("page 0 declares {size} bytes; its {} bytes decompress to {most} at most", few.len());
             assert_eq!(checked(codec, &page(few, size)), Err(says), "{codec}");
             assert_eq!(checked(codec, &page(&[0], SMALL)), Ok(()), "{codec}");
+            assert!(checked(codec, &page(&[], size)).is_err(), "{codec}");
         }
+        let gzip = Compression::GZIP(Default::default());
+        assert!(checked(gzip, &page(&[], size)).is_err() && checked(gzip, &page(&gzip_of(b"a"), size)).is_err());
         assert_eq!(checked(Compression::UNCOMPRESSED, &page(&[0], size)), Ok(()));
     }
 
