@@ -38,11 +38,6 @@ pub(crate) fn check_path_name(name: &str) -> std::result::Result<(), String> {
     Ok(())
 }
 
-/// Returns the maximum expansion of `compressed` bytes of deflate, with room for the framing: 1032 bytes for one.
-pub(crate) fn max_inflated(compressed: u64) -> u64 {
-    compressed.saturating_mul(1032).saturating_add(1024)
-}
-
 /// Opens and creates files as tests name them.
 #[cfg(test)]
 pub(crate) mod named {

@@ -6,6 +6,7 @@
 //! management, and frames of an animation after the first.
 
 use crate::error::{Error, Result};
+use crate::expansion;
 use crate::file;
 use perilune_core::{DType, HostTensor, Shape};
 use perilune_policy::{Opened, Staged};
@@ -46,7 +47,7 @@ pub(crate) fn decode(
         }
     }
     limit(info.width, info.height)?;
-    let (raw, most) = (info.raw_bytes() as u64, file::max_inflated(len));
+    let (raw, most) = (info.raw_bytes() as u64, expansion::deflate(len));
     if raw > most {
         let rule =
             format!("{}x{} pixels take {raw} bytes, but the file's {len} hold at most {most}", info.width, info.height);

@@ -11,6 +11,7 @@ pub mod csv;
 mod csv_lines;
 mod csv_records;
 pub mod error;
+mod expansion;
 pub mod file;
 pub mod gather;
 mod gzip_text;

@@ -5,6 +5,7 @@
 //! names and members that are not arrays are refused. Dates are not written: the same arrays give the same bytes.
 
 use crate::error::{Error, Result, quote};
+use crate::expansion;
 use crate::file;
 use crate::npy::{self, At};
 use perilune_core::HostTensor;
@@ -56,7 +57,7 @@ pub fn load(file: Opened) -> Result<Vec<(String, HostTensor)>> {
         let (packed, size) = (member.compressed_size(), member.size());
         let most = match member.compression() {
             CompressionMethod::Stored => packed,
-            _ => file::max_inflated(packed),
+            _ => expansion::deflate(packed),
         };
         if size > most {
             let rule = format!("says {size} bytes, but its {packed} packed bytes hold at most {most}");

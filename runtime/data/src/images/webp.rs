@@ -5,7 +5,7 @@
 
 use super::read::{CURE, check_size};
 use crate::error::{Error, Result};
-use crate::file::max_inflated;
+use crate::expansion;
 use image_webp::WebPDecoder;
 use std::io::Cursor;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -45,7 +45,7 @@ pub(super) fn decode(path: &Path, bytes: &[u8], rgb: &mut Vec<u8>) -> Result<(us
         )));
     }
     // Lossless images of one colour take a few bytes at any size. PNG files, which are compressed by deflate, never expand as much.
-    let most = max_inflated(size as u64);
+    let most = expansion::deflate(size as u64);
     if !found.lossy && width * height > FREE_PIXELS && 4 * width * height > most {
         return Err(malformed(format!(
             "{width} x {height} pixels in {size} bytes, which may hold {} at most",

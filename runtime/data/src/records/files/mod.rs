@@ -10,7 +10,6 @@ mod arrow_value;
 mod cache;
 mod calendar;
 mod columnar;
-mod expansion;
 mod footer;
 mod frames;
 mod index_cache;

@@ -4,9 +4,8 @@
 //! compared here with what its bytes can decompress to by the rules of its codec. A gzip page is read to its end, whatever its header
 //! declares, so it is inflated once more without keeping the bytes.
 
-use super::expansion;
 use super::footer::Compact;
-use crate::file::max_inflated;
+use crate::expansion;
 use ::parquet::basic::Compression;
 use ::parquet::errors::ParquetError;
 use flate2::read::MultiGzDecoder;
@@ -42,8 +41,10 @@ pub(super) fn check(codec: Compression, length: u64, read: ReadAt<'_>) -> Result
         if page.packed > length - at {
             return Err(rule(format!("page {number} ends behind its column")));
         }
-        let (room, packed) = (page.inflated.saturating_sub(page.levels), page.packed.saturating_sub(page.levels));
         if page.compressed {
+            let packed = page.packed.checked_sub(page.levels);
+            let packed = packed.ok_or_else(|| rule(format!("page {number} has fewer bytes than its levels")))?;
+            let room = page.inflated.saturating_sub(page.levels);
             let start = at + page.levels;
             let bytes = || read(start, packed);
             expands(codec, room, packed, &bytes).map_err(|e| match e {
@@ -73,7 +74,7 @@ fn expands(codec: Compression, room: u64, packed: u64, bytes: &dyn Fn() -> Resul
     }
     let most = match codec {
         _ if room <= SMALL => return Ok(()),
-        Compression::GZIP(_) => max_inflated(packed),
+        Compression::GZIP(_) => expansion::deflate(packed),
         Compression::SNAPPY => expansion::snappy(packed),
         Compression::LZ4 | Compression::LZ4_RAW => expansion::lz4(packed),
         Compression::ZSTD(_) => expansion::zstd(&bytes()?),
@@ -203,6 +204,23 @@ mod tests {
         assert_eq!(checked(codec, &page(&frame, size)), Ok(()));
         let says = format!("page 0 declares {} bytes; its {} bytes decompress to", 1 << 30, frame.len());
         assert!(checked(codec, &page(&frame, 1 << 30)).expect_err("refused").starts_with(&says));
+    }
+
+    #[test]
+    fn levels_are_within_their_page() {
+        // A page of version 2 with levels of so many bytes, of 6.
+        let page = |levels: u64| {
+            let mut out = vec![0x15, 6, 0x15, 12, 0x15, 12, 0x5C, 0x55];
+            varint(levels * 2, &mut out);
+            out.extend_from_slice(&[0, 0]);
+            out.extend_from_slice(b"abcdef");
+            out
+        };
+        assert_eq!(checked(Compression::SNAPPY, &page(6)), Ok(()));
+        for levels in [7, u64::from(u32::MAX), i64::MAX as u64] {
+            let says = Err("page 0 has fewer bytes than its levels".to_string());
+            assert_eq!(checked(Compression::SNAPPY, &page(levels)), says, "{levels}");
+        }
     }
 
     #[test]

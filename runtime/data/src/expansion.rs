@@ -4,18 +4,23 @@
 /// The most bytes of a zstd block (RFC 8878, 3.1.1.2.4).
 const ZSTD_BLOCK: u64 = 128 << 10;
 
+/// Bytes that so many of deflate decompress to at most, with room for the framing: 1032 for one.
+pub(crate) fn deflate(packed: u64) -> u64 {
+    packed.saturating_mul(1032).saturating_add(1024)
+}
+
 /// Bytes that so many of Snappy decompress to at most: a copy of 64 bytes takes 3 (format_description.txt of Snappy, 2.2).
-pub(super) fn snappy(packed: u64) -> u64 {
+pub(crate) fn snappy(packed: u64) -> u64 {
     packed.saturating_mul(22)
 }
 
 /// Bytes that so many of LZ4 decompress to at most: a byte adds 255 to the length of a match (lz4_Block_format.md).
-pub(super) fn lz4(packed: u64) -> u64 {
+pub(crate) fn lz4(packed: u64) -> u64 {
     packed.saturating_mul(255)
 }
 
 /// Bytes that zstd frames decompress to at most (RFC 8878, 3.1.1), up to where they are damaged.
-pub(super) fn zstd(bytes: &[u8]) -> u64 {
+pub(crate) fn zstd(bytes: &[u8]) -> u64 {
     let mut most = 0;
     // The decoder names the damage.
     let _: Option<()> = blocks(bytes, &mut most);
