@@ -23,6 +23,7 @@ const MAX_NODES: usize = if cfg!(test) { 1 << 18 } else { 1 << 22 };
 pub struct NodeId(pub u32);
 
 impl NodeId {
+    #[inline]
     pub fn index(self) -> usize {
         self.0 as usize
     }
@@ -37,7 +38,7 @@ pub type Attrs = SmallVec<[i64; 6]>;
 ///
 /// The order of the fields is that in memory: passes over a recording, and the comparison of one with the one before, read what
 /// is in the first cache line of every node, and the shape of few.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Node {
     pub op: &'static Op,
@@ -101,7 +102,19 @@ pub struct RngState {
 #[derive(Debug)]
 struct Lineage(u64);
 
+impl Clone for Node {
+    fn clone(&self) -> Node {
+        self.with_inputs(Inputs::from_slice(&self.inputs))
+    }
+}
+
 impl Node {
+    /// A copy with other inputs. Planning copies each node several times, and `SmallVec::clone` would copy element by element.
+    pub fn with_inputs(&self, inputs: Inputs) -> Node {
+        let Node { op, payload, dtype, detached, tf32, shape, .. } = *self;
+        Node { op, inputs, payload, dtype, detached, tf32, attrs: Attrs::from_slice(&self.attrs), shape }
+    }
+
     /// Whether the node applies `op` to these inputs and attributes.
     fn applies(&self, op: &Op, inputs: &[NodeId], attrs: &[i64]) -> bool {
         std::ptr::eq(self.op, op) && self.inputs[..] == *inputs && self.attrs[..] == *attrs
@@ -224,6 +237,7 @@ impl Graph {
         }
     }
 
+    #[inline]
     pub fn len(&self) -> usize {
         self.len
     }
@@ -262,6 +276,7 @@ impl Graph {
         self.remat.truncate(len);
     }
 
+    #[inline]
     pub fn node(&self, id: NodeId) -> &Node {
         &self.nodes()[id.index()]
     }
@@ -290,6 +305,7 @@ impl Graph {
         self.nodes[id.index()].attrs = attrs;
     }
 
+    #[inline]
     pub fn nodes(&self) -> &[Node] {
         &self.nodes[..self.len]
     }
@@ -300,18 +316,22 @@ impl Graph {
         (self.lineage.0, self.len)
     }
 
+    #[inline]
     pub fn ids(&self) -> impl DoubleEndedIterator<Item = NodeId> + use<> {
         (0..self.len as u32).map(NodeId)
     }
 
+    #[inline]
     pub fn loc_of(&self, id: NodeId) -> SourceLoc {
         self.source_map[id.index()]
     }
 
+    #[inline]
     pub fn shape(&self, id: NodeId) -> Shape {
         self.node(id).shape
     }
 
+    #[inline]
     pub fn dtype(&self, id: NodeId) -> DType {
         self.node(id).dtype
     }
@@ -466,6 +486,7 @@ impl Graph {
     }
 
     /// Returns the generator of a node that a device never stores: a constant, a number, an index ramp, random numbers.
+    #[inline]
     pub fn generator(&self, id: NodeId) -> Option<Generator> {
         match self.node(id).op.class {
             Class::Generator(k) => Some(k),
@@ -490,14 +511,17 @@ pub struct Infer<'a> {
 }
 
 impl Infer<'_> {
+    #[inline]
     pub fn shape(&self, i: usize) -> Shape {
         self.inputs[i].shape
     }
 
+    #[inline]
     pub fn dtype(&self, i: usize) -> DType {
         self.inputs[i].dtype
     }
 
+    #[inline]
     pub fn attr(&self, i: usize) -> usize {
         self.attrs[i] as usize
     }

@@ -62,22 +62,27 @@ impl Shape {
         s
     }
 
+    #[inline]
     pub fn rank(&self) -> usize {
         self.rank as usize
     }
 
+    #[inline]
     pub fn dims(&self) -> &[usize] {
         &self.dims[..self.rank as usize]
     }
 
+    #[inline]
     pub fn dims_mut(&mut self) -> &mut [usize] {
         &mut self.dims[..self.rank as usize]
     }
 
+    #[inline]
     pub fn numel(&self) -> usize {
         self.dims().iter().product()
     }
 
+    #[inline]
     pub fn is_scalar(&self) -> bool {
         self.rank == 0
     }
@@ -196,14 +201,17 @@ impl Layout {
     }
 
     /// The layout of `numel` elements in order: a contiguous layout, collapsed.
+    #[inline]
     pub fn sequence(numel: usize) -> Layout {
         Layout::contiguous(if numel == 1 { Shape::SCALAR } else { Shape::of(&[numel]) })
     }
 
+    #[inline]
     pub fn numel(&self) -> usize {
         self.shape.numel()
     }
 
+    #[inline]
     pub fn strides(&self) -> &[isize] {
         &self.strides[..self.shape.rank()]
     }

@@ -9,7 +9,6 @@ use perilune_core::graph::{Node, NodeId};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Class, create, movement};
 use rustc_hash::{FxBuildHasher, FxHashMap};
-use smallvec::SmallVec;
 use std::hash::BuildHasher;
 
 /// A node with its new inputs, and the number in which leaves and run-time numbers differ.
@@ -40,8 +39,10 @@ impl Candidate<'_> {
 pub fn apply(from: &Lowered) -> Lowered {
     let reached = from.reachable();
     let mut to = Rewriter::new(from);
-    // By the hash of the old node. The nodes themselves are compared in the new graph, so an entry is small.
-    let mut seen: FxHashMap<u64, SmallVec<[NodeId; 4]>> = FxHashMap::default();
+    // By the hash of the old node; a node whose hash another has takes the next number that is free. The nodes themselves are
+    // compared in the new graph, so that an entry is small.
+    let mut seen: FxHashMap<u64, NodeId> = FxHashMap::default();
+    seen.reserve(from.graph.len());
     for id in from.graph.ids() {
         if !reached[id.index()] {
             // Never looked up, so any id works.
@@ -57,13 +58,19 @@ pub fn apply(from: &Lowered) -> Lowered {
         }
         let number = from.slots.get(&id).or(from.inputs.get(&id)).copied();
         let candidate = Candidate { node, inputs: &inputs, number };
-        let equal_hash = seen.entry(candidate.hash()).or_default();
-        if let Some(&same) = equal_hash.iter().find(|id| candidate.equals(&to.out, **id)) {
+        let mut hash = candidate.hash();
+        let found = loop {
+            match seen.get(&hash) {
+                Some(other) if !candidate.equals(&to.out, *other) => hash = hash.wrapping_add(1),
+                found => break found.copied(),
+            }
+        };
+        if let Some(same) = found {
             to.map.push(same);
             continue;
         }
         let new = to.copy_over(from, id, inputs);
-        equal_hash.push(new);
+        seen.insert(hash, new);
         if let Some(layout) = from.stores.layouts.get(&id) {
             to.out.stores.layouts.insert(new, *layout);
         }

@@ -3,7 +3,7 @@
 use crate::key::Tracer;
 use crate::lowered::Lowered;
 use crate::request::{InputBuffer, Request};
-use perilune_core::graph::{Graph, NodeId};
+use perilune_core::graph::{Graph, Inputs, NodeId};
 use perilune_core::ops::{Generator, create};
 use perilune_core::source_loc::SourceLoc;
 
@@ -25,9 +25,9 @@ pub fn apply(g: &Graph, tracer: &Tracer, request: &Request) -> Lowered {
             out.inputs.insert(new, input);
             continue;
         }
-        let mut copy = node.clone();
-        copy.inputs = node.inputs.iter().map(|x| position(*x)).collect();
-        let new = out.graph.add(copy);
+        let mut inputs = Inputs::from_slice(&node.inputs);
+        inputs.iter_mut().for_each(|x| *x = position(*x));
+        let new = out.graph.add(node.with_inputs(inputs));
         let next = match out.graph.generator(new) {
             Some(Generator::Scalar) => &mut slot,
             Some(Generator::Shard) => &mut start,

@@ -1,8 +1,7 @@
 //! Copies a lowered step to a new graph node by node and renumbers its ids.
 
 use crate::lowered::Lowered;
-use perilune_core::graph::{Graph, Node, NodeId};
-use smallvec::SmallVec;
+use perilune_core::graph::{Graph, Inputs, Node, NodeId};
 
 /// The new step, and the new ids of the old nodes.
 pub(crate) struct Rewriter {
@@ -26,8 +25,10 @@ impl Rewriter {
     }
 
     /// The inputs of an old node, by their new ids.
-    pub fn inputs(&self, node: &Node) -> SmallVec<[NodeId; 4]> {
-        node.inputs.iter().map(|x| self.map[x.index()]).collect()
+    pub fn inputs(&self, node: &Node) -> Inputs {
+        let mut inputs = Inputs::from_slice(&node.inputs);
+        inputs.iter_mut().for_each(|x| *x = self.map[x.index()]);
+        inputs
     }
 
     /// Appends a copy of old node `id`.
@@ -37,10 +38,8 @@ impl Rewriter {
     }
 
     /// Appends a copy of old node `id` with other inputs.
-    pub fn copy_over(&mut self, from: &Lowered, id: NodeId, inputs: SmallVec<[NodeId; 4]>) -> NodeId {
-        let mut node = from.graph.node(id).clone();
-        node.inputs = inputs;
-        let new = self.out.graph.add(node);
+    pub fn copy_over(&mut self, from: &Lowered, id: NodeId, inputs: Inputs) -> NodeId {
+        let new = self.out.graph.add(from.graph.node(id).with_inputs(inputs));
         if let Some(slot) = from.slots.get(&id) {
             self.out.slots.insert(new, *slot);
         }
