@@ -94,6 +94,7 @@ end
 ---@field digest fun(self, fields: string[]): integer hash of the content of all records
 ---@field map fun(self, fn: function, seed: integer): perilune.NativeRecords
 ---@field augment fun(self, fn: function, seed: integer, keep: number, copies: integer?): perilune.NativeRecords
+---@field rewrite fun(self, lists: perilune.Record[][], replace: boolean): perilune.NativeRecords
 ---@field tokenize fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field chat fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords
 ---@field preference fun(self, tokenizer: perilune.Tokenizer, options: table?): perilune.NativeRecords

@@ -12,6 +12,7 @@
 local pl = require "perilune"
 local check = require "perilune.check"
 local tree = require "perilune.tree"
+local native = require "perilune.data.native"
 local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
 
@@ -175,6 +176,57 @@ function Records:augment(fn, opts)
   if o.copies then check.between(op, "copies", check.whole(op, "copies", o.copies), 1, 1000) end
   local keep = check.between(op, "keep", o.keep or 0, 0, 1)
   return new(self.native:augment(callable(op, fn), o.seed, keep, o.copies), self)
+end
+
+---Appends what the function of `rewrite` gave for a record: a record, a list of them, or false.
+---@param op string
+---@param given any
+---@param place string
+---@return perilune.Record[]
+local function rewrites_of(op, given, place)
+  if given == false or given == nil then return {} end
+  if type(given) ~= "table" then
+    pl.error(op, ("the function gave %s for %s"):format(check.show(given), place), "give a record { text = ... }, a list of records, or false for none")
+  end
+  -- A record has names; a list of records, or an empty one, has numbers.
+  local name = next(given)
+  return type(name) == "string" and { given } or given
+end
+
+---Adds rewrites that a model makes, such as paraphrases. `fn` gets lists of up to `batch` records and returns a list with a record, a list of
+---records, or false, for each. It is called here, once for all records, in the recipe's own state and without gradients: so it may use
+---modules and tensors, which functions of workers may not. All epochs have the same rewrites, in the memory of the host. `original =
+---"replace"` leaves out records that have rewrites. A resumed run calls `fn` again, so what it gives must follow from the records, weights that the
+---recipe reads, and the seed. Split before: a record and its rewrites belong to one part. `origins` says which records are rewritten.
+---  local more = train:rewrite(function(list) return paraphrase(model, list) end, { batch = 16 })
+---@param fn fun(list: perilune.Record[]): (perilune.Record|perilune.Record[]|false)[]
+---@param opts {batch: integer?, original: ("keep"|"replace")?}? batch: records of a call; original: what becomes of a record that has rewrites
+---@return perilune.Records
+function Records:rewrite(fn, opts)
+  local op = "records:rewrite"
+  local o = check.options(op, opts, { batch = 32, original = "keep" })
+  check.whole(op, "batch", o.batch)
+  check.word(op, "original", o.original, { "keep", "replace" })
+  callable(op, fn)
+  if self.live or self.pseudo then pl.error(op, "the dataset is a mixture that changes during the run", "rewrite the datasets that it mixes") end
+  local beneath = native.unordered(op, self.native)
+  local n, lists = beneath:size(), {}
+  for first = 0, n - 1, o.batch do
+    local list = {}
+    for row = first, math.min(first + o.batch, n) - 1 do list[#list + 1] = beneath:get(row) end
+    local count = #list
+    local given = pl.no_grad(fn, list)
+    if type(given) ~= "table" then
+      pl.error(op, ("the function returned %s for %d records"):format(check.show(given), count), "return a list with a record, a list of records, or false, for each")
+    elseif given[count + 1] ~= nil then
+      pl.error(op, ("the function returned more than %d entries for %d records"):format(count, count), "return one entry for each record, in order")
+    end
+    for k = 1, count do
+      local row = first + k - 1
+      lists[row + 1] = rewrites_of(op, given[k], ("record %d"):format(row))
+    end
+  end
+  return new(self.native:rewrite(lists, o.original == "replace"), self)
 end
 
 ---Encodes a text field as token ids (N) i32, in another field. `end_with` appends a token, such as "<|endoftext|>".

@@ -272,6 +272,82 @@ describe("augmentation of records", function()
   end)
 end)
 
+describe("rewrites by a model", function()
+  -- A "model" that gives for each text the word whose embedding its length has.
+  local words = { "down", "the", "rabbit", "hole" }
+  local model = pl.nn.Embedding(8, #words)
+  local function list(n)
+    local all = {}
+    for i = 1, n do all[i] = { id = i, text = ("x"):rep(i % 5 + 1) } end
+    return data.list(all)
+  end
+  local calls = 0
+  local function continued(records)
+    calls = calls + 1
+    local ids = {}
+    for k, r in ipairs(records) do ids[k] = #r.text end
+    local best = model(pl.tensor(ids, { dtype = "i64" })):argmax(1):tolist()
+    local out = {}
+    for k, r in ipairs(records) do out[k] = { id = r.id, text = r.text .. " " .. words[best[k] + 1] } end
+    return out
+  end
+
+  it("stand behind the records that they are made of", function()
+    calls = 0
+    local set = list(10):rewrite(continued, { batch = 4 })
+    expect(set:size()):to_be(20)
+    expect(calls):to_be(3)
+    local weight = model.weight:tolist()
+    for i = 0, 9 do
+      local original, rewrite = set:get(2 * i), set:get(2 * i + 1)
+      expect({ original.id, rewrite.id }):to_equal { i + 1, i + 1 }
+      local row, best = weight[#original.text + 1], 1
+      for k = 2, #row do if row[k] > row[best] then best = k end end
+      expect(rewrite.text):to_be(original.text .. " " .. words[best])
+      expect(set:origins(2 * i)[1].rewritten):to_be(nil)
+      expect(set:origins(2 * i + 1)[1]):to_equal { file = "list", row = i, rewritten = true }
+      -- All epochs have the same.
+      expect(set:get(20 + 2 * i + 1).text):to_be(rewrite.text)
+    end
+    expect(calls):to_be(3)
+  end)
+
+  it("may be several, none, or in place of a record", function()
+    local function some(records)
+      local out = {}
+      for k, r in ipairs(records) do
+        out[k] = r.id % 3 == 0 and { { id = r.id, text = "a" }, { id = r.id, text = "b" } } or r.id % 3 == 1 and { id = r.id, text = "c" } or false
+      end
+      return out
+    end
+    local function texts(set)
+      local out = {}
+      for r in set:rows() do out[#out + 1] = r.id .. r.text end
+      return table.concat(out, " ")
+    end
+    expect(texts(list(4):rewrite(some))):to_be "1xx 1c 2xxx 3xxxx 3a 3b 4xxxxx 4c"
+    expect(texts(list(4):rewrite(some, { original = "replace", batch = 3 }))):to_be "1c 2xxx 3a 3b 4c"
+    expect(texts(list(3):rewrite(function() return { false, {}, nil } end))):to_be "1xx 2xxx 3xxxx"
+    expect(list(1):rewrite(function() return { {} } end):size()):to_be(1)
+  end)
+
+  it("are applied beneath a shuffle", function()
+    local before, behind = list(12):rewrite(continued):shuffle(3), list(12):shuffle(3):rewrite(continued)
+    for i = 0, 47 do expect(behind:get(i)):to_equal(before:get(i)) end
+  end)
+
+  it("name what is wrong", function()
+    expect(function() list(3):rewrite(function() return 7 end) end):to_raise "the function returned 7 for 3 records"
+    expect(function() list(3):rewrite(function() return { false, false, false, {} } end) end):to_raise "more than 3 entries for 3 records"
+    expect(function() list(3):rewrite(function() return { false, "x" } end) end):to_raise "the function gave 'x' for record 1"
+    expect(function() list(3):rewrite(function() return { { text = print } } end) end):to_raise "a rewrite of list: record 0"
+    expect(function() list(3):rewrite("text") end):to_raise "the function is 'text'"
+    expect(function() list(3):rewrite(continued, { batch = 0 }) end):to_raise "batch"
+    expect(function() list(3):rewrite(continued, { original = "drop" }) end):to_raise "original"
+    expect(function() list(3):augment(function(r) return r end):rewrite(continued) end):to_raise "call rewrite before the stages that mix, augment"
+  end)
+end)
+
 describe("augmentation of texts", function()
   local text, draw = pl.augment.text, math.random
   local line = "the quick brown fox jumps over the lazy dog"

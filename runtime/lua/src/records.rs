@@ -12,7 +12,9 @@ use perilune_data::records::columns;
 use perilune_data::records::stages::{
     self, Augment, Bucket, Cached, Concat, Fields, FlatMap, Interleave, Map, Mix, PackOptions, Pseudo, PseudoLabel,
 };
-use perilune_data::records::stages::{Range, Repeat, Rewrites, Scan, Shuffle, TooLong, Windows, Zip, commute};
+use perilune_data::records::stages::{
+    Range, Repeat, Rewrites, Rewritten, Scan, Shuffle, TooLong, Windows, Zip, commute,
+};
 use perilune_data::records::{Dataset, Field, Generate, Length, List, MEMORY, RecordFn};
 use std::sync::Arc;
 
@@ -182,6 +184,19 @@ impl UserData for RecordSet {
             let rewrites = copies.map_or(Rewrites::Instead { keep }, |copies| Rewrites::Beside { copies });
             or_fail(lua, op, Augment::of(&this.0, f, rewrites, seed as u64)).map(RecordSet)
         });
+        // `lists` has a list of records for each of the records beneath a shuffle.
+        methods.add_method("rewrite", |lua, this, (lists, replace): (Table, bool)| {
+            let op = "records:rewrite";
+            let beneath = or_fail(lua, op, unordered("rewrite", &this.0))?;
+            let mut rewrites = Vec::with_capacity(lists.raw_len());
+            for (row, list) in (0..).zip(lists.sequence_values::<Table>()) {
+                let list = list?;
+                let records = list.sequence_values::<Value>().map(|value| rewritten(lua, op, &*beneath, row, &value?));
+                rewrites.push(records.collect::<mlua::Result<Vec<_>>>()?);
+            }
+            let made = commute("rewrite", &this.0, |inner| Rewritten::of(inner, rewrites, replace));
+            or_fail(lua, op, made).map(RecordSet)
+        });
         methods.add_method("tokenize", |lua, this, (tokenizer, options): (Value, Value)| {
             let f = crate::tokenizer::tokenize(lua, &tokenizer, options)?;
             Ok(RecordSet(Arc::new(Map::new(this.0.clone(), Arc::new(f)))))
@@ -330,6 +345,22 @@ fn unordered(what: &str, dataset: &Shared) -> perilune_data::Result<Shared> {
     Ok(inner.unwrap_or_else(|| dataset.clone()))
 }
 
+/// A record that the function of `rewrite` gave for row `row`.
+fn rewritten(
+    lua: &Lua,
+    op: &str,
+    beneath: &dyn Dataset,
+    row: u64,
+    value: &Value,
+) -> mlua::Result<perilune_data::records::Record> {
+    record_value::record(value).or_else(|refused| {
+        let origin = or_fail(lua, op, beneath.origins(row))?.into_iter().next();
+        let of = origin.map_or_else(|| format!("record {row}"), |origin| origin.to_string());
+        let message = format!("a rewrite of {of}: {}", refused.message());
+        Err(errors::argument(&host(lua)?, lua, op, message, Some(Refused::hint().into())))
+    })
+}
+
 /// `native.record_list(records)`: makes a dataset of a list of tables.
 pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
     let mut all = Vec::new();
@@ -357,7 +388,8 @@ pub(crate) fn pseudo(
 
 /// `native.unordered(op, records)`: the records beneath a shuffle, or these.
 pub(crate) fn unshuffled(lua: &Lua, (op, records): (String, AnyUserData)) -> mlua::Result<AnyUserData> {
-    let set = or_fail(lua, &op, unordered(&op, &records.borrow::<RecordSet>()?.0))?;
+    let stage = op.rsplit([':', '.']).next().unwrap_or(&op);
+    let set = or_fail(lua, &op, unordered(stage, &records.borrow::<RecordSet>()?.0))?;
     lua.create_userdata(RecordSet(set))
 }
 

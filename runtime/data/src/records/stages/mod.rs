@@ -16,6 +16,7 @@ mod mix_schedule;
 mod order;
 mod pack;
 mod pseudo;
+mod rewrite;
 mod rows;
 mod scan;
 
@@ -30,6 +31,7 @@ pub use mix::Mix;
 pub use order::{Bucket, Range, Repeat, Shuffle, Windows};
 pub use pack::{IGNORED, PackOptions, pack};
 pub use pseudo::{Pseudo, PseudoLabel};
+pub use rewrite::Rewritten;
 pub use rows::{Rows, digest, filter, part, sample, sort, unique, without};
 pub use scan::Scan;
 

@@ -63,6 +63,8 @@ struct Pair {
 }
 
 const EPOCHS: u64 = 3;
+/// Stages that `grow` chooses from.
+const CHOICES: u32 = 11;
 
 /// Appends a random stage to both.
 fn grow(p: Pair, choice: u32, number: u32, threads: usize) -> Pair {
@@ -70,7 +72,7 @@ fn grow(p: Pair, choice: u32, number: u32, threads: usize) -> Pair {
     let scan = scan(threads);
     let n = u64::from(number % 7);
     let each = |f: &dyn Fn(&Vec<Record>) -> Vec<Record>| naive.iter().map(f).collect::<Vec<_>>();
-    match choice % 10 {
+    match choice % CHOICES {
         0 => {
             let keep = move |r: &Record| !(id(r) as u64).is_multiple_of(n + 2);
             let f = Native("filter", move |r: Record| Value::Bool(keep(&r)));
@@ -147,6 +149,16 @@ fn grow(p: Pair, choice: u32, number: u32, threads: usize) -> Pair {
             });
             Pair { real: unique(real, &["id".to_string()], &scan).unwrap(), naive }
         }
+        10 if !real.varies() => {
+            let rewrites = |r: &Record| (0..id(r).rem_euclid(3)).map(|k| with_id(r.clone(), id(r) * 5 + k));
+            let replace = number.is_multiple_of(2);
+            let lists = naive[0].iter().map(|r| rewrites(r).collect()).collect();
+            let naive = each(&|e| {
+                let original = |r: &Record| (!replace || rewrites(r).next().is_none()).then(|| r.clone());
+                e.iter().flat_map(|r| original(r).into_iter().chain(rewrites(r))).collect()
+            });
+            Pair { real: Rewritten::of(real, lists, replace).unwrap(), naive }
+        }
         _ => Pair { real, naive },
     }
 }
@@ -176,7 +188,7 @@ fn random_pipelines_equal_lists() {
         for _ in 0..draw() % 6 {
             // A stage needs equal epochs unless it is behind a shuffle alone.
             let (choice, number) = (draw(), draw());
-            if choice % 10 < 2 && pair.real.varies() && pair.real.unshuffled().is_none() {
+            if choice % CHOICES < 2 && pair.real.varies() && pair.real.unshuffled().is_none() {
                 continue;
             }
             pair = grow(pair, choice, number, threads);
@@ -216,6 +228,32 @@ fn a_stage_behind_a_shuffle_applies_to_what_is_shuffled() {
     let taken: Arc<dyn Dataset> = Arc::new(Range::new(behind, 0, 5));
     let refused = commute("filter", &taken, |inner| filter(inner, &even, &scan(1))).err().unwrap().to_string();
     assert!(refused.contains("every epoch"), "{refused}");
+}
+
+#[test]
+fn a_rewrite_names_the_record_that_it_is_made_of() {
+    let text = |n: i64| vec![record(n + 100)];
+    let of = |lists: Vec<Vec<Record>>, replace| Rewritten::of(list(3), lists, replace);
+    let set = of(vec![text(0), vec![], [text(2), text(3)].concat()], false).unwrap();
+    assert_eq!(ids(&*set, 2), [0, 100, 1, 2, 102, 103, 0, 100, 1, 2, 102, 103]);
+    let origins: Vec<(u64, u32, bool)> = (6..12)
+        .map(|i| {
+            let origin = set.origins(i).unwrap().remove(0);
+            (origin.row, origin.sub, origin.rewritten)
+        })
+        .collect();
+    assert_eq!(origins, [(0, 0, false), (0, 1, true), (1, 0, false), (2, 0, false), (2, 1, true), (2, 2, true)]);
+    let prints = [
+        of(vec![text(0), vec![], vec![]], false),
+        of(vec![text(1), vec![], vec![]], false),
+        of(vec![vec![], text(0), vec![]], false),
+        of(vec![text(0), vec![], vec![]], true),
+    ]
+    .map(|set| set.unwrap().fingerprint());
+    assert!((0..4).all(|a| (0..a).all(|b| prints[a] != prints[b])), "{prints:?}");
+    assert!(of(vec![text(0)], false).err().unwrap().to_string().contains("1 lists of rewrites were given for 3"));
+    let shuffle: Arc<dyn Dataset> = Arc::new(Shuffle::new(list(3), 1));
+    assert!(Rewritten::of(shuffle, vec![vec![]; 3], false).err().unwrap().to_string().contains("every epoch"));
 }
 
 #[test]

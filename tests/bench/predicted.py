@@ -1,0 +1,91 @@
+"""Compares what `perilune check --for` predicts for one GPU and for a mesh of two with what runs take.
+
+    python3 tests/bench/predicted.py PERILUNE [CASE...]      PERILUNE is the program; a case of a mesh needs two GPUs
+
+Both time columns are of a step: the prediction with collectives beside kernels, and the median time between `step` events after the first
+third of a run. Memory is of the GPU that uses most of it: the prediction with 512 MiB for the driver, and what NVML reports at the last step.
+"""
+import json, re, statistics, subprocess, sys, tempfile, time
+
+GPT2, LLAMA, RESNET = "recipes/gpt2.lua", "recipes/llama.lua", "recipes/resnet50.lua"
+LARGE = ["--set", "size=1558M"]
+# recipe, steps, options; a mesh takes both GPUs
+CASES = {
+    "gpt2": (GPT2, 40, ["--set", "batch=32"]),
+    "gpt2_dp2": (GPT2, 40, ["--set", "batch=64", "--mesh", "dp=2"]),
+    "gpt2_dp2_zero1": (GPT2, 40, ["--set", "batch=64", "--mesh", "dp=2,zero=1"]),
+    "gpt2_tp2": (GPT2, 40, ["--set", "batch=32", "--mesh", "tp=2"]),
+    "gpt2_pp2": (GPT2, 18, ["--set", "batch=8", "--set", "accumulate=8", "--mesh", "pp=2"]),
+    "gpt2_1558m": (GPT2, 18, ["--set", "batch=8", *LARGE]),
+    "gpt2_1558m_zero3": (GPT2, 18, ["--set", "batch=16", *LARGE, "--mesh", "dp=2,zero=3"]),
+    "llama_1b": (LLAMA, 18, ["--set", "batch=4"]),
+    "llama_1b_tp2": (LLAMA, 18, ["--set", "batch=4", "--mesh", "tp=2"]),
+    "llama_1b_cp2": (LLAMA, 18, ["--set", "batch=4", "--mesh", "cp=2"]),
+    "resnet50": (RESNET, 40, []),
+    "resnet50_dp2": (RESNET, 40, ["--mesh", "dp=2"]),
+}
+
+
+def gpu():
+    """The name of a GPU as `--for` takes it, such as h200."""
+    name = subprocess.check_output(["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"], text=True)
+    return re.search(r"[A-Z]+\d+", name)[0].lower()
+
+
+def predicted(program, recipe, options, target):
+    """Milliseconds of a step and GiB of a GPU."""
+    command = [program, "check", recipe, "--precision", "bf16", "--for", target, *options]
+    text = subprocess.check_output(command, text=True)
+    times = re.search(r"predicted ([\d.]+) (us|ms|s) a step(?:.*?nothing overlaps, ([\d.]+) (us|ms|s) if)?", text)
+    number, unit = times.group(3, 4) if times.group(3) else times.group(1, 2)
+    memory = re.search(r"fit +([\d.]+) (MiB|GiB)", text)
+    return float(number) * {"us": 1e-3, "ms": 1, "s": 1e3}[unit], float(memory[1]) / {"MiB": 1024, "GiB": 1}[memory[2]]
+
+
+def used():
+    """GiB in use on the GPU that uses most."""
+    lines = subprocess.check_output(["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"], text=True)
+    return max(int(line) for line in lines.split()) / 1024
+
+
+def measured(program, recipe, steps, options):
+    """Milliseconds of a step and GiB of a GPU."""
+    before = used()
+    with tempfile.TemporaryDirectory() as folder:
+        device = "cuda:0,1" if "--mesh" in options else "cuda:0"
+        command = [program, "run", recipe, "--precision", "bf16", "--json", "--no-data-check", "--steps", str(steps + 1)]
+        process = subprocess.Popen(command + ["--device", device, "--run-dir", folder + "/run", *options], stdout=subprocess.PIPE, text=True)
+        times = []
+        for line in process.stdout:
+            event = json.loads(line)
+            if event["event"] == "error":
+                raise SystemExit(f"{recipe} {options}: {event['message']}")
+            if event["event"] == "step":
+                times.append(time.monotonic())
+            # The last step is followed by a checkpoint, which is no part of a step.
+            if len(times) == steps:
+                memory = used() - before
+                process.kill()
+                break
+        process.wait()
+    gaps = [b - a for a, b in zip(times, times[1:])][steps // 3 :]
+    return statistics.median(gaps) * 1e3, memory
+
+
+def main(program, names):
+    unknown = [name for name in names if name not in CASES]
+    if unknown:
+        raise SystemExit(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
+    target = gpu()
+    print(f"{'case':18} {'predicted':>10} {'measured':>10} {'ratio':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}")
+    for name in names or CASES:
+        recipe, steps, options = CASES[name]
+        (a, m), (b, n) = predicted(program, recipe, options, target), measured(program, recipe, steps, options)
+        print(f"{name:18} {a:7.2f} ms {b:7.2f} ms {a / b:6.3f} {m:6.2f} GiB {n:6.2f} GiB {m / n:6.3f}", flush=True)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        main(sys.argv[1], sys.argv[2:])
+    else:
+        raise SystemExit(__doc__)
