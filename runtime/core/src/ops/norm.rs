@@ -566,8 +566,9 @@ impl Batch {
             let mean = self.mean(g, w)?;
             return Ok((mean, mean));
         }
+        // From the last axis to the samples: devices that have some of these send each other what is left, not all of x.
         let mut near = x;
-        for &axis in &self.others {
+        for &axis in self.others.iter().rev() {
             let middle = shape.dims()[axis] / 2;
             near = g.slice(near, axis, middle, middle + 1, 1)?;
         }

@@ -150,11 +150,12 @@ fn grow(p: Pair, choice: u32, number: u32, threads: usize) -> Pair {
             Pair { real: unique(real, &["id".to_string()], &scan).unwrap(), naive }
         }
         10 if !real.varies() => {
-            let rewrites = |r: &Record| (0..id(r).rem_euclid(3)).map(|k| with_id(r.clone(), id(r) * 5 + k));
+            let rewrites =
+                |r: &Record| (0..id(r).rem_euclid(3)).map(|k| with_id(r.clone(), id(r) * 5 + k)).collect::<Vec<_>>();
             let replace = number.is_multiple_of(2);
-            let lists = naive[0].iter().map(|r| rewrites(r).collect()).collect();
+            let lists = naive[0].iter().map(rewrites).collect();
             let naive = each(&|e| {
-                let original = |r: &Record| (!replace || rewrites(r).next().is_none()).then(|| r.clone());
+                let original = |r: &Record| (!replace || rewrites(r).is_empty()).then(|| r.clone());
                 e.iter().flat_map(|r| original(r).into_iter().chain(rewrites(r))).collect()
             });
             Pair { real: Rewritten::of(real, lists, replace).unwrap(), naive }
