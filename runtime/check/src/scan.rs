@@ -50,6 +50,8 @@ pub struct Options {
     pub similarity: f64,
     /// Records of a split that are checked.
     pub rows: u64,
+    /// Tokens of a corpus that are read.
+    pub tokens: u64,
     /// The time after which no further records are read.
     pub seconds: Option<Duration>,
     pub interrupt: Interrupt,
@@ -64,6 +66,7 @@ impl Options {
             classes: None,
             similarity: 0.8,
             rows: MOST_ROWS,
+            tokens: u64::MAX,
             seconds: None,
             interrupt,
         }
@@ -71,7 +74,7 @@ impl Options {
 
     /// Checks a sample of the records before a run. Without a time limit its findings are the same each time.
     pub fn quick(interrupt: Interrupt, seconds: Option<Duration>) -> Options {
-        Options { rows: 5_000, seconds, ..Options::full(interrupt) }
+        Options { rows: 5_000, tokens: 64 << 20, seconds, ..Options::full(interrupt) }
     }
 }
 
@@ -179,9 +182,14 @@ fn ordered(split: &Split) -> Arc<dyn Dataset> {
     split.records.unshuffled().map_or_else(|| split.records.clone(), |(inner, _)| inner)
 }
 
+/// Whether an error is no property of a record.
+pub(crate) fn is_fatal(e: &Error) -> bool {
+    matches!(e, Error::Interrupted | Error::Io { .. } | Error::Denied(_))
+}
+
 /// Returns errors that are no property of a record.
 fn fatal(e: Error) -> Option<Error> {
-    matches!(e, Error::Interrupted | Error::Io { .. } | Error::Denied(_)).then_some(e)
+    is_fatal(&e).then_some(e)
 }
 
 type Part = (Profile, Vec<Keys>);
