@@ -20,6 +20,7 @@ pub mod normal;
 pub mod open;
 mod overlap;
 mod profile;
+pub mod remote;
 mod report;
 mod roles;
 pub mod scan;

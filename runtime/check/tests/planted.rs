@@ -53,7 +53,7 @@ fn clean(seed: u64, n: usize) -> Vec<Record> {
 
 fn split(name: &str, records: Vec<Record>) -> Split {
     let records: Arc<dyn Dataset> = Arc::new(List::new(name, records));
-    Split { name: name.into(), evaluation: name != "train", records, encoded: None, vocabulary: None }
+    Split::new(name, records)
 }
 
 fn run(train: Vec<Record>, valid: Vec<Record>) -> Report {
