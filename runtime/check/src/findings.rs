@@ -8,7 +8,6 @@ use crate::report::{Example, Finding, Plot, Report, Severity, SplitReport};
 use crate::roles::{Role, Roles};
 use crate::scan::{Options, Scanned, Split};
 use crate::tokens::TokenFaults;
-use perilune_data::records::Value;
 
 /// Examples of a finding.
 const EXAMPLES: usize = 5;
