@@ -8,7 +8,7 @@ use crate::scan::Options;
 use crate::token_leaks::{Leaks, Plan};
 use crate::token_repeats::Repeats;
 use crate::token_runs::run_length;
-use crate::token_sweep::{Block, Facts, Sweep, least_same, most_read};
+use crate::token_sweep::{Block, Buffers, Facts, Sweep, least_same, most_read};
 use perilune_data::error::quote;
 use perilune_data::text::Vocabulary;
 use perilune_data::tokens::Tokens;
@@ -140,7 +140,7 @@ fn all(corpora: &[Corpus], options: &Options) -> Result<Report> {
     for (at, corpus) in evaluations() {
         let unit = corpus.stretch(length);
         let limit = options.seconds.map(|s| started + s / 2);
-        let sweep = Sweep { corpus, options, limit, unit, margin: 0 };
+        let sweep = Sweep { corpus, options, limit, unit, margin: 0, buffers: Buffers::default() };
         let compare = trains().next().is_some();
         let each = |block: &Block| -> Vec<(u64, Vec<u64>)> {
             let mut out = Vec::new();
@@ -165,7 +165,7 @@ fn all(corpora: &[Corpus], options: &Options) -> Result<Report> {
         let mut own = Repeats::new(length, most_read(corpus, options));
         let (long, margin) = (own.runs, own.runs.length as u64 - 1);
         let limit = options.seconds.map(|s| started + s);
-        let sweep = Sweep { corpus, options, limit, unit: 1, margin };
+        let sweep = Sweep { corpus, options, limit, unit: 1, margin, buffers: Buffers::default() };
         let each = |block: &Block| {
             if !leaks.is_empty() {
                 let ids = block.ids.get(..block.own + length - 1).unwrap_or(&block.ids);

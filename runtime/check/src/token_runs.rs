@@ -34,25 +34,24 @@ pub struct Runs {
 impl Runs {
     pub fn new(length: usize, rate: u64) -> Runs {
         let (length, rate) = (length.max(1), rate.max(1));
-        let oldest = BASE.wrapping_pow(u32::try_from(length).unwrap_or(u32::MAX));
+        let oldest = BASE.wrapping_pow(u32::try_from(length - 1).unwrap_or(u32::MAX));
         Runs { length, rate, limit: u64::MAX / rate, oldest }
     }
 
     /// Calls `f` with the place and the hash of each run that is kept, by rising places.
+    #[inline]
     pub fn each(&self, ids: &[u32], mut f: impl FnMut(usize, u64)) {
-        let Some(first) = ids.get(..self.length) else { return };
-        let mut sum = first.iter().fold(0u64, |sum, id| sum.wrapping_mul(BASE).wrapping_add(u64::from(*id) + 1));
-        let mut keep = |at: usize, sum: u64| {
+        let code = |id: &u32| u64::from(*id) + 1;
+        let before = ids.get(..self.length - 1).unwrap_or_default();
+        let mut sum = before.iter().fold(0u64, |sum, id| sum.wrapping_mul(BASE).wrapping_add(code(id)));
+        let news = ids.iter().skip(self.length - 1);
+        for (at, (new, old)) in news.zip(ids).enumerate() {
+            sum = sum.wrapping_mul(BASE).wrapping_add(code(new));
             let hash = mix(sum);
             if hash <= self.limit && ids.get(at..at + self.length).is_some_and(|run| !is_periodic(run)) {
                 f(at, hash);
             }
-        };
-        keep(0, sum);
-        for (at, (new, old)) in ids.iter().skip(self.length).zip(ids).enumerate() {
-            let old = (u64::from(*old) + 1).wrapping_mul(self.oldest);
-            sum = sum.wrapping_mul(BASE).wrapping_add(u64::from(*new) + 1).wrapping_sub(old);
-            keep(at + 1, sum);
+            sum = sum.wrapping_sub(code(old).wrapping_mul(self.oldest));
         }
     }
 }

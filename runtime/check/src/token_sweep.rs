@@ -6,6 +6,7 @@ use crate::scan::{Options, is_fatal, spread};
 use perilune_data::{Error, Result};
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Mutex;
 use std::time::Instant;
 
 /// Tokens of a block: 1 MiB of ids.
@@ -75,6 +76,25 @@ pub struct Sweep<'a> {
     pub unit: u64,
     /// Tokens behind a block that are read with it.
     pub margin: u64,
+    pub buffers: Buffers,
+}
+
+/// Buffers of blocks that were read, for the next ones.
+#[derive(Default)]
+pub struct Buffers(Mutex<Vec<(Vec<u8>, Vec<u32>)>>);
+
+impl Buffers {
+    fn take(&self) -> (Vec<u8>, Vec<u32>) {
+        self.0.lock().ok().and_then(|mut all| all.pop()).unwrap_or_default()
+    }
+
+    fn give(&self, mut buffers: (Vec<u8>, Vec<u32>)) {
+        buffers.0.clear();
+        buffers.1.clear();
+        if let Ok(mut all) = self.0.lock() {
+            all.push(buffers);
+        }
+    }
 }
 
 /// The least length of a stretch of one id that is a fault.
@@ -123,14 +143,13 @@ impl Sweep<'_> {
         if self.options.interrupt.is_requested() {
             return Err(Error::Interrupted);
         }
-        let mut bytes = Vec::new();
+        let (mut bytes, mut ids) = self.buffers.take();
         let behind = self.corpus.part.end.min(range.end + self.margin);
         let own = (range.end - range.start) as usize;
         if let Err(e) = self.corpus.tokens.read(range.start..behind, &mut bytes) {
             return if is_fatal(&e) { Err(e) } else { Ok(Read::Failed(range.start, e.to_string())) };
         }
-        let ids: Vec<u32> = bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
-        drop(bytes);
+        ids.extend(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
         let block = Block { start: range.start, ids, own };
         let owned = block.ids.get(..own).unwrap_or_default();
         let ids = owned.iter().fold((u32::MAX, 0), |(low, high), id| (low.min(*id), high.max(*id)));
@@ -143,7 +162,9 @@ impl Sweep<'_> {
             }
             at += run.len();
         }
-        Ok(Read::Done(Found { start: range.start, read: own as u64, ids, outside, same, made: each(&block) }))
+        let made = each(&block);
+        self.buffers.give((bytes, block.ids));
+        Ok(Read::Done(Found { start: range.start, read: own as u64, ids, outside, same, made }))
     }
 
     /// Finds the tokens of a block that are no ids of the vocabulary.
