@@ -44,20 +44,22 @@ impl Runs {
         let code = |id: &u32| u64::from(*id) + 1;
         let before = ids.get(..self.length - 1).unwrap_or_default();
         let mut sum = before.iter().fold(0u64, |sum, id| sum.wrapping_mul(BASE).wrapping_add(code(id)));
-        let news = ids.iter().skip(self.length - 1);
-        for (at, (new, old)) in news.zip(ids).enumerate() {
+        // Iterators over two slices are not inlined across codegen units.
+        let mut at = 0;
+        while let (Some(new), Some(old)) = (ids.get(at + self.length - 1), ids.get(at)) {
             sum = sum.wrapping_mul(BASE).wrapping_add(code(new));
             let hash = mix(sum);
             if hash <= self.limit && ids.get(at..at + self.length).is_some_and(|run| !is_periodic(run)) {
                 f(at, hash);
             }
             sum = sum.wrapping_sub(code(old).wrapping_mul(self.oldest));
+            at += 1;
         }
     }
 }
 
 fn is_periodic(run: &[u32]) -> bool {
-    (1..=PERIODS.min(run.len() / 2)).any(|period| run.iter().skip(period).eq(run.iter().take(run.len() - period)))
+    (1..=PERIODS.min(run.len() / 2)).any(|period| run.get(period..) == run.get(..run.len() - period))
 }
 
 #[cfg(test)]

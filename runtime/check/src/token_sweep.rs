@@ -149,10 +149,16 @@ impl Sweep<'_> {
         if let Err(e) = self.corpus.tokens.read(range.start..behind, &mut bytes) {
             return if is_fatal(&e) { Err(e) } else { Ok(Read::Failed(range.start, e.to_string())) };
         }
-        ids.extend(bytes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])));
+        ids.reserve(bytes.len() / 4);
+        for b in bytes.chunks_exact(4) {
+            ids.push(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        }
         let block = Block { start: range.start, ids, own };
         let owned = block.ids.get(..own).unwrap_or_default();
-        let ids = owned.iter().fold((u32::MAX, 0), |(low, high), id| (low.min(*id), high.max(*id)));
+        let mut ids = (u32::MAX, 0);
+        for id in owned {
+            ids = (ids.0.min(*id), ids.1.max(*id));
+        }
         let outside = self.outside(&range, owned, ids.1);
         let (mut same, mut at, least) = (Vec::new(), 0usize, least_same(self.corpus));
         for run in owned.chunk_by(|a, b| a == b) {

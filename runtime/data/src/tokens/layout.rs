@@ -51,12 +51,8 @@ impl Width {
         match self {
             Width::U8 => to.extend(ids.iter().flat_map(|b| [*b, 0, 0, 0])),
             Width::U16 => {
-                let from = to.len();
-                to.resize(from + 2 * ids.len(), 0);
-                to[from..]
-                    .chunks_exact_mut(4)
-                    .zip(ids.chunks_exact(2))
-                    .for_each(|(wide, id)| wide[..2].copy_from_slice(id));
+                to.reserve(2 * ids.len());
+                ids.chunks_exact(2).for_each(|b| to.extend_from_slice(&[b[0], b[1], 0, 0]));
             }
             // The sign bit of an i32 is the bit that an u32 must not have.
             Width::U32 | Width::I32 => {
