@@ -59,7 +59,8 @@ impl Runs {
 }
 
 fn is_periodic(run: &[u32]) -> bool {
-    (1..=PERIODS.min(run.len() / 2)).any(|period| run.get(period..) == run.get(..run.len() - period))
+    let repeats = |period: usize| run.get(period) == run.first() && run.get(period..) == run.get(..run.len() - period);
+    (1..=PERIODS.min(run.len() / 2)).any(repeats)
 }
 
 #[cfg(test)]
