@@ -42,17 +42,17 @@ end
 local function on_one_device() return not native.mesh() end
 
 ---Describes a part of a corpus.
----@param corpus perilune.Corpus
+---@param text perilune.Corpus
 ---@param low integer
 ---@param high integer
 ---@param vocabulary integer?
 ---@param vocab any?
 ---@return perilune.CheckedCorpus
-local function corpus(corpus, low, high, vocabulary, vocab)
-  local out = { tokens = corpus.native, low = low, high = high, vocabulary = vocabulary or vocab and vocab:size(), vocab = vocab }
-  if not corpus.native then
+local function corpus(text, low, high, vocabulary, vocab)
+  local out = { tokens = text.native, low = low, high = high, vocabulary = vocabulary or vocab and vocab:size(), vocab = vocab }
+  if not text.native then
     out.piece, out.device = math.min(PIECE, high - low), on_one_device
-    local reader = corpus.reader(low, high, out.piece)
+    local reader = text.reader(low, high, out.piece)
     function out.copy(first)
       return evaluated(function() return { reader.batch({ first }, first) } end)[1] --[[@as perilune.Tensor]]
     end

@@ -100,7 +100,7 @@ impl CheckedData {
             let limits = left();
             let of = |(name, rows): &(String, CheckedRows)| {
                 let numbers = rows.index.clone().map(Arc::from);
-                (name.clone(), numbers, (COPIED / (8 * rows.numbers).max(1)).clamp(1, ROWS))
+                (name.clone(), numbers, rows_of_copy(rows))
             };
             let about: Vec<(String, Option<Arc<[u64]>>, u64)> = self.rows.iter().map(of).collect();
             report.append(serve(&Rows { sets: &self.rows, interrupt: &options.interrupt }, &sets, move |datasets| {
@@ -135,14 +135,19 @@ impl Holder for Rows<'_> {
             |row: &u64| set.index.as_ref().map_or(*row, |index| index.get(*row as usize).copied().unwrap_or(0));
         let mut list: Vec<u64> = rows.iter().map(of_view).collect();
         // Copies of one size have one plan.
-        let size = (COPIED / (8 * set.numbers).max(1)).clamp(1, ROWS) as usize;
+        let size = rows_of_copy(set) as usize;
         let last = list.last().copied().unwrap_or(0);
         list.resize(list.len().max(size), last);
+        let failed = |text: String| Error::io(Path::new(split), "read", std::io::Error::other(text));
         let tensors = set.read(&list).map_err(|e| match e {
             Failed::Recipe(e) if e.cause == Cause::Interrupted => Error::Interrupted,
-            Failed::Recipe(e) => Error::io(Path::new(split), "read", std::io::Error::other(e.to_string())),
-            Failed::Usage(text) => Error::io(Path::new(split), "read", std::io::Error::other(text)),
+            Failed::Recipe(e) => failed(e.to_string()),
+            Failed::Usage(text) => failed(text),
         })?;
+        let is_whole = |t: &HostTensor| t.shape.dims().first().is_some_and(|rows| *rows == list.len());
+        if tensors.len() != set.names.len() || !tensors.iter().all(is_whole) {
+            return Err(failed(format!("its loader gives other tensors than {} rows of each", list.len())));
+        }
         let names: Vec<Arc<str>> = set.names.iter().map(|name| name.as_str().into()).collect();
         let record = |row: usize| {
             let fields = names.iter().cloned().zip(tensors.iter().map(|t| value(t, row)));
@@ -150,6 +155,11 @@ impl Holder for Rows<'_> {
         };
         Ok((0..rows.len()).map(record).collect())
     }
+}
+
+/// The rows that are copied at once.
+fn rows_of_copy(set: &CheckedRows) -> u64 {
+    (COPIED / set.numbers.saturating_mul(8).max(1)).clamp(1, ROWS)
 }
 
 /// Returns row `k` of a tensor: a number, or an array of its numbers.
