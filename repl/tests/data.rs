@@ -204,5 +204,126 @@ fn a_folder_of_images_is_decoded() {
     );
     p.file("points.lua", support::TINY);
     let r = p.run(&["data", "check", "points.lua"]);
-    assert!(r.status == Some(2) && r.err.contains("no loader of this recipe has records"), "{} {}", r.out, r.err);
+    assert!(r.status == Some(0) && r.out.contains("train: 48 rows"), "{} {}", r.out, r.err);
+}
+
+const WINDOWS: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "windows", params = { tokens = "all.bin", device = false, steps = 1, seed = 1 } }
+function recipe.data(p)
+  local all = pl.data.token_files(p.tokens)
+  if p.device then all = pl.data.sequence(all:ids(0, all:size())) end
+  return { train = all:split("train", 0.9):windows { length = 64, batch = 4, seed = 1 }, valid = all:split("valid", 0.1):windows { length = 64, batch = 4 } }
+end
+function recipe.model() return pl.nn.Sequential { pl.nn.Linear(64, 1) } end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 1e-9 }) end
+function recipe.loss(model, batch) return model(batch.x:to "f32"):mean() end
+return recipe
+"#;
+
+#[test]
+fn token_files_are_checked_by_command_and_before_a_run() {
+    let p = place();
+    let mut state = 1u64;
+    let mut ids: Vec<u16> = (0..100_000)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((state >> 33) % 20_000) as u16
+        })
+        .collect();
+    let bytes = |ids: &[u16]| ids.iter().flat_map(|id| id.to_le_bytes()).collect::<Vec<u8>>();
+    p.file("all.bin", bytes(&ids));
+    p.file("windows.lua", WINDOWS);
+    for device in ["device=false", "device=true"] {
+        let r = p.run(&["data", "check", "windows.lua", "--set", device]);
+        assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+        assert!(r.out.contains("train: 90000 tokens") && r.out.contains("valid: 10000 tokens"), "{}", r.out);
+    }
+    let r = p.run(&["run", "windows.lua", "--run-dir", "a", "--strict"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+
+    // A window of the evaluation part goes to the training part, which has a hole too.
+    ids.copy_within(90_640..90_704, 5_000);
+    ids[20_000..25_000].fill(0);
+    p.file("all.bin", bytes(&ids));
+    for (device, place) in [("device=false", "all.bin: token 90640"), ("device=true", "valid: token 90640")] {
+        let r = p.run(&["data", "check", "windows.lua", "--set", device, "--html", "out.html"]);
+        assert_eq!((r.status, r.err.as_str()), (Some(1), ""), "{}", r.out);
+        assert!(r.out.contains("error [leakage] valid: stand in the training part: 1 of 156 windows"), "{}", r.out);
+        assert!(r.out.contains(place) && r.out.contains("token 5000:"), "{}", r.out);
+        assert!(r.out.contains("warning [constant-windows] train:") && r.out.contains("has 5000"), "{}", r.out);
+        assert!(p.read("out.html").contains("constant-windows"));
+    }
+    let r = p.run(&["run", "windows.lua", "--run-dir", "b"]);
+    assert!(r.status == Some(0) && r.err.lines().count() == 1, "{}", r.err);
+    assert!(
+        r.err.contains("warning: data check: valid: stand in the training part") && r.err.contains("1 other"),
+        "{}",
+        r.err
+    );
+    let r = p.run(&["run", "windows.lua", "--run-dir", "c", "--strict"]);
+    assert!(r.status == Some(4) && !p.path("c/run.json").exists(), "{:?} {}", r.status, r.err);
+
+    // The manifest of an encoder knows the vocabulary.
+    let shard = serde_json::json!({ "file": "all.bin", "tokens": ids.len(), "documents": 1, "blake3": "" });
+    let manifest = serde_json::json!({ "schema": "perilune.tokens/1", "dtype": "u16", "vocabulary": 19_000, "tokenizer": "",
+                                       "template": null, "eot": null, "shards": [shard] });
+    p.file("manifest.json", manifest.to_string());
+    let r = p.run(&["data", "check", "windows.lua", "--set", "tokens=manifest.json", "--json"]);
+    let report = r.events().pop().unwrap();
+    let range = report["findings"].as_array().unwrap().iter().find(|f| f["rule"] == "token-range").unwrap().clone();
+    let outside = ids.iter().take(90_000).filter(|id| **id >= 19_000).count();
+    assert_eq!((range["count"].as_u64(), range["split"].as_str()), (Some(outside as u64), Some("train")), "{range}");
+    assert_eq!(report["splits"][0]["unit"], "tokens");
+}
+
+const ROWS: &str = r#"
+local pl = require "perilune"
+local recipe = pl.recipe { name = "rows", params = { fault = "none", steps = 1, seed = 1 } }
+function recipe.data(p)
+  local a, b, y = pl.randn { 200, 4, 4 }, pl.randn { 52, 4, 4 }, pl.arange(200) % 4
+  if p.fault == "leak" then b = pl.cat({ b:narrow(0, 0, 50), a:narrow(0, 3, 2) }, 0) end
+  if p.fault == "nan" then a = pl.where(pl.arange(200):view(200, 1, 1):eq(17), 0 / 0, a) end
+  if p.fault == "label" then y = pl.where(pl.arange(200):eq(5), 99, y) end
+  if p.fault == "twice" then a = pl.cat({ a:narrow(0, 0, 190), a:narrow(0, 0, 10) }, 0) end
+  local train, valid = pl.data.tensors { x = a, y = y }, pl.data.tensors { x = b, y = pl.arange(52) % 4 }
+  local scaled = train:shuffle(1):map(function(batch) return { x = batch.x * 0, y = batch.y } end)
+  return { train = scaled:batch(4), valid = valid:batch(4) }
+end
+function recipe.model() return pl.nn.Sequential { pl.nn.Linear(16, 1) } end
+function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 1e-9 }) end
+function recipe.loss(model, batch) return model(batch.x:flatten(1)):mean() end
+return recipe
+"#;
+
+#[test]
+fn rows_of_tensors_are_checked_by_command_and_before_a_run() {
+    let p = place();
+    p.file("rows.lua", ROWS);
+    let r = p.run(&["data", "check", "rows.lua"]);
+    assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);
+    assert!(r.out.contains("train: 200 rows") && r.out.contains("guessed as labels: y"), "{}", r.out);
+    for (fault, message, place) in [
+        ("leak", "error [leakage] valid: are training rows too: 2 of 52 rows", "valid row 50 and train row 3"),
+        ("nan", "error [not-finite] train: field 'x' has NaN or infinity: 1 of 200 rows", "train row 17"),
+        ("label", "error [label-range] train: field 'y' is outside", "train row 5: 99"),
+        (
+            "twice",
+            "warning [exact-duplicates] train: repeat an earlier row: 10 of 200 rows",
+            "train row 190 and train row 0",
+        ),
+    ] {
+        let set = format!("fault={fault}");
+        let r = p.run(&["data", "check", "rows.lua", "--set", &set]);
+        assert_eq!((r.status, r.err.as_str()), (Some(1), ""), "{fault}: {}", r.out);
+        assert!(r.out.contains(message) && r.out.contains(place), "{fault}: {}", r.out);
+        let r = p.run(&["run", "rows.lua", "--set", &set, "--run-dir", fault, "--strict"]);
+        assert!(r.status == Some(4) && !p.path(fault).join("run.json").exists(), "{fault}: {:?} {}", r.status, r.err);
+    }
+    // The check changes no random number of a run.
+    let weights = |r: &support::Ran| r.events().pop().unwrap()["weights"].clone();
+    let checked = p.run(&["run", "rows.lua", "--json", "--run-dir", "a", "--strict"]);
+    let unchecked = p.run(&["run", "rows.lua", "--json", "--run-dir", "b", "--no-data-check"]);
+    assert_eq!((checked.status, checked.err.as_str()), (Some(0), ""), "{}", checked.out);
+    assert!(weights(&checked).is_string() && weights(&checked) == weights(&unchecked));
 }

@@ -8,6 +8,7 @@ local native = require "perilune.data.native"
 
 ---@class perilune.Corpus
 ---@field size integer number of tokens
+---@field native perilune.NativeTokens? ids that the host holds; none on the device
 ---@field ids fun(first: integer, count: integer): perilune.Tensor (count), i32 or i64
 ---@field reader fun(low: integer, high: integer, span: integer): perilune.CorpusReader reads windows of `span` tokens of the part [low, high)
 
@@ -26,7 +27,7 @@ local function host(tokens)
       prefetch = function(starts, first) inner:prefetch(starts, first) end,
     }
   end
-  return { size = tokens:size(), ids = function(first, count) return tokens:ids(first, count) end, reader = reader }
+  return { size = tokens:size(), native = tokens, ids = function(first, count) return tokens:ids(first, count) end, reader = reader }
 end
 
 ---Makes a corpus of a tensor of ids (N), i32 or i64.

@@ -34,6 +34,8 @@ local tree = require "perilune.tree"
 ---@field context integer? positions in the sequence of a sample: dim 1 of tensors of that size
 ---@field checked perilune.CheckedRecords? of records: what checks of data read
 ---@field images perilune.NativeImages? of images: what checks of data decode
+---@field corpus perilune.CheckedCorpus? of windows of a text: what checks of data read
+---@field rows perilune.CheckedRows? of tensors in memory: what checks of data read
 ---@field place integer source location of the recipe line that made it
 ---@field classes (string[]|table<string, string[]>)? of images: class id i is classes[i + 1]; by column where there are several labels
 local Loader = {}
@@ -44,7 +46,7 @@ local meta = { __index = Loader }
 
 ---Makes a loader from its fields.
 ---@param op string the function of the recipe, for errors
----@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: (string[]|table<string, string[]>)?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, pseudo: perilune.PseudoLabels?, packed: boolean?}
+---@param fields {n: integer, size: integer, shuffled: boolean, drop_last: boolean, make: function, prefetch: function?, ids: function?, what: string?, tokens: integer?, context: integer?, classes: (string[]|table<string, string[]>)?, checked: perilune.CheckedRecords?, images: perilune.NativeImages?, corpus: perilune.CheckedCorpus?, rows: perilune.CheckedRows?, records: perilune.NativeRecords?, live: perilune.LiveMixture?, pseudo: perilune.PseudoLabels?, packed: boolean?}
 ---@return perilune.Loader
 local function new(op, fields)
   check.whole(op, "the batch size", fields.size)

@@ -10,6 +10,7 @@ local tree = require "perilune.tree"
 local native = require "perilune.data.native"
 local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
+local checked = require "perilune.data.checked"
 
 ---@class perilune.Source
 ---@field what string unit of its row numbers, such as "rows"
@@ -187,7 +188,7 @@ function Set:batch(size, opts)
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(rows(first, count), first) end
   return loader.new("set:batch", { n = self.n, size = size, shuffled = self.seed ~= nil, drop_last = o.drop_last,
                                     make = make, prefetch = prefetch, ids = rows, what = self.source.what, classes = self.classes,
-                                    context = o.context, images = self.source.files })
+                                    context = o.context, images = self.source.files, rows = checked.rows(self, reader) })
 end
 
 ---Names the classes of a set: class id i is classes[i + 1].

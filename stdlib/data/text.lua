@@ -12,10 +12,12 @@ local address = require "perilune.data.address"
 local corpora = require "perilune.data.corpus"
 local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
+local checked = require "perilune.data.checked"
 
 ---@class perilune.Text
 ---@field vocab any? of data.text, with :size(), :encode(text), :decode(ids)
 ---@field corpus perilune.Corpus
+---@field vocabulary integer? ids are below it, where a recipe states that
 ---@field low integer first token of this split
 ---@field high integer end of this split, exclusive
 ---@field parts perilune.Parts splits taken from it
@@ -122,6 +124,7 @@ local function language(opts)
   else
     all = token_files(o.tokens)
   end
+  all.vocabulary = check.whole(op, "vocab", o.vocab)
   return {
     train = all:split("train", 0.95):windows { length = o.context, batch = o.batch, seed = o.seed },
     valid = all:split("valid", 0.05):windows { length = o.context, batch = o.batch },
@@ -140,7 +143,7 @@ end
 ---@return perilune.Text
 function Text:split(name, fraction)
   local low, high = splits.take("text:split", self.parts, name, fraction)
-  return setmetatable({ vocab = self.vocab, corpus = self.corpus, low = self.low + low, high = self.low + high, parts = splits.new(high - low) }, meta) --[[@as perilune.Text]]
+  return setmetatable({ vocab = self.vocab, corpus = self.corpus, vocabulary = self.vocabulary, low = self.low + low, high = self.low + high, parts = splits.new(high - low) }, meta) --[[@as perilune.Text]]
 end
 
 ---Reads token ids: `count` of them from token `first` of this text on.
@@ -189,7 +192,8 @@ function Text:windows(opts)
   end
   local prefetch = reader.prefetch and function(first, count) reader.prefetch(starts(first, count), first) end
   return loader.new(op, { n = windows, size = o.batch, shuffled = o.seed ~= nil, drop_last = false, make = make, prefetch = prefetch, ids = places,
-                            what = "windows from token", tokens = T, context = T })
+                            what = "windows from token", tokens = T, context = T,
+                            corpus = checked.corpus(self.corpus, self.low, self.high, self.vocabulary, self.vocab) })
 end
 
 return { text = text, sequence = sequence, tokens = tokens, token_files = token_files, language = language }

@@ -9,7 +9,7 @@ use perilune_core::Interrupt;
 use perilune_data::images::ImageFiles;
 use perilune_lua::{Loaded, RuntimeOptions};
 use perilune_policy::{Directory, Entry, Opened, Opener, open_named};
-use perilune_train::{Source, data_splits};
+use perilune_train::{MOST_IDS, Source, checked_data};
 use serde_json::json;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -147,7 +147,7 @@ fn of_files(args: &CheckArgs) -> Result<Report, Failure> {
     let mut splits = Vec::new();
     let mut add = |name: String, evaluation: bool, paths: &[PathBuf]| -> Result<(), Failure> {
         let records = open::files(Arc::new(Named), paths, &interrupt).map_err(failed)?;
-        splits.push(Split { name, evaluation, records, encoded: None, vocabulary: None });
+        splits.push(Split { evaluation, ..Split::new(name, records) });
         Ok(())
     };
     if !train.is_empty() {
@@ -189,29 +189,32 @@ fn of_recipe(args: &CheckArgs, recipe: &Path, console: &ConsoleOut) -> Result<Re
         )));
     };
     let run = loaded.start(None, args.device.precision.as_deref(), args.device.memory_budget)?;
-    let (splits, mut others) = data_splits(&run);
+    let data = checked_data(&run, MOST_IDS)?;
     let interrupt = &runtime.host().interrupt;
     let mut pictures = Vec::new();
-    for name in &others {
-        if let Some(folder) = run.images(name) {
-            pictures.push((name.clone(), images::check(name, &folder, args.all, interrupt).map_err(failed)?));
+    let mut others = Vec::new();
+    for (name, reason) in &data.others {
+        match run.images(name) {
+            Some(folder) => pictures.push(images::check(name, &folder, args.all, interrupt).map_err(failed)?),
+            None => others.push(match reason {
+                Some(reason) => format!("{name} ({reason})"),
+                None => format!("{name} (its loader has batches of its own)"),
+            }),
         }
     }
-    others.retain(|name| !pictures.iter().any(|p| p.0 == *name));
-    if splits.is_empty() && pictures.is_empty() {
-        let message =
-            "no loader of this recipe has records (data.jsonl, data.lines, data.list) or images: nothing was checked";
+    if data.is_empty() && pictures.is_empty() {
+        let reasons = if others.is_empty() { String::new() } else { format!(": {}", others.join(", ")) };
+        let message = format!(
+            "no loader of this recipe has records, texts, tensors or images that can be checked: nothing was checked{reasons}"
+        );
         console.event(&json!({ "event": "data_check", "splits": [], "findings": [], "remarks": [message] }));
-        return Err(Failure::Usage(message.into()));
+        return Err(Failure::Usage(message));
     }
-    let mut report = check(&splits, &options(args, interrupt.clone())).map_err(failed)?;
-    for (_, found) in pictures {
-        report.splits.extend(found.splits);
-        report.findings.extend(found.findings);
-        report.remarks.extend(found.remarks);
-    }
+    let mut report = data.check(&options(args, interrupt.clone())).map_err(failed)?;
+    pictures.into_iter().for_each(|found| report.append(found));
     if !others.is_empty() {
-        report.remarks.push(format!("not checked, as these loaders have no records or images: {}", others.join(", ")));
+        report.remarks.push(format!("not checked: {}", others.join(", ")));
     }
+    report.findings.sort_by_key(|f| std::cmp::Reverse(f.severity));
     Ok(report)
 }

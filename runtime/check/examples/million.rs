@@ -45,7 +45,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let records = open::files(Arc::new(Named), &[PathBuf::from(&path)], &Interrupt::default())?;
     println!("opened {count} records in {:.1} s", begun.elapsed().as_secs_f64());
     let begun = Instant::now();
-    let split = Split { name: "train".into(), evaluation: false, records, encoded: None, vocabulary: None };
+    let split = Split::new("train", records);
     let report = check(&[split], &Options::full(Interrupt::default()))?;
     println!("checked in {:.1} s", begun.elapsed().as_secs_f64());
     println!("{}", report.text());

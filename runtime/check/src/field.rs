@@ -1,6 +1,7 @@
 //! Collects what is known of a field: types, encodings, numbers, lengths and categories.
 
 use crate::roles::Role;
+use perilune_core::{DType, HostTensor};
 use perilune_data::records::Value;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -287,6 +288,14 @@ fn length(value: &Value) -> Option<u64> {
     }
 }
 
+/// Whether an array has neither NaN nor infinity: numbers whose exponent has all bits set.
+fn is_finite(array: &HostTensor) -> bool {
+    match array.dtype {
+        DType::F32 => !array.bytes.chunks_exact(4).any(|b| b[3] & 0x7f == 0x7f && b[2] & 0x80 != 0),
+        dtype => !dtype.is_float() || (0..array.numel()).all(|i| array.get_f64(i).is_finite()),
+    }
+}
+
 /// What a value contains, at any depth.
 #[derive(Default)]
 struct Seen {
@@ -313,9 +322,7 @@ impl Seen {
             Value::Text(t) => self.text(t),
             Value::List(list) => list.iter().for_each(|v| self.look(v)),
             Value::Map(map) => map.fields.iter().for_each(|(_, v)| self.look(v)),
-            Value::Array(array) if array.dtype.is_float() => {
-                (0..array.numel()).for_each(|i| self.number(array.get_f64(i)))
-            }
+            Value::Array(array) => self.not_finite |= !is_finite(array),
             _ => {}
         }
     }

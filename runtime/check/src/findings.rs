@@ -3,13 +3,11 @@
 use crate::duplicates::{Exact, Id};
 use crate::field::{FieldProfile, Rows, TYPES};
 use crate::near::Near;
-use crate::profile::first_text;
+use crate::profile::{excerpt_of, first_text};
 use crate::report::{Example, Finding, Plot, Report, Severity, SplitReport};
 use crate::roles::{Role, Roles};
 use crate::scan::{Options, Scanned, Split};
 use crate::tokens::TokenFaults;
-use perilune_data::error::quote;
-use perilune_data::records::Value;
 
 /// Examples of a finding.
 const EXAMPLES: usize = 5;
@@ -63,8 +61,7 @@ impl<'a> Maker<'a> {
         let excerpt = |place: u64| {
             let record = scanned.read(place).unwrap_or_default();
             match draft.field.map(|f| record.get(f)) {
-                Some(Some(Value::Text(text))) => quote(text),
-                Some(Some(value)) => quote(&format!("{value:?}")),
+                Some(Some(value)) => excerpt_of(value),
                 Some(None) => "the field is missing".to_string(),
                 None => first_text(&record),
             }
@@ -72,7 +69,7 @@ impl<'a> Maker<'a> {
         let examples = rows.rows.iter().take(EXAMPLES);
         let examples =
             examples.map(|p| Example { place: scanned.place(*p), other: None, excerpt: excerpt(*p) }).collect();
-        self.push(scanned, draft, rows.count, rows.rows.iter().map(|p| scanned.index(*p)).collect(), examples);
+        self.push(scanned, draft, rows.count, rows.rows.iter().map(|p| scanned.number(*p)).collect(), examples);
     }
 
     pub(crate) fn push(
@@ -88,7 +85,7 @@ impl<'a> Maker<'a> {
             rule: draft.rule,
             split: scanned.split.name.clone(),
             field: draft.field.map(str::to_string),
-            what: format!("{}: {count} of {} records", draft.what, scanned.keys.len()),
+            what: format!("{}: {count} of {} {}", draft.what, scanned.keys.len(), scanned.split.unit),
             count,
             of: scanned.keys.len() as u64,
             rows,
@@ -106,7 +103,7 @@ impl<'a> Maker<'a> {
             other: place(*other),
             excerpt: first_text(&split.read(u64::from(id.1)).unwrap_or_default()),
         });
-        let rows = own.iter().take(65_536).map(|p| split.index(u64::from(p.0.1))).collect();
+        let rows = own.iter().take(65_536).map(|p| split.number(u64::from(p.0.1))).collect();
         let examples = examples.collect();
         self.push(split, draft, own.len() as u64, rows, examples);
     }
@@ -116,9 +113,10 @@ impl<'a> Maker<'a> {
         let profile = &scanned.profile;
         let checked = scanned.keys.len() as u64;
         let records = scanned.split.records.len();
-        let mut split = SplitReport { name: scanned.split.name.clone(), records, checked, ..Default::default() };
+        let (name, unit) = (scanned.split.name.clone(), scanned.split.unit);
+        let mut split = SplitReport { name, unit, records, checked, ..Default::default() };
         if checked < records {
-            self.report.remarks.push(format!("{}: {checked} of {records} records were checked", split.name));
+            self.report.remarks.push(format!("{}: {checked} of {records} {unit} were checked", split.name));
         }
         if profile.unreadable.count > 0 {
             let what =
@@ -267,6 +265,8 @@ impl<'a> Maker<'a> {
     pub fn exact(&mut self, scanned: &[Scanned<'_>], exact: &Exact) {
         for (at, split) in scanned.iter().enumerate() {
             let count = exact.repeated.iter().filter(|p| p.0.0 as usize == at).count() as u64;
+            let is_rows = split.split.unit == "rows";
+            let word = |rows: &'static str, records: &'static str| if is_rows { rows } else { records };
             self.pairs(
                 scanned,
                 at,
@@ -274,8 +274,9 @@ impl<'a> Maker<'a> {
                     severity: from(FEW, count, split.keys.len() as u64),
                     rule: "exact-duplicates",
                     field: None,
-                    what: "repeat an earlier record (case and white space do not count)".into(),
-                    cure: "drop them: records:unique { ... }",
+                    what: word("repeat an earlier row", "repeat an earlier record (case and white space do not count)")
+                        .into(),
+                    cure: word("drop them where the tensors are made", "drop them: records:unique { ... }"),
                 },
                 &exact.repeated,
             );
@@ -286,8 +287,11 @@ impl<'a> Maker<'a> {
                     severity: Severity::Error,
                     rule: "leakage",
                     field: None,
-                    what: "are training records too".into(),
-                    cure: "remove them from training; records:split and records:holdout keep equal records together",
+                    what: format!("are training {} too", split.split.unit),
+                    cure: word(
+                        "drop repeated rows before the split, or split by what makes rows equal",
+                        "remove them from training; records:split and records:holdout keep equal records together",
+                    ),
                 },
                 &exact.leaked,
             );
@@ -298,7 +302,7 @@ impl<'a> Maker<'a> {
                     severity: Severity::Warning,
                     rule: "label-conflicts",
                     field: None,
-                    what: "repeat a text with another label".into(),
+                    what: word("repeat a row with another label", "repeat a text with another label").into(),
                     cure: "decide for one label, or filter them",
                 },
                 &exact.conflicts,

@@ -96,10 +96,11 @@ pub fn page(report: &Report) -> String {
     for split in &report.splits {
         let _ = write!(
             out,
-            "<h2>{}</h2><p>{} of {} records checked.</p><table><tr><th>field</th><th>read as</th><th>values</th></tr>",
+            "<h2>{}</h2><p>{} of {} {} checked.</p><table><tr><th>field</th><th>read as</th><th>values</th></tr>",
             escape(&short(&split.name, 200)),
             split.checked,
-            split.records
+            split.records,
+            split.unit()
         );
         for [name, role, summary] in split.fields.iter().take(300) {
             let cells = [name, role, summary].map(|t| format!("<td>{}</td>", escape(&short(t, 300))));
@@ -145,6 +146,7 @@ mod tests {
         let plots = vec![Plot { title: evil.into(), bars }; 2000];
         let split = SplitReport {
             name: evil.into(),
+            unit: "",
             records: 1,
             checked: 1,
             fields: vec![[(); 3].map(|()| evil.into())],

@@ -53,7 +53,8 @@ pub fn check(name: &str, files: &ImageFiles, all: bool, interrupt: &Interrupt) -
     }
     let named = files.labels().iter().filter(|labels| !labels.classes().is_empty());
     let plots = named.map(|labels| class_counts(name, files, labels)).collect();
-    report.splits.push(SplitReport { name: name.into(), records: len, checked: wanted, fields: Vec::new(), plots });
+    let (name, unit) = (name.into(), "images");
+    report.splits.push(SplitReport { name, unit, records: len, checked: wanted, fields: Vec::new(), plots });
     Ok(report)
 }
 

@@ -8,21 +8,32 @@ use crate::roles::{Role, Roles};
 use crate::scan::Scanned;
 use std::collections::BTreeSet;
 
+/// Records of a label that a sample of training should have, so that having none is no chance: below one in a million.
+const EXPECTED: f64 = 14.0;
+
 impl Maker<'_> {
     /// Compares labels with their range and training with evaluation.
     pub fn labels(&mut self, scanned: &[Scanned<'_>], roles: &Roles) {
         let train = scanned.iter().find(|s| !s.split.evaluation);
         for split in scanned {
             for field in split.profile.fields.iter().filter(|f| !f.categories.is_empty()) {
-                let own = train
-                    .filter(|_| split.split.evaluation)
-                    .and_then(|t| t.profile.fields.iter().find(|f| f.name == field.name));
+                let own = train.filter(|_| split.split.evaluation).and_then(|t| {
+                    let own = t.profile.fields.iter().find(|f| f.name == field.name);
+                    own.map(|own| (own, t.is_whole()))
+                });
                 self.label(split, field, own, roles.of(&field.name) == Role::Label);
             }
         }
     }
 
-    fn label(&mut self, split: &Scanned<'_>, field: &FieldProfile, train: Option<&FieldProfile>, is_label: bool) {
+    /// `train` is the field in training, and whether all records of training were checked.
+    fn label(
+        &mut self,
+        split: &Scanned<'_>,
+        field: &FieldProfile,
+        train: Option<(&FieldProfile, bool)>,
+        is_label: bool,
+    ) {
         let name = Some(&*field.name);
         let counted: u64 = field.categories.values().map(|r| r.count).sum();
         if is_label {
@@ -52,13 +63,16 @@ impl Maker<'_> {
                 );
             }
         }
-        let Some(train) = train.filter(|t| !t.categories.is_empty()) else { return };
+        let Some((train, is_whole)) = train.filter(|t| !t.0.categories.is_empty()) else { return };
         if is_label {
             let mut unseen = Rows::default();
+            let trained: u64 = train.categories.values().map(|r| r.count).sum();
+            // A sample of training may lack a rare label by chance.
+            let is_expected = |rows: &Rows| rows.count as f64 / counted.max(1) as f64 * trained as f64 >= EXPECTED;
             field
                 .categories
                 .iter()
-                .filter(|c| !train.categories.contains_key(c.0))
+                .filter(|c| !train.categories.contains_key(c.0) && (is_whole || is_expected(c.1)))
                 .for_each(|c| unseen.merge(c.1.clone()));
             unseen.rows.sort_unstable();
             if unseen.count > 0 {

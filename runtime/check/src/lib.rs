@@ -1,4 +1,4 @@
-//! Checks datasets of records before training: schema, lengths, labels, duplicates, leakage, conversations, token ids, images.
+//! Checks datasets of records before training: schema, lengths, labels, duplicates, leakage, conversations, token ids, images, token corpora.
 //!
 //! [`check`] reads the records of all splits in parallel passes and returns a [`Report`] of findings. The evaluation splits are read first, so that
 //! training records are compared with them as they are read. Memory is bounded by [`scan::MOST_ROWS`] records of a split.
@@ -7,6 +7,7 @@
 
 mod chat;
 mod chi_square;
+pub mod corpus;
 mod duplicates;
 mod field;
 mod findings;
@@ -19,9 +20,14 @@ pub mod normal;
 pub mod open;
 mod overlap;
 mod profile;
+pub mod remote;
 mod report;
 mod roles;
 pub mod scan;
+mod token_leaks;
+mod token_repeats;
+mod token_runs;
+mod token_sweep;
 mod tokens;
 
 pub use report::{Example, Finding, Report, Severity, SplitReport};

@@ -35,6 +35,9 @@ impl Overlap {
     /// Collects the runs of evaluation splits.
     pub fn of(scanned: &[Scanned<'_>], roles: &Roles) -> Result<Overlap> {
         let mut out = Overlap::default();
+        if !roles.has_text() {
+            return Ok(out);
+        }
         for (s, split) in (0u32..).zip(scanned) {
             for place in 0..split.keys.len() as u32 {
                 let id = (s, place);

@@ -173,7 +173,23 @@ pub fn first_text(record: &Record) -> String {
         .fields
         .iter()
         .find_map(|f| if let Value::Text(t) = &f.1 { Some(perilune_data::error::quote(t)) } else { None });
-    text.unwrap_or_else(|| {
-        record.fields.first().map(|f| perilune_data::error::quote(&format!("{:?}", f.1))).unwrap_or_default()
-    })
+    text.unwrap_or_else(|| record.fields.first().map(|f| excerpt_of(&f.1)).unwrap_or_default())
+}
+
+/// Numbers of an array that an excerpt shows.
+const SHOWN: usize = 8;
+
+/// Shows the beginning of a value.
+pub fn excerpt_of(value: &Value) -> String {
+    match value {
+        Value::Text(text) => perilune_data::error::quote(text),
+        Value::Int(i) => i.to_string(),
+        Value::Float(x) => x.to_string(),
+        Value::Array(array) => {
+            let shown: Vec<String> = (0..array.numel().min(SHOWN)).map(|i| array.get_f64(i).to_string()).collect();
+            let more = if array.numel() > SHOWN { ", …" } else { "" };
+            format!("{} {}: {}{more}", array.dtype, array.shape, shown.join(", "))
+        }
+        other => perilune_data::error::quote(&format!("{other:?}")),
+    }
 }

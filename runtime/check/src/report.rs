@@ -60,6 +60,8 @@ pub struct Plot {
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct SplitReport {
     pub name: String,
+    /// What is counted, "records" where it is empty.
+    pub unit: &'static str,
     pub records: u64,
     pub checked: u64,
     /// Name, role and summary of each field.
@@ -94,7 +96,21 @@ impl Finding {
     }
 }
 
+impl SplitReport {
+    /// What is counted.
+    pub fn unit(&self) -> &'static str {
+        if self.unit.is_empty() { "records" } else { self.unit }
+    }
+}
+
 impl Report {
+    /// Adds the report of other splits.
+    pub fn append(&mut self, other: Report) {
+        self.splits.extend(other.splits);
+        self.findings.extend(other.findings);
+        self.remarks.extend(other.remarks);
+    }
+
     /// The findings that are faults.
     pub fn faults(&self) -> impl Iterator<Item = &Finding> {
         self.findings.iter().filter(|f| f.severity > Severity::Note)
@@ -105,7 +121,7 @@ impl Report {
         let mut out = String::new();
         for split in &self.splits {
             let of = if split.checked < split.records { format!(" of {}", split.records) } else { String::new() };
-            out.push_str(&format!("{}: {}{of} records\n", split.name, split.checked));
+            out.push_str(&format!("{}: {}{of} {}\n", split.name, split.checked, split.unit()));
             for [name, role, summary] in &split.fields {
                 out.push_str(&format!("  {name:<16} {role:<14} {summary}\n"));
             }
@@ -135,7 +151,7 @@ impl Report {
                 .iter()
                 .map(|[name, role, summary]| json!({ "name": name, "role": role, "summary": summary }))
                 .collect();
-            json!({ "name": s.name, "records": s.records, "checked": s.checked, "fields": fields })
+            json!({ "name": s.name, "unit": s.unit(), "records": s.records, "checked": s.checked, "fields": fields })
         };
         json!({
             "event": "data_check", "splits": self.splits.iter().map(split).collect::<Vec<_>>(),

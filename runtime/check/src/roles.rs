@@ -46,6 +46,11 @@ pub struct Roles {
 /// Names that labels have.
 const LABELS: [&str; 7] = ["label", "labels", "class", "target", "category", "y", "sentiment"];
 
+/// Names that numbers of records have.
+const NUMBERS: [&str; 6] = ["id", "ids", "row", "index", "idx", "uid"];
+/// Distinct numbers with a fractional type up to which they may be labels: more are the targets of a regression.
+const FLOAT_LABELS: usize = 20;
+
 impl Roles {
     pub fn of(&self, name: &str) -> Role {
         self.fields.iter().find(|f| *f.0 == *name).map_or(Role::Other, |f| f.1)
@@ -109,11 +114,16 @@ fn role(name: &str, values: &[&Value]) -> Role {
     let named = LABELS.contains(&name.to_lowercase().as_str());
     // A float with fractions is no category.
     let discrete = !values.iter().any(|v| matches!(v, Value::Float(x) if x.is_finite() && x.fract() != 0.0));
-    if short && discrete && named && few(1000, 2) {
+    let most = if values.iter().any(|v| matches!(v, Value::Float(_))) { FLOAT_LABELS } else { 1000 };
+    if short && discrete && named && few(most, 2) {
         return Role::Label;
     }
     if short && discrete && few(50, 10) {
         return Role::Category;
+    }
+    let numbers = NUMBERS.contains(&name.to_lowercase().as_str()) && values.iter().all(|v| matches!(v, Value::Int(_)));
+    if numbers && values.len() >= 20 && distinct.len() == values.len() {
+        return Role::Identifier;
     }
     if !is_text {
         return Role::Other;

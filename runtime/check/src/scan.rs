@@ -19,8 +19,8 @@ use std::time::{Duration, Instant};
 pub const MOST_ROWS: u64 = 8 << 20;
 /// Records from which roles are guessed.
 const SAMPLE: u64 = 1000;
-/// Records that a task reads.
-const CHUNK: u64 = 64;
+/// Records that a task reads by default.
+pub const CHUNK: u64 = 64;
 /// Tasks between two looks at the clock.
 const TASKS: u64 = 32;
 
@@ -35,6 +35,30 @@ pub struct Split {
     pub encoded: Option<Arc<dyn Dataset>>,
     /// The number of ids of the tokenizer.
     pub vocabulary: Option<u64>,
+    /// What its records are called in messages: "records", "rows".
+    pub unit: &'static str,
+    /// The numbers of the records in their source, if they are a view of it.
+    pub numbers: Option<Arc<[u64]>>,
+    /// Records that a task reads.
+    pub chunk: u64,
+}
+
+impl Split {
+    /// A split of records, for evaluation unless it is called "train".
+    pub fn new(name: impl Into<String>, records: Arc<dyn Dataset>) -> Split {
+        let name = name.into();
+        let evaluation = name != "train";
+        Split {
+            name,
+            evaluation,
+            records,
+            encoded: None,
+            vocabulary: None,
+            unit: "records",
+            numbers: None,
+            chunk: CHUNK,
+        }
+    }
 }
 
 /// What is checked.
@@ -50,6 +74,8 @@ pub struct Options {
     pub similarity: f64,
     /// Records of a split that are checked.
     pub rows: u64,
+    /// Tokens of a corpus that are read.
+    pub tokens: u64,
     /// The time after which no further records are read.
     pub seconds: Option<Duration>,
     pub interrupt: Interrupt,
@@ -64,6 +90,7 @@ impl Options {
             classes: None,
             similarity: 0.8,
             rows: MOST_ROWS,
+            tokens: u64::MAX,
             seconds: None,
             interrupt,
         }
@@ -71,7 +98,7 @@ impl Options {
 
     /// Checks a sample of the records before a run. Without a time limit its findings are the same each time.
     pub fn quick(interrupt: Interrupt, seconds: Option<Duration>) -> Options {
-        Options { rows: 5_000, seconds, ..Options::full(interrupt) }
+        Options { rows: 5_000, tokens: 64 << 20, seconds, ..Options::full(interrupt) }
     }
 }
 
@@ -90,15 +117,26 @@ impl Scanned<'_> {
         spread(place, self.wanted, self.dataset.len())
     }
 
+    /// The number in the source of a record by its place among those that are checked.
+    pub fn number(&self, place: u64) -> u64 {
+        let index = self.index(place);
+        self.split.numbers.as_ref().and_then(|n| n.get(index as usize).copied()).unwrap_or(index)
+    }
+
+    /// Whether all records of the split were checked.
+    pub fn is_whole(&self) -> bool {
+        self.keys.len() as u64 >= self.split.records.len()
+    }
+
     pub fn read(&self, place: u64) -> Result<Record> {
         self.dataset.get(self.index(place))
     }
 
     /// The file and line of a record.
     pub fn place(&self, place: u64) -> String {
-        let index = self.index(place);
-        let origin = self.dataset.origins(index).ok().and_then(|o| o.into_iter().next());
-        origin.map_or_else(|| format!("{} record {index}", self.split.name), |o| o.to_string())
+        let origin = self.dataset.origins(self.index(place)).ok().and_then(|o| o.into_iter().next());
+        let unit = self.split.unit.strip_suffix('s').unwrap_or(self.split.unit);
+        origin.map_or_else(|| format!("{} {unit} {}", self.split.name, self.number(place)), |o| o.to_string())
     }
 }
 
@@ -124,10 +162,20 @@ fn all(splits: &[Split], options: &Options) -> Result<Report> {
     for split in splits.iter().filter(|s| !s.evaluation).chain(splits.iter().filter(|s| s.evaluation)).take(1) {
         let (set, len) = (ordered(split), split.records.len());
         let wanted = len.min(SAMPLE).min(options.rows);
-        for place in 0..wanted {
-            match set.get(spread(place, wanted, len)) {
-                Ok(record) => sample.push(record),
-                Err(e) => fatal(e).map_or(Ok(()), Err)?,
+        for first in (0..wanted).step_by(split.chunk.clamp(1, CHUNK) as usize) {
+            let places = first..wanted.min(first + split.chunk.clamp(1, CHUNK));
+            let indices: Vec<u64> = places.map(|place| spread(place, wanted, len)).collect();
+            match set.get_many(&indices) {
+                Ok(records) => sample.extend(records),
+                Err(e) if is_fatal(&e) => return Err(e),
+                Err(_) => {
+                    for index in indices {
+                        match set.get(index) {
+                            Ok(record) => sample.push(record),
+                            Err(e) => fatal(e).map_or(Ok(()), Err)?,
+                        }
+                    }
+                }
             }
             if options.seconds.is_some_and(|limit| started.elapsed() * 4 > limit) {
                 break;
@@ -179,9 +227,14 @@ fn ordered(split: &Split) -> Arc<dyn Dataset> {
     split.records.unshuffled().map_or_else(|| split.records.clone(), |(inner, _)| inner)
 }
 
+/// Whether an error is no property of a record.
+pub(crate) fn is_fatal(e: &Error) -> bool {
+    matches!(e, Error::Interrupted | Error::Io { .. } | Error::Denied(_))
+}
+
 /// Returns errors that are no property of a record.
 fn fatal(e: Error) -> Option<Error> {
-    matches!(e, Error::Interrupted | Error::Io { .. } | Error::Denied(_)).then_some(e)
+    is_fatal(&e).then_some(e)
 }
 
 type Part = (Profile, Vec<Keys>);
@@ -197,11 +250,12 @@ fn scan<'a>(
     let len = dataset.len();
     let wanted = len.min(options.rows).min(MOST_ROWS);
     let mut out = Scanned { split, dataset, profile: Profile::default(), keys: Vec::new(), wanted };
+    let size = split.chunk.max(1);
     let read = |chunk: u64| -> Result<Part> {
         if options.interrupt.is_requested() {
             return Err(Error::Interrupted);
         }
-        let places: Vec<u64> = (chunk * CHUNK..wanted.min((chunk + 1) * CHUNK)).collect();
+        let places: Vec<u64> = (chunk * size..wanted.min((chunk + 1) * size)).collect();
         let indices: Vec<u64> = places.iter().map(|p| spread(*p, wanted, len)).collect();
         let (mut profile, mut found) = (Profile::default(), Vec::with_capacity(places.len()));
         let mut scratch = Scratch::default();
@@ -228,6 +282,7 @@ fn scan<'a>(
                     one(*place, Ok(record))?;
                 }
             }
+            Err(e) if is_fatal(&e) => return Err(e),
             Err(_) => {
                 let mut failed = Vec::new();
                 for (place, index) in places.iter().zip(&indices) {
@@ -242,12 +297,17 @@ fn scan<'a>(
         }
         Ok((profile, found))
     };
-    let chunks = wanted.div_ceil(CHUNK);
-    let mut at = 0;
+    let chunks = wanted.div_ceil(size);
+    let (mut at, started) = (0, Instant::now());
     let mut parts: Vec<Part> = Vec::new();
     while at < chunks && limit.is_none_or(|limit| Instant::now() < limit) {
-        // A time limit needs short rounds at first.
-        let tasks = if limit.is_some() && at < TASKS { 2 } else { TASKS };
+        // A time limit needs short rounds at first, and none that takes more than a quarter of the time that is left.
+        let left = limit.map(|limit| limit.saturating_duration_since(Instant::now()).as_secs_f64());
+        let tasks = match left {
+            Some(_) if at < 2 => 2,
+            Some(left) => ((left / 4.0 / (started.elapsed().as_secs_f64() / at as f64)) as u64).clamp(1, TASKS),
+            None => TASKS,
+        };
         let end = chunks.min(at + tasks);
         let made: Vec<Result<Part>> = (at..end).into_par_iter().map(read).collect();
         for part in made {

@@ -53,7 +53,7 @@ fn clean(seed: u64, n: usize) -> Vec<Record> {
 
 fn split(name: &str, records: Vec<Record>) -> Split {
     let records: Arc<dyn Dataset> = Arc::new(List::new(name, records));
-    Split { name: name.into(), evaluation: name != "train", records, encoded: None, vocabulary: None }
+    Split::new(name, records)
 }
 
 fn run(train: Vec<Record>, valid: Vec<Record>) -> Report {
@@ -330,4 +330,82 @@ fn questions_of_gsm8k() {
     assert!(near.iter().all(|p| found.contains(&(*p as u64))));
     let found = rows(&report, "exact-duplicates", "train");
     assert!(copies.iter().filter(|p| found.contains(&(**p as u64))).count() >= 74);
+}
+
+/// Rows as tensors have them: an array, a label and a number of the row.
+fn arrays(seed: u64, n: usize) -> Vec<Record> {
+    let mut draw = Draw(seed);
+    (0..n)
+        .map(|row| {
+            let values: Vec<f32> = (0..16).map(|_| draw.below(1 << 20) as f32 / 1024.0).collect();
+            let mut out = Record::default();
+            let shape = perilune_core::Shape::of(&[4, 4]);
+            out.set("x", Value::Array(Arc::new(perilune_core::HostTensor::from_f32(shape, &values))));
+            out.set("y", Value::Int(draw.below(10) as i64));
+            out.set("row", Value::Int(row as i64));
+            out
+        })
+        .collect()
+}
+
+fn rows_of(name: &str, records: Vec<Record>) -> Split {
+    Split { unit: "rows", chunk: 256, ..split(name, records) }
+}
+
+#[test]
+fn planted_faults_of_arrays_are_found() {
+    const N: usize = 5000;
+    let check = |train: Vec<Record>, valid: Vec<Record>| {
+        check(&[rows_of("train", train), rows_of("valid", valid)], &Options::full(Interrupt::default())).unwrap()
+    };
+    let (mut train, valid) = (arrays(1, N), arrays(2, 2000));
+    let report = check(train.clone(), valid.clone());
+    assert_eq!(report.findings, [], "{}", report.text());
+    let mut draw = Draw(3);
+    let all = places(&mut draw, N, 5 * N / 100);
+    let part = |k: usize| -> Vec<usize> { all.iter().copied().skip(k).step_by(5).collect() };
+    let [nan, labels, conflicts, doubled, to] = std::array::from_fn(part);
+    for p in &nan {
+        let Some(Value::Array(x)) = train[*p].get("x").cloned() else { panic!() };
+        let mut x = perilune_core::HostTensor::clone(&x);
+        x.bytes[20..24].copy_from_slice(&f32::NAN.to_le_bytes());
+        train[*p].set("x", Value::Array(Arc::new(x)));
+    }
+    labels.iter().for_each(|p| train[*p].set("y", Value::Int(77)));
+    let leaked = places(&mut draw, valid.len(), 20);
+    for (from, to) in leaked.iter().zip(&to) {
+        train[*to].set("x", valid[*from].get("x").cloned().unwrap());
+    }
+    let (mut copies, mut others) = (Vec::new(), Vec::new());
+    for (rows, list, label) in [(&doubled, &mut copies, 0), (&conflicts, &mut others, 1)] {
+        for p in rows {
+            let mut copy = train[*p].clone();
+            let Some(Value::Int(y)) = copy.get("y").cloned() else { panic!() };
+            copy.set("y", Value::Int((y + label) % 10));
+            copy.set("row", Value::Int(train.len() as i64));
+            list.push(train.len());
+            train.push(copy);
+        }
+    }
+    let report = check(train, valid);
+    recalled(&report, "not-finite", "train", &nan);
+    recalled(&report, "label-range", "train", &labels);
+    recalled(&report, "leakage", "valid", &leaked);
+    recalled(&report, "label-conflicts", "train", &others);
+    recalled(&report, "exact-duplicates", "train", &[copies, others].concat());
+    let rules: BTreeSet<&str> = report.faults().map(|f| f.rule).collect();
+    assert_eq!(rules.len(), 5, "{}", report.text());
+    assert!(report.text().contains("f32 {4, 4}:") || report.text().contains("f32 (4, 4):"), "{}", report.text());
+}
+
+#[test]
+fn a_sample_does_not_miss_labels_that_training_has() {
+    let mut draw = Draw(8);
+    let labelled = |n: usize, draw: &mut Draw| -> Vec<Record> {
+        (0..n).map(|_| record(&draw.text(20), draw.below(400) as i64, 1.0)).collect()
+    };
+    let (train, valid) = (labelled(40_000, &mut draw), labelled(4_000, &mut draw));
+    let quick = Options { rows: 1000, ..Options::full(Interrupt::default()) };
+    let report = check(&[split("train", train), split("valid", valid)], &quick).unwrap();
+    assert!(report.findings.iter().all(|f| f.rule != "unseen-label"), "{}", report.text());
 }

@@ -88,7 +88,7 @@ impl UserData for RowsData {
     }
 }
 
-struct VocabularyData(Vocabulary);
+pub(crate) struct VocabularyData(pub(crate) Vocabulary);
 
 impl UserData for VocabularyData {
     fn add_methods<M: UserDataMethods<Self>>(methods: &mut M) {

@@ -10,6 +10,7 @@ mod args;
 mod array_files;
 mod boundary;
 mod caret;
+mod checked;
 pub mod console;
 mod data_bindings;
 mod debug_library;
@@ -61,6 +62,7 @@ mod tokens;
 mod train_tokenizer;
 mod workers;
 
+pub use checked::{Checked, CheckedCorpus, CheckedRows};
 pub use console::{Answer, Console};
 pub use dry_run::TensorDigest;
 pub use errors::{Cause, RecipeError};

@@ -389,7 +389,7 @@ impl Run {
         Some((info.source?.strip_prefix('@')?.to_string(), info.line_defined? as u32))
     }
 
-    fn loader(&self, split: &str) -> Option<Table> {
+    pub(crate) fn loader(&self, split: &str) -> Option<Table> {
         let data: Table = self.table.get("data").ok()?;
         data.get::<Option<Table>>(split).ok().flatten()
     }

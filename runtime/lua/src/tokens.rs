@@ -13,7 +13,7 @@ use std::sync::Arc;
 
 const OP: &str = "data.token_files";
 
-struct TokensData(Arc<Tokens>);
+pub(crate) struct TokensData(pub(crate) Arc<Tokens>);
 
 /// The files of a corpus, for the record of a run: names and sizes.
 #[derive(Debug)]

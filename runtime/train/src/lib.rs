@@ -85,7 +85,7 @@ mod weights;
 
 pub use audit::{Audited, Difference, Recording, Window};
 pub use cancel::Control;
-pub use data_check::data_splits;
+pub use data_check::{CheckedData, MOST_IDS, checked_data};
 pub use envelope::{Comparison, Envelope, Verdict};
 pub use error::{Error, Result, disk, plain};
 pub use events::{Event, Listener, SCHEMA};

@@ -50,7 +50,10 @@ impl Width {
         };
         match self {
             Width::U8 => to.extend(ids.iter().flat_map(|b| [*b, 0, 0, 0])),
-            Width::U16 => to.extend(ids.chunks_exact(2).flat_map(|b| [b[0], b[1], 0, 0])),
+            Width::U16 => {
+                to.reserve(2 * ids.len());
+                ids.chunks_exact(2).for_each(|b| to.extend_from_slice(&[b[0], b[1], 0, 0]));
+            }
             // The sign bit of an i32 is the bit that an u32 must not have.
             Width::U32 | Width::I32 => {
                 outside(|id| id[3] < 128)?;

@@ -37,6 +37,8 @@ struct Shard {
     /// The numbers of its tokens in the corpus.
     range: Range<u64>,
     width: Width,
+    /// Ids are below it, as a manifest states.
+    vocabulary: Option<u64>,
     bytes: Bytes,
 }
 
@@ -62,14 +64,14 @@ impl Tokens {
         for path in paths {
             let mut file = opener.open(path)?;
             observe(&file);
-            let mut add = |file: Opened, Layout { width, offset, len }: Layout| {
+            let mut add = |file: Opened, Layout { width, offset, len }: Layout, vocabulary: Option<u64>| {
                 let range = first..first + len;
                 first = range.end;
-                shards.push(Shard { range, width, bytes: Bytes::File { number: files.add(file), offset } });
+                shards.push(Shard { range, width, vocabulary, bytes: Bytes::File { number: files.add(file), offset } });
             };
             if path.extension().is_none_or(|e| e != "json") {
                 let layout = layout::read(&mut file)?;
-                add(file, layout);
+                add(file, layout, None);
                 continue;
             }
             let manifest = manifest::Manifest::read(file)?;
@@ -85,7 +87,7 @@ impl Tokens {
                     );
                     return Err(Error::malformed(file.path(), "file", rule).hint("encode or copy the files again"));
                 }
-                add(file, Layout { width, offset: 0, len: shard.tokens });
+                add(file, Layout { width, offset: 0, len: shard.tokens }, Some(manifest.vocabulary));
             }
         }
         if first == 0 {
@@ -107,7 +109,8 @@ impl Tokens {
             other => return Err(Error::argument("token ids", format!("are {}; they are integers", other.name()))),
         };
         let range = 0..ids.shape.numel() as u64;
-        Ok(Tokens { shards: vec![Shard { range, width, bytes: Bytes::Memory(ids.bytes) }], files: None })
+        let shard = Shard { range, width, vocabulary: None, bytes: Bytes::Memory(ids.bytes) };
+        Ok(Tokens { shards: vec![shard], files: None })
     }
 
     /// The number of tokens.
@@ -117,6 +120,22 @@ impl Tokens {
 
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+
+    /// Divides a range by the files that hold it: the part of each, and the number of ids of its vocabulary, if a manifest states that.
+    pub fn vocabularies(&self, range: Range<u64>) -> impl Iterator<Item = (Range<u64>, Option<u64>)> {
+        let first = self.shards.partition_point(|s| s.range.end <= range.start);
+        let shards = self.shards.iter().skip(first).take_while(move |s| s.range.start < range.end);
+        shards.map(move |s| (s.range.start.max(range.start)..s.range.end.min(range.end), s.vocabulary))
+    }
+
+    /// Returns the file of a token and the number of the token in it; none in memory.
+    pub fn place(&self, token: u64) -> Option<(&Path, u64)> {
+        let shard = self.shards.get(self.shards.partition_point(|s| s.range.end <= token))?;
+        match (&shard.bytes, &self.files) {
+            (Bytes::File { number, .. }, Some(files)) => Some((files.path(*number), token - shard.range.start)),
+            _ => None,
+        }
     }
 
     /// Appends the ids of a range to `to`, as little-endian i32.
