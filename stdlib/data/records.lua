@@ -17,6 +17,7 @@ local splits = require "perilune.data.split"
 local loader = require "perilune.data.loader"
 
 ---@alias perilune.Record table<string, any>
+---@alias perilune.Rewrites perilune.Record|perilune.Record[]|false what a function of records:rewrite gives for a record
 
 ---@class perilune.CheckedRecords the records behind a loader, for checks before the first step
 ---@field texts perilune.NativeRecords the records before they were encoded
@@ -199,7 +200,7 @@ end
 ---"replace"` leaves out records that have rewrites. A resumed run calls `fn` again, so what it gives must follow from the records, weights that the
 ---recipe reads, and the seed. Split before: a record and its rewrites belong to one part. `origins` says which records are rewritten.
 ---  local more = train:rewrite(function(list) return paraphrase(model, list) end, { batch = 16 })
----@param fn fun(list: perilune.Record[]): (perilune.Record|perilune.Record[]|false)[]
+---@param fn fun(list: perilune.Record[]): perilune.Rewrites[]
 ---@param opts {batch: integer?, original: ("keep"|"replace")?}? batch: records of a call; original: what becomes of a record that has rewrites
 ---@return perilune.Records
 function Records:rewrite(fn, opts)

@@ -83,6 +83,24 @@ function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x):flatte
 return recipe
 "#;
 
+/// Images through a convolution and a batch norm.
+const NORMED: &str = r#"
+local pl = require "perilune"
+local nn = pl.nn
+local recipe = pl.recipe { name = "normed", params = { pixels = 16, steps = 10 } }
+function recipe.data(p)
+  return { train = pl.data.tensors { x = pl.randn { 16, 3, p.pixels, p.pixels }, y = pl.arange(16) % 4 }:batch(8) }
+end
+function recipe.model()
+  local m = { conv = nn.Conv2d(3, 16, 3, { padding = 1, bias = false }), norm = nn.BatchNorm2d(16), fc = nn.Linear(16, 4) }
+  function m:forward(x) return self.fc(self.norm(self.conv(x)):relu():mean({ 2, 3 })) end
+  return nn.module(m)
+end
+function recipe.optimizer(_, model) return pl.optim.SGD(model, { lr = 1e-3 }) end
+function recipe.loss(model, batch) return pl.cross_entropy(model(batch.x), batch.y) end
+return recipe
+"#;
+
 /// A run of three steps.
 struct Trained {
     /// Of the device with the most.
@@ -218,4 +236,20 @@ fn a_tied_gradient_is_sent_once() {
     assert_eq!(eight - four, 4 * micro, "{four} and {eight} bytes");
     // The weight forward, its gradient back, and a few scalars.
     assert!((four - 4 * micro - 2 * weight) < 256, "{four} bytes");
+}
+
+/// Devices that have some of the samples exchange sums of channels and gradients of weights, and nothing that grows with the images.
+#[test]
+fn batch_norms_of_divided_samples_send_no_activations() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("normed.lua");
+    std::fs::write(&file, NORMED).unwrap();
+    let sent = |pixels: &str| {
+        let estimate =
+            Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(MeshOptions::parse("dp=2").unwrap().mesh);
+        let p = train(Arc::new(estimate), None, &file, &[("pixels", pixels)]).prediction;
+        p.sent.iter().map(|s| s.transfer.bytes).sum::<usize>()
+    };
+    let (small, large) = (sent("16"), sent("32"));
+    assert!(small > 0 && small == large, "{small} and {large} bytes");
 }
