@@ -7,12 +7,13 @@ on one GPU: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches 
 """
 import json, os, statistics, subprocess, sys, tempfile, time
 
-GPT2, LLAMA = "recipes/gpt2.lua", "recipes/llama.lua"
+GPT2, LLAMA, RESNET = "recipes/gpt2.lua", "recipes/llama.lua", "recipes/resnet50.lua"
 # recipe, steps, options of one GPU, options of two, samples on two over samples on one
 CASES = {
     "gpt2_dp2": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2"], 2),
     "gpt2_dp2_zero1": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2,zero=1"], 2),
     "gpt2_1558m_zero3": (GPT2, 24, ["batch=8", "--set", "size=1558M"], ["batch=16", "--set", "size=1558M", "--mesh", "dp=2,zero=3"], 2),
+    "resnet50_dp2": (RESNET, 60, ["batch=256"], ["batch=512", "--mesh", "dp=2"], 2),
     "llama_1b_tp2": (LLAMA, 18, ["batch=4"], ["batch=4", "--mesh", "tp=2"], 1),
     # The price of strict shards: of one GPU both, and the strict run on two.
     "gpt2_strict": (GPT2, 24, ["batch=4", "--set", "accumulate=8"], ["batch=32", "--strict-shards", "8"], 2),
