@@ -75,7 +75,7 @@ impl Maker<'_> {
                 .filter(|c| !train.categories.contains_key(c.0) && (is_whole || is_expected(c.1)))
                 .for_each(|c| unseen.merge(c.1.clone()));
             unseen.rows.sort_unstable();
-            if unseen.count > 0 {
+            if unseen.count as f64 > by_chance(train, trained, counted) {
                 let what = "has a label that training lacks".into();
                 let cure = "train such records too, or leave them out";
                 self.add(
@@ -103,6 +103,14 @@ impl Maker<'_> {
             self.push(split, draft, counted, Vec::new(), Vec::new());
         }
     }
+}
+
+/// The most of `counted` records that lack their label in training by chance: about the share of training records whose label occurs
+/// once (Good, Biometrika 40, 1953), and three deviations more.
+fn by_chance(train: &FieldProfile, trained: u64, counted: u64) -> f64 {
+    let single = train.categories.values().filter(|rows| rows.count == 1).count();
+    let expected = single as f64 / trained.max(1) as f64 * counted as f64;
+    expected + 3.0 * expected.sqrt()
 }
 
 /// Labels apart from the others: integers that are not in the run of consecutive ones with at least 95 % of the records. -100 is ignored by losses.

@@ -409,3 +409,19 @@ fn a_sample_does_not_miss_labels_that_training_has() {
     let report = check(&[split("train", train), split("valid", valid)], &quick).unwrap();
     assert!(report.findings.iter().all(|f| f.rule != "unseen-label"), "{}", report.text());
 }
+
+#[test]
+fn many_classes_of_few_records_lack_some_by_chance() {
+    let mut draw = Draw(9);
+    let mut labelled = |n: usize, classes: usize, first: i64| -> Vec<Record> {
+        (0..n).map(|_| record(&draw.text(20), first + draw.below(classes) as i64, 1.0)).collect()
+    };
+    let (train, valid, others) = (labelled(1024, 1000, 0), labelled(256, 1000, 0), labelled(256, 1000, 500));
+    let unseen = |valid: Vec<Record>| {
+        let report = run(train.clone(), valid);
+        report.findings.iter().find(|f| f.rule == "unseen-label").map(|f| f.count)
+    };
+    assert_eq!(unseen(valid), None);
+    // Half of these classes are not in training at all.
+    assert!(unseen(others).is_some_and(|count| count > 128));
+}
