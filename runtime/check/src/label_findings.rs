@@ -11,6 +11,9 @@ use std::collections::BTreeSet;
 /// Records of a label that a sample of training should have, so that having none is no chance: below one in a million.
 const EXPECTED: f64 = 14.0;
 
+/// Training records of a label, on average, from which a label that training lacks is news.
+const RECORDS_OF_A_LABEL: u64 = 10;
+
 impl Maker<'_> {
     /// Compares labels with their range and training with evaluation.
     pub fn labels(&mut self, scanned: &[Scanned<'_>], roles: &Roles) {
@@ -106,8 +109,11 @@ impl Maker<'_> {
 }
 
 /// The most of `counted` records that lack their label in training by chance: about the share of training records whose label occurs
-/// once (Good, Biometrika 40, 1953), and three deviations more.
+/// once (Good, Biometrika 40, 1953), and three deviations more. Training with few records of a label says nothing.
 fn by_chance(train: &FieldProfile, trained: u64, counted: u64) -> f64 {
+    if trained < RECORDS_OF_A_LABEL * train.categories.len() as u64 {
+        return counted as f64;
+    }
     let single = train.categories.values().filter(|rows| rows.count == 1).count();
     let expected = single as f64 / trained.max(1) as f64 * counted as f64;
     expected + 3.0 * expected.sqrt()

@@ -411,17 +411,21 @@ fn a_sample_does_not_miss_labels_that_training_has() {
 }
 
 #[test]
-fn many_classes_of_few_records_lack_some_by_chance() {
+fn labels_that_training_lacks_by_chance_are_no_finding() {
     let mut draw = Draw(9);
-    let mut labelled = |n: usize, classes: usize, first: i64| -> Vec<Record> {
-        (0..n).map(|_| record(&draw.text(20), first + draw.below(classes) as i64, 1.0)).collect()
-    };
-    let (train, valid, others) = (labelled(1024, 1000, 0), labelled(256, 1000, 0), labelled(256, 1000, 500));
-    let unseen = |valid: Vec<Record>| {
-        let report = run(train.clone(), valid);
+    let mut labelled =
+        |labels: &[i64]| -> Vec<Record> { labels.iter().map(|label| record(&draw.text(20), *label, 1.0)).collect() };
+    let common: Vec<i64> = (0..1000).map(|k| k % 10).collect();
+    let unseen = |train: Vec<Record>, valid: Vec<Record>| {
+        let options = Options { labels: vec!["label".into()], ..Options::full(Interrupt::default()) };
+        let report = check(&[split("train", train), split("valid", valid)], &options).unwrap();
         report.findings.iter().find(|f| f.rule == "unseen-label").map(|f| f.count)
     };
-    assert_eq!(unseen(valid), None);
-    // Half of these classes are not in training at all.
-    assert!(unseen(others).is_some_and(|count| count > 128));
+    let with = |more: std::ops::Range<i64>| common.iter().copied().chain(more).collect::<Vec<i64>>();
+    assert_eq!(unseen(labelled(&common), labelled(&with(200..205))), Some(5));
+    // Twenty labels occur once in training too.
+    assert_eq!(unseen(labelled(&with(100..120)), labelled(&with(200..205))), None);
+    assert_eq!(unseen(labelled(&with(100..120)), labelled(&with(200..260))), Some(60));
+    // A few records of each label.
+    assert_eq!(unseen(labelled(&common[..40]), labelled(&[0, 1, 2, 11])), None);
 }
