@@ -179,7 +179,7 @@ function Records:augment(fn, opts)
   return new(self.native:augment(callable(op, fn), o.seed, keep, o.copies), self)
 end
 
----Appends what the function of `rewrite` gave for a record: a record, a list of them, or false.
+---Returns the rewrites of a record that the function of `rewrite` gave: a record, a list of them, or false.
 ---@param op string
 ---@param given any
 ---@param place string

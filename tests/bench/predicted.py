@@ -5,24 +5,24 @@
 Both time columns are of a step: the prediction with collectives beside kernels, and the median time between `step` events after the first
 third of a run. Memory is of the GPU that uses most of it: the prediction with 512 MiB for the driver, and what NVML reports at the last step.
 """
-import json, re, statistics, subprocess, sys, tempfile, time
+import re, subprocess, sys
+from mesh import GPT2, LLAMA, RESNET, step_ms
 
-GPT2, LLAMA, RESNET = "recipes/gpt2.lua", "recipes/llama.lua", "recipes/resnet50.lua"
 LARGE = ["--set", "size=1558M"]
 # recipe, steps, options; a mesh takes both GPUs
 CASES = {
-    "gpt2": (GPT2, 40, ["--set", "batch=32"]),
-    "gpt2_dp2": (GPT2, 40, ["--set", "batch=64", "--mesh", "dp=2"]),
-    "gpt2_dp2_zero1": (GPT2, 40, ["--set", "batch=64", "--mesh", "dp=2,zero=1"]),
-    "gpt2_tp2": (GPT2, 40, ["--set", "batch=32", "--mesh", "tp=2"]),
-    "gpt2_pp2": (GPT2, 18, ["--set", "batch=8", "--set", "accumulate=8", "--mesh", "pp=2"]),
-    "gpt2_1558m": (GPT2, 18, ["--set", "batch=8", *LARGE]),
-    "gpt2_1558m_zero3": (GPT2, 18, ["--set", "batch=16", *LARGE, "--mesh", "dp=2,zero=3"]),
-    "llama_1b": (LLAMA, 18, ["--set", "batch=4"]),
-    "llama_1b_tp2": (LLAMA, 18, ["--set", "batch=4", "--mesh", "tp=2"]),
-    "llama_1b_cp2": (LLAMA, 18, ["--set", "batch=4", "--mesh", "cp=2"]),
-    "resnet50": (RESNET, 40, []),
-    "resnet50_dp2": (RESNET, 40, ["--mesh", "dp=2"]),
+    "gpt2": (GPT2, 40, ["batch=32"]),
+    "gpt2_dp2": (GPT2, 40, ["batch=64", "--mesh", "dp=2"]),
+    "gpt2_dp2_zero1": (GPT2, 40, ["batch=64", "--mesh", "dp=2,zero=1"]),
+    "gpt2_tp2": (GPT2, 40, ["batch=32", "--mesh", "tp=2"]),
+    "gpt2_pp2": (GPT2, 18, ["batch=8", "--set", "accumulate=8", "--mesh", "pp=2"]),
+    "gpt2_1558m": (GPT2, 18, ["batch=8", *LARGE]),
+    "gpt2_1558m_zero3": (GPT2, 18, ["batch=16", *LARGE, "--mesh", "dp=2,zero=3"]),
+    "llama_1b": (LLAMA, 18, ["batch=4"]),
+    "llama_1b_tp2": (LLAMA, 18, ["batch=4", "--mesh", "tp=2"]),
+    "llama_1b_cp2": (LLAMA, 18, ["batch=4", "--mesh", "cp=2"]),
+    "resnet50": (RESNET, 40, ["batch=256"]),
+    "resnet50_dp2": (RESNET, 40, ["batch=256", "--mesh", "dp=2"]),
 }
 
 
@@ -34,7 +34,7 @@ def gpu():
 
 def predicted(program, recipe, options, target):
     """Milliseconds of a step and GiB of a GPU."""
-    command = [program, "check", recipe, "--precision", "bf16", "--for", target, *options]
+    command = [program, "check", recipe, "--precision", "bf16", "--for", target, "--set", *options]
     text = subprocess.check_output(command, text=True)
     times = re.search(r"predicted ([\d.]+) (us|ms|s) a step(?:.*?nothing overlaps, ([\d.]+) (us|ms|s) if)?", text)
     number, unit = times.group(3, 4) if times.group(3) else times.group(1, 2)
@@ -50,26 +50,10 @@ def used():
 
 def measured(program, recipe, steps, options):
     """Milliseconds of a step and GiB of a GPU."""
-    before = used()
-    with tempfile.TemporaryDirectory() as folder:
-        device = "cuda:0,1" if "--mesh" in options else "cuda:0"
-        command = [program, "run", recipe, "--precision", "bf16", "--json", "--no-data-check", "--steps", str(steps + 1)]
-        process = subprocess.Popen(command + ["--device", device, "--run-dir", folder + "/run", *options], stdout=subprocess.PIPE, text=True)
-        times = []
-        for line in process.stdout:
-            event = json.loads(line)
-            if event["event"] == "error":
-                raise SystemExit(f"{recipe} {options}: {event['message']}")
-            if event["event"] == "step":
-                times.append(time.monotonic())
-            # The last step is followed by a checkpoint, which is no part of a step.
-            if len(times) == steps:
-                memory = used() - before
-                process.kill()
-                break
-        process.wait()
-    gaps = [b - a for a, b in zip(times, times[1:])][steps // 3 :]
-    return statistics.median(gaps) * 1e3, memory
+    before, memory = used(), []
+    device = "cuda:0,1" if "--mesh" in options else "cuda:0"
+    time = step_ms(program, recipe, steps, device, options, lambda: memory.append(used() - before))
+    return time, memory[0]
 
 
 def main(program, names):
