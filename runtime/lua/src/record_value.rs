@@ -3,9 +3,13 @@
 //! A map is a table with string keys, a list one with the keys 1 to n; an empty table is either. `null` is a field that is absent, and in a
 //! list the light userdata `data.null`. Maps that come from Lua have their fields in the order of their names, since tables have none.
 
-use mlua::{Lua, Table, Value as LuaValue};
-use perilune_core::{Category, HostTensor};
+mod stack;
+
+pub(crate) use stack::Reader;
+
+use mlua::{Function, Lua, Table, Value as LuaValue, ffi};
 use perilune_data::records::{Record, Value};
+use stack::{Step, Why};
 
 /// The most tables that a value nests.
 const DEPTH: usize = 64;
@@ -29,130 +33,115 @@ impl Refused {
         "records hold strings, numbers, booleans, lists and tables with string keys"
     }
 
-    fn at(mut self, key: &str) -> Refused {
-        let dot = if self.path.is_empty() || self.path.starts_with('[') { "" } else { "." };
-        self.path = format!("{key}{dot}{}", self.path);
-        self
+    /// The refusal of a value at the end of `path`, which begins with the innermost key.
+    fn of(why: Why, path: &[Step], value: &LuaValue) -> Refused {
+        let key = match value {
+            LuaValue::String(s) => s.to_string_lossy(),
+            other => format!("[{}]", crate::args::show(other)),
+        };
+        let (found, key) = match (why, value) {
+            (Why::Type, LuaValue::UserData(u)) if u.is::<crate::tensor::Tensor>() => {
+                ("a tensor; use x:tolist()".into(), None)
+            }
+            (Why::Type, other) => (format!("a {}", other.type_name()), None),
+            (Why::Depth, _) => (format!("a table in too many others ({DEPTH})"), None),
+            (Why::Key, _) => ("a key that is no string".into(), Some(key)),
+            (Why::Mixed, _) => ("a key of a table that is also a list from 1 to n".into(), Some(key)),
+        };
+        let mut text = String::new();
+        let steps = path.iter().rev().map(|step| match step {
+            Step::Name(name) => name.to_string(),
+            Step::Place(k) => format!("[{k}]"),
+        });
+        for step in steps.chain(key) {
+            if !text.is_empty() && !step.starts_with('[') {
+                text.push('.');
+            }
+            text.push_str(&step);
+        }
+        Refused { path: text, found }
     }
 }
 
 /// Converts a record to a table.
 pub(crate) fn table(lua: &Lua, record: &Record) -> mlua::Result<Table> {
-    let table = lua.create_table_with_capacity(0, record.fields.len())?;
-    for (name, value) in record.fields.iter().filter(|(_, value)| *value != Value::Null) {
-        table.raw_set(&**name, to_lua(lua, value)?)?;
+    // SAFETY: exec_raw calls it protected, and returns what is on the stack.
+    #[allow(unsafe_code)]
+    unsafe {
+        lua.exec_raw((), |state| stack::push_record(state, record))
     }
-    Ok(table)
 }
 
 /// Converts a value.
 pub(crate) fn to_lua(lua: &Lua, value: &Value) -> mlua::Result<LuaValue> {
-    Ok(match value {
-        Value::Null => LuaValue::NULL,
-        Value::Bool(b) => LuaValue::Boolean(*b),
-        Value::Int(i) => LuaValue::Integer(*i),
-        Value::Float(x) => LuaValue::Number(*x),
-        Value::Text(text) => LuaValue::String(lua.create_string(&**text)?),
-        Value::Bytes(bytes) => LuaValue::String(lua.create_string(&**bytes)?),
-        Value::List(list) => {
-            let table = lua.create_table_with_capacity(list.len(), 0)?;
-            for (k, item) in (1..).zip(list) {
-                table.raw_set(k, to_lua(lua, item)?)?;
-            }
-            LuaValue::Table(table)
-        }
-        Value::Map(record) => LuaValue::Table(self::table(lua, record)?),
-        Value::Array(array) => elements(lua, array, array.shape.dims(), &mut 0)?,
-    })
-}
-
-/// Converts the part of an array with these dims that begins at element `at`.
-fn elements(lua: &Lua, array: &HostTensor, dims: &[usize], at: &mut usize) -> mlua::Result<LuaValue> {
-    let Some((n, rest)) = dims.split_first() else {
-        let k = *at;
-        *at += 1;
-        return Ok(match array.dtype.category() {
-            Category::Bool => LuaValue::Boolean(array.get_i64(k) != 0),
-            Category::Int => LuaValue::Integer(array.get_i64(k)),
-            Category::Float => LuaValue::Number(array.get_f64(k)),
-        });
-    };
-    let table = lua.create_table_with_capacity(*n, 0)?;
-    for k in 1..=*n {
-        table.raw_set(k, elements(lua, array, rest, at)?)?;
+    // SAFETY: that of `table`.
+    #[allow(unsafe_code)]
+    unsafe {
+        lua.exec_raw((), |state| stack::push(state, value))
     }
-    Ok(LuaValue::Table(table))
 }
 
 /// Converts a Lua value.
-pub(crate) fn from_lua(value: &LuaValue) -> Result<Value, Refused> {
-    convert(value, 0)
+///
+/// # Errors
+/// The outer one is that of Lua: its memory is exhausted.
+pub(crate) fn from_lua(lua: &Lua, value: &LuaValue) -> mlua::Result<Result<Value, Refused>> {
+    let mut reader = Reader::default();
+    // SAFETY: exec_raw calls it protected, with the value on the stack; the closure owns nothing.
+    #[allow(unsafe_code)]
+    let top = unsafe { lua.exec_raw(value, |state| reader.read(state))? };
+    Ok(reader.result(&top))
 }
 
 /// Converts a table with string keys.
-pub(crate) fn record(value: &LuaValue) -> Result<Record, Refused> {
-    match from_lua(value)? {
-        Value::Map(record) => Ok(record),
-        other => Err(Refused { path: String::new(), found: other.type_name().into() }),
-    }
-}
-
-fn convert(value: &LuaValue, depth: usize) -> Result<Value, Refused> {
-    let refuse = |found: &str| Err(Refused { path: String::new(), found: found.into() });
-    Ok(match value {
-        LuaValue::Nil => Value::Null,
-        LuaValue::LightUserData(p) if p.0.is_null() => Value::Null,
-        LuaValue::Boolean(b) => Value::Bool(*b),
-        LuaValue::Integer(i) => Value::Int(*i),
-        LuaValue::Number(x) => Value::Float(*x),
-        LuaValue::String(s) => match s.to_str() {
-            Ok(text) => Value::Text((&*text).into()),
-            Err(_) => Value::Bytes((&*s.as_bytes()).into()),
-        },
-        LuaValue::Table(_) if depth == DEPTH => return refuse("a table in too many others (64)"),
-        LuaValue::Table(t) => fields(t, depth)?,
-        LuaValue::UserData(u) if u.is::<crate::tensor::Tensor>() => {
-            return refuse("a tensor; use x:tolist()");
-        }
-        other => return refuse(&format!("a {}", other.type_name())),
+///
+/// # Errors
+/// Those of [`from_lua`].
+pub(crate) fn record(lua: &Lua, value: &LuaValue) -> mlua::Result<Result<Record, Refused>> {
+    Ok(match from_lua(lua, value)? {
+        Ok(Value::Map(record)) => Ok(record),
+        Ok(other) => Err(Refused { path: String::new(), found: other.type_name().into() }),
+        Err(refused) => Err(refused),
     })
 }
 
-fn fields(t: &Table, depth: usize) -> Result<Value, Refused> {
-    let refuse = |path: String, found: String| Err(Refused { path, found });
-    let length = t.raw_len();
-    if length > 0 {
-        let mut list = Vec::with_capacity(length);
-        for k in 1..=length {
-            let item = t.raw_get::<LuaValue>(k).unwrap_or(LuaValue::Nil);
-            list.push(convert(&item, depth + 1).map_err(|e| e.at(&format!("[{k}]")))?);
-        }
-        let others = t.pairs::<LuaValue, LuaValue>().flatten().find(|(key, _)| match key {
-            LuaValue::Integer(k) => !(1..=length as i64).contains(k),
-            _ => true,
-        });
-        return match others {
-            None => Ok(Value::List(list)),
-            Some((key, _)) => refuse(shown(&key), "a key of a table that is also a list from 1 to n".into()),
-        };
-    }
-    let mut record = Record::default();
-    for pair in t.pairs::<LuaValue, LuaValue>() {
-        let Ok((key, value)) = pair else { continue };
-        let name = match &key {
-            LuaValue::String(s) => s.to_string_lossy(),
-            other => return refuse(shown(other), "a key that is no string".into()),
-        };
-        let value = convert(&value, depth + 1).map_err(|e| e.at(&name))?;
-        record.fields.push((name.as_str().into(), value));
-    }
-    record.fields.sort_by(|a, b| a.0.cmp(&b.0));
-    Ok(Value::Map(record))
+/// The argument of a function of records.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Argument<'a> {
+    Record(&'a Record),
+    Number(u64),
 }
 
-fn shown(key: &LuaValue) -> String {
-    match key {
-        LuaValue::String(s) => s.to_string_lossy(),
-        other => format!("[{}]", crate::args::show(other)),
-    }
+/// Calls a function with a record, and with `more` where there is one, and converts what it returns: all in one protected call.
+///
+/// # Errors
+/// The outer one is that of the function, or of Lua: its memory is exhausted.
+pub(crate) fn call(
+    lua: &Lua,
+    reader: &mut Reader,
+    function: &Function,
+    argument: Argument,
+    more: Option<&Function>,
+) -> mlua::Result<Result<Value, Refused>> {
+    // SAFETY: exec_raw calls it protected, with the function and `more` on the stack; the closure owns nothing, so an error of the
+    // function passes it by.
+    #[allow(unsafe_code)]
+    let top = unsafe {
+        lua.exec_raw((function, more), |state| {
+            match argument {
+                Argument::Record(record) => stack::push_record(state, record),
+                // Lua's integers have 64 bits with a sign; no dataset has 2^63 records.
+                Argument::Number(index) => ffi::lua_pushinteger(state, index as i64),
+            }
+            ffi::lua_insert(state, 2);
+            let count = if more.is_some() { 2 } else { 1 };
+            ffi::lua_settop(state, 1 + count);
+            ffi::lua_call(state, count, 1);
+            reader.read(state);
+        })?
+    };
+    Ok(reader.result(&top))
 }
+
+#[cfg(test)]
+mod tests;

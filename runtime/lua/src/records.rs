@@ -353,7 +353,7 @@ fn rewritten(
     row: u64,
     value: &Value,
 ) -> mlua::Result<perilune_data::records::Record> {
-    record_value::record(value).or_else(|refused| {
+    record_value::record(lua, value)?.or_else(|refused| {
         let origin = or_fail(lua, op, beneath.origins(row))?.into_iter().next();
         let of = origin.map_or_else(|| format!("record {row}"), |origin| origin.to_string());
         let message = format!("a rewrite of {of}: {}", refused.message());
@@ -365,7 +365,7 @@ fn rewritten(
 pub(crate) fn list(lua: &Lua, records: Table) -> mlua::Result<AnyUserData> {
     let mut all = Vec::new();
     for (k, record) in (1..).zip(records.sequence_values::<Value>()) {
-        let record = record_value::record(&record?).or_else(|refused| {
+        let record = record_value::record(lua, &record?)?.or_else(|refused| {
             let message = format!("record {k}: {}", refused.message());
             Err(errors::argument(&host(lua)?, lua, "data.list", message, Some(Refused::hint().into())))
         })?;

@@ -7,7 +7,7 @@ use crate::boundary::{OwnInterrupt, caught, memory_limit};
 use crate::console::interrupt::listen_to;
 use crate::errors::{Cause, RecipeError};
 use crate::loader;
-use crate::record_value::{self, Refused};
+use crate::record_value::{self, Argument, Reader, Refused};
 use mlua::{Function, Lua, Table};
 use perilune_core::Interrupt;
 use perilune_data::records::{Record, Value};
@@ -58,6 +58,7 @@ struct State {
     /// `math.random`, for a function that takes it as an argument.
     random: Option<Function>,
     draws: Rc<Draws>,
+    reader: RefCell<Reader>,
     /// Ends a record at its time limit, and with the run.
     interrupt: Interrupt,
     function_lives: Weak<()>,
@@ -113,7 +114,8 @@ impl State {
         interrupt.end();
         match built {
             Ok(function) => {
-                Ok(Ok(State { lua, function, random, draws, interrupt, function_lives: Arc::downgrade(&of.lives) }))
+                let (reader, function_lives) = (RefCell::default(), Arc::downgrade(&of.lives));
+                Ok(Ok(State { lua, function, random, draws, reader, interrupt, function_lives }))
             }
             Err(_) if of.interrupt.is_requested() => Ok(Err(Error::Interrupted)),
             Err(e) if late => Err(too_slow(of, &e)),
@@ -125,20 +127,14 @@ impl State {
         self.draws.begin(index);
         self.interrupt.begin(of.limits.time);
         let result = caught(&self.lua, || {
-            let room = record.fields.iter().map(|(name, value)| ENTRY + name.len() + size(value)).sum();
-            let out: mlua::Value = match of.takes {
-                Takes::Number => self.function.call(index)?,
-                Takes::Record => {
-                    let table = memory_limit::with_room(&self.lua, room, || record_value::table(&self.lua, record))?;
-                    match &self.random {
-                        Some(random) => self.function.call((table, random))?,
-                        None => self.function.call(table)?,
-                    }
-                }
+            let argument = match of.takes {
+                Takes::Record => Argument::Record(record),
+                Takes::Number => Argument::Number(index),
             };
-            Ok(record_value::from_lua(&out))
+            let mut reader = self.reader.borrow_mut();
+            record_value::call(&self.lua, &mut reader, &self.function, argument, self.random.as_ref())
         });
-        let late = self.interrupt.is_late();
+        let late = result.is_err() && self.interrupt.is_late();
         self.interrupt.end();
         match result {
             Ok(Ok(value)) => Ok(value),
@@ -150,21 +146,6 @@ impl State {
             Err(e) if late => Err(failed(of, index, &too_slow(of, &e))),
             Err(e) => Err(failed(of, index, &e)),
         }
-    }
-}
-
-/// The bytes of a table's entry in Lua, with a table or a string in it, at most.
-const ENTRY: usize = 160;
-
-/// An upper bound for the bytes of a value in Lua.
-fn size(value: &Value) -> usize {
-    match value {
-        Value::Text(text) => ENTRY + text.len(),
-        Value::Bytes(bytes) => ENTRY + bytes.len(),
-        Value::List(list) => ENTRY + list.iter().map(|item| ENTRY + size(item)).sum::<usize>(),
-        Value::Map(record) => ENTRY + record.fields.iter().map(|(name, v)| ENTRY + name.len() + size(v)).sum::<usize>(),
-        Value::Array(array) => array.shape.numel().saturating_mul(2 * ENTRY),
-        _ => ENTRY,
     }
 }
 

@@ -104,7 +104,8 @@ fn sixteen_threads_compute_what_the_recipe_does() {
     let expected: Vec<Value> = (0..64)
         .map(|n| {
             let table = crate::record_value::table(runtime.lua(), &record(&[("n", Value::Int(n))])).expect("a table");
-            crate::record_value::from_lua(&own.call(table).expect("runs")).expect("a record")
+            let out = own.call(table).expect("runs");
+            crate::record_value::from_lua(runtime.lua(), &out).expect("memory").expect("a record")
         })
         .collect();
     assert_eq!(field(expected[9].clone(), "w"), Value::Float(13.5));
