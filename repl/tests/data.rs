@@ -104,7 +104,10 @@ fn a_recipe_is_checked_by_command_and_before_a_run() {
 const PACKED: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
-local recipe = pl.recipe { name = "packed", params = { separate = true, noise = 0.0, dropout = 0.1, steps = 2, seed = 1 } }
+local recipe = pl.recipe {
+  name = "packed",
+  params = { separate = true, noise = 0.0, dropout = 0.1, places = "", steps = 2, seed = 1 },
+}
 local settings
 function recipe.data(p)
   local tok = pl.data.bytes()
@@ -113,12 +116,18 @@ function recipe.data(p)
 end
 function recipe.model(p)
   local m = { tokens = nn.Embedding(256, 16), block = nn.TransformerBlock(16, 2, { causal = true, dropout = p.dropout }), head = nn.Linear(16, 256) }
-  function m:forward(x, options) return self.head(self.block(self.tokens(x), options)) end
+  if p.places ~= "" then m.places = nn.Embedding(1024, 16) end
+  function m:forward(x, options)
+    local h = self.tokens(x)
+    if self.places then h = h + self.places(options.positions or pl.arange(x.shape[2], { dtype = "i64" })) end
+    return self.head(self.block(h, options))
+  end
   return nn.module(m)
 end
 function recipe.optimizer(p, model) return pl.optim.SGD(model, { lr = 0.1 }) end
 function recipe.loss(model, batch)
-  local logits = model(batch.x, { documents = settings.separate and batch.documents or nil, positions = batch.positions })
+  local logits = model(batch.x, { documents = settings.separate and batch.documents or nil,
+    positions = settings.places ~= "row" and batch.positions or nil })
   if settings.noise > 0 then logits = logits + pl.randn(logits.shape) * settings.noise end
   return pl.cross_entropy(logits:flatten(0, 1), batch.y:flatten())
 end
@@ -145,6 +154,21 @@ fn packed_documents_that_read_each_other_are_found() {
     assert!(r.err.contains("documents = batch.documents"), "{}", r.err);
     let r = run("d", &[&leaking[..], &["--strict"]].concat());
     assert!(r.status == Some(4) && !p.path("d/run.json").exists(), "{:?} {}", r.status, r.err);
+    // Documents on a mesh.
+    for dir in ["f", "g"] {
+        let more = if dir == "f" { &leaking[..] } else { &["--set", "places=document"] };
+        let r = run(dir, &[&["--strict", "--mesh", "dp=2,cp=2", "--device", "cpu"], more].concat());
+        assert_eq!(r.status, Some(if dir == "f" { 4 } else { 0 }), "{dir}: {}", r.err);
+        assert_eq!(r.err.contains("packed documents read each other"), dir == "f", "{}", r.err);
+    }
+    // Positions from the start of the row, not of the document.
+    for (dir, places, precision) in [("h", "row", "f32"), ("i", "row", "bf16"), ("j", "document", "bf16")] {
+        let places = format!("places={places}");
+        let r = run(dir, &["--strict", "--set", &places, "--precision", precision]);
+        assert_eq!(r.status, Some(if dir == "j" { 0 } else { 4 }), "{dir}: {}", r.err);
+        assert_eq!(r.err.contains("depends on where it lies in its sequence"), dir != "j", "{}", r.err);
+        assert_eq!(r.err.contains("positions = batch.positions"), dir != "j", "{}", r.err);
+    }
     // A loss with random numbers of its own cannot be compared.
     let r = run("e", &["--strict", "--set", "noise=0.1"]);
     assert_eq!((r.status, r.err.as_str()), (Some(0), ""), "{}", r.out);

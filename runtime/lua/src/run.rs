@@ -329,15 +329,16 @@ impl Run {
         Ok(Some(NotFinite { op, shape, nan, input, state, place }))
     }
 
-    /// Tests whether documents that are packed into one sequence read each other; none if the training data is not packed or the
-    /// losses cannot be compared. Nothing is written.
-    pub fn documents_are_separate(&self) -> Result<Option<bool>, Failed> {
+    /// Tests whether documents that are packed into one sequence are trained as if alone. Returns "documents" if they read each
+    /// other, "positions" if their losses depend on where they lie; none if neither is found, the training data is not packed, or
+    /// the losses cannot be compared. Nothing is written.
+    pub fn fault_of_packing(&self) -> Result<Option<String>, Failed> {
         // With the number of draws, which the model's initial weights have advanced.
         let now = self.host.engine.borrow().recorder.graph.rng;
-        let f: Function = self.table.get("documents_are_separate")?;
-        let separate = f.call(&self.table);
+        let f: Function = self.table.get("fault_of_packing")?;
+        let fault = f.call(&self.table);
         self.host.engine.borrow_mut().recorder.graph.rng = now;
-        Ok(separate?)
+        Ok(fault?)
     }
 
     /// Computes loss and metrics over a split.

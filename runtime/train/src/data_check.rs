@@ -1,4 +1,4 @@
-//! Checks a sample of the data of a run, and whether packed documents are separate, before its first step.
+//! Checks a sample of the data of a run, and whether packed documents are trained as if alone, before its first step.
 
 use crate::error::{Error, Result};
 use crate::events::{Event, Reporter};
@@ -243,20 +243,28 @@ fn faults_of_data(run: &Run, strict: bool, interrupt: Interrupt) -> Result<Vec<F
     Ok(report.faults().map(fault).collect())
 }
 
-/// Tests whether packed documents read each other.
+/// Tests whether packed documents are trained as if alone.
 fn fault_of_packing(run: &Run) -> Result<Option<Fault>> {
-    match run.documents_are_separate() {
-        Ok(Some(false)) => {}
-        Ok(_) => return Ok(None),
+    let found = match run.fault_of_packing() {
+        Ok(found) => found,
         Err(Failed::Recipe(e)) if e.cause == Cause::Interrupted => return Err(Error::Recipe(e)),
         // What the step evaluates it reports itself.
         Err(e) => {
             tracing::debug!("data check: {}", Error::from(e));
             return Ok(None);
         }
-    }
-    let what = "packed documents read each other: the losses of one change with the tokens of another";
+    };
+    let (what, cure) = match found.as_deref() {
+        None => return Ok(None),
+        Some("positions") => (
+            "the loss of a packed document depends on where it lies in its sequence",
+            "count positions from the start of each document: give the model `positions = batch.positions`",
+        ),
+        Some(_) => (
+            "packed documents read each other: the losses of one change with the tokens of another",
+            "give the attention `documents = batch.documents`, as nn.TransformerBlock passes it on",
+        ),
+    };
     let line = format!("train: {what}");
-    let cure = "give the attention `documents = batch.documents`, as nn.TransformerBlock passes it on";
     Ok(Some(Fault { rule: "packing", split: "train".into(), what: what.into(), line, cure }))
 }

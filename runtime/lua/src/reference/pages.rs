@@ -108,7 +108,7 @@ const INTERNAL: &[(&str, &[&str])] = &[
             "optimizers",
             "dry_run",
             "diagnose",
-            "documents_are_separate",
+            "fault_of_packing",
             "settle_sample_log",
             "cursor",
             "counters",
