@@ -273,7 +273,8 @@ impl Report<'_> {
         self.table("stages", &stages);
         if let Some((_, prediction)) = &predicted {
             let (schedule, micros) = (engine.schedule(), engine.micro_batches);
-            self.table("devices", &check_predict::devices(prediction, &mesh, schedule, micros, &infos));
+            let slots = engine.slot_bytes();
+            self.table("devices", &check_predict::devices(prediction, &mesh, schedule, micros, &infos, &slots));
         }
         self.table("States", &states);
         self.table("attention", &check_mesh::keys(&engine.exchanges(), show));
@@ -326,8 +327,9 @@ impl Report<'_> {
         }
         let share = 100.0 * peak as f64 / target.bytes as f64;
         self.row("fit", &format!("{needs} of {has} ({share:.0} %) on {}, with {overhead} for the driver", target.name));
-        let report = runtime.host().engine.borrow().memory().by_role();
-        self.row("a device", &check_predict::memory(report, OVERHEAD));
+        let engine = runtime.host().engine.borrow();
+        let slots = engine.slot_bytes().into_iter().max().unwrap_or(0);
+        self.row("a device", &check_predict::memory(engine.memory().by_role(), slots, OVERHEAD));
         Ok(())
     }
 

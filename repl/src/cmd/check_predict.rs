@@ -67,10 +67,11 @@ pub fn devices(
     schedule: &Schedule,
     micros: usize,
     all: &[(String, StateInfo)],
+    slots: &[usize],
 ) -> Vec<String> {
     let (home, table) = (schedule.devices(p.devices.len()), schedule.table(p.devices.len(), micros));
     let (Ok(table), false) = (table, p.devices.is_empty()) else { return Vec::new() };
-    let heads = ["device", "stages", "works", "waits", "sends", "passes kept", "States", "intermediate"];
+    let heads = ["device", "stages", "works", "waits", "sends", "passes kept", "States", "intermediate", "messages"];
     let mut rows = vec![heads.map(String::from).to_vec()];
     for ((k, device), kept) in p.devices.iter().enumerate().zip(table.kept()) {
         let stages = home.iter().enumerate().filter(|(_, d)| **d == k).map(|(stage, _)| stage.to_string());
@@ -85,9 +86,10 @@ pub fn devices(
             kept.to_string(),
             bytes(states),
             bytes(device.arena),
+            bytes(slots.get(k).copied().unwrap_or(0)),
         ]);
     }
-    aligned(&rows, 6)
+    aligned(&rows, 7)
 }
 
 /// The collectives of a step by op, axis and recipe line; those that take longest first. `show` formats a line.
@@ -157,10 +159,11 @@ pub fn sent(machine: &Machine, all: &[Sent], show: impl Fn(SourceLoc) -> String)
     lines
 }
 
-/// Bytes on a device by role.
-pub fn memory(roles: Vec<(&'static str, usize)>, overhead: usize) -> String {
+/// Bytes on a device by role. `slots`: of messages from stage to stage.
+pub fn memory(roles: Vec<(&'static str, usize)>, slots: usize, overhead: usize) -> String {
     let parts = roles
         .into_iter()
+        .chain((slots > 0).then_some(("messages", slots)))
         .chain([("driver", overhead)])
         .map(|(name, n)| format!("{} {}", name.replace('_', " "), bytes(n)));
     parts.collect::<Vec<_>>().join(", ")
@@ -185,16 +188,16 @@ mod tests {
         let info = StateInfo { shape, dtype, placement, trainable: true, frozen: false };
         let schedule = Schedule::parse("zbv").unwrap();
         assert_eq!(
-            super::devices(&p, &mesh, &schedule, 4, &[("model.w".into(), info)]),
+            super::devices(&p, &mesh, &schedule, 4, &[("model.w".into(), info)], &[500, 600]),
             [
-                "device  stages   works  waits   sends  passes kept  States  intermediate",
-                "0       0 3     6.0 ms   40 %  2.0 kB            4     0 B        8.0 kB",
-                "1       1 2     9.0 ms   10 %  2.0 kB            4  1.0 kB        4.0 kB",
+                "device  stages   works  waits   sends  passes kept  States  intermediate  messages",
+                "0       0 3     6.0 ms   40 %  2.0 kB            4     0 B        8.0 kB     500 B",
+                "1       1 2     9.0 ms   10 %  2.0 kB            4  1.0 kB        4.0 kB     600 B",
             ]
         );
         let lines = step(&p);
         assert_eq!(lines[2], "mean of the 2 devices along pp; they wait 25 % for other stages");
-        assert!(super::devices(&Prediction::default(), &mesh, &schedule, 4, &[]).is_empty());
+        assert!(super::devices(&Prediction::default(), &mesh, &schedule, 4, &[], &[]).is_empty());
     }
 
     #[test]

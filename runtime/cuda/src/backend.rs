@@ -214,6 +214,10 @@ impl Backend for Cuda {
         true
     }
 
+    fn message_slots(&self) -> Option<perilune_plan::MessageSlots> {
+        Some(crate::driver::SLOTS)
+    }
+
     fn take_fault_origin(&self) -> Option<(Arc<Program>, Origin)> {
         self.shared.lock().ok()?.fault_origin.take()
     }

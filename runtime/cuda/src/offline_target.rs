@@ -71,6 +71,10 @@ impl Backend for OfflineTarget {
         true
     }
 
+    fn message_slots(&self) -> Option<perilune_plan::MessageSlots> {
+        Some(crate::driver::SLOTS)
+    }
+
     fn source(&self, program: &Program, k: usize) -> Option<Result<String>> {
         Some(text(program, k, &self.props))
     }

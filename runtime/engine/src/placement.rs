@@ -155,6 +155,12 @@ impl Engine {
         self.executor.cache.last().map_or_else(Vec::new, |plan| perilune_plan::exchanges(&plan.step))
     }
 
+    /// Bytes of the slots of messages on each device along `pp`, of the largest plan so far; empty without pipeline stages.
+    pub fn slot_bytes(&self) -> Vec<usize> {
+        let slots = self.executor.backend.message_slots().zip(self.executor.largest.as_ref());
+        slots.map_or_else(Vec::new, |(slots, plan)| slots.held(&plan.program))
+    }
+
     /// Predicts the time of the plan that ran last on the devices of a machine.
     pub fn predict(&self, machine: &Machine) -> Option<Prediction> {
         self.executor.cache.last().map(|plan| predict(&plan.step, machine))

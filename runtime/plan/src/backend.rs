@@ -2,6 +2,7 @@
 
 use crate::buffer_desc::BufferDesc;
 use crate::ir::{Origin, Program};
+use crate::message_slots::MessageSlots;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::mesh::Axis;
@@ -115,6 +116,11 @@ pub trait Backend: Send + Sync {
 
     /// Returns the program and the kernel that caused the last error of `download` or `run`, if an earlier run did.
     fn take_fault_origin(&self) -> Option<(Arc<Program>, Origin)> {
+        None
+    }
+
+    /// How it makes the memory through which messages between pipeline stages pass, if that lies on the device beside the arena.
+    fn message_slots(&self) -> Option<MessageSlots> {
         None
     }
 

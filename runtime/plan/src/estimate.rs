@@ -5,6 +5,7 @@ use crate::backend::{Backend, Buffer, DeviceBuffer, Executable, Failure, Memory,
 use crate::buffer_desc::BufferDesc;
 use crate::check::check;
 use crate::ir::Program;
+use crate::message_slots::MessageSlots;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::Node;
 use perilune_core::mesh::Axis;
@@ -84,7 +85,7 @@ impl Estimate {
 }
 
 struct Counting {
-    /// By coordinate along `pp`, or of all devices.
+    /// With the slots of messages, by coordinate along `pp`, or of all devices.
     arenas: Vec<usize>,
     counts: Arc<Counts>,
 }
@@ -130,6 +131,10 @@ impl Backend for Estimate {
         self.target.defers_index_faults()
     }
 
+    fn message_slots(&self) -> Option<MessageSlots> {
+        self.target.message_slots()
+    }
+
     fn mesh(&self) -> Mesh {
         self.mesh
     }
@@ -160,9 +165,11 @@ impl Backend for Estimate {
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>> {
         check(&program).map_err(|e| Error::system("plan", format!("this is a bug: {e}")))?;
+        let slots = self.target.message_slots().map_or_else(Vec::new, |slots| slots.held(&program));
+        let slots = slots.into_iter().chain(std::iter::repeat(0));
         let arenas = match &program.stages[..] {
             [] => vec![program.arena_bytes],
-            stages => stages.iter().map(|stage| stage.program.arena_bytes).collect(),
+            stages => stages.iter().zip(slots).map(|(stage, slots)| stage.program.arena_bytes + slots).collect(),
         };
         Ok(Box::new(Counting { arenas, counts: self.counts.clone() }))
     }

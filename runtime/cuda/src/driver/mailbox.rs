@@ -12,18 +12,13 @@
 
 use super::{Address, Allocation, Device, Endpoint, Event, Heap, Lane};
 use perilune_core::error::{Error, Result};
+use perilune_plan::MessageSlots;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-/// The most times by which a slot may be larger than its message.
-const MOST_ROOM: usize = 2;
-/// The least bytes of a slot.
-const LEAST_ROOM: usize = 64 << 10;
-/// As long as a message fits fewer slots, it gets one more rather than one that the receiver's GPU has yet to empty.
-const SPARE: usize = 4;
-/// The same for messages of at least `LARGE` bytes, such as tied weights.
-const SPARE_OF_LARGE: usize = 2;
-const LARGE: usize = 32 << 20;
+/// How many slots there are of which size.
+pub const SLOTS: MessageSlots =
+    MessageSlots { most_room: 2, least_room: 64 << 10, spare: 4, spare_of_large: 2, large: 32 << 20 };
 
 /// Landing memory for one message at a time.
 pub struct Slot {
@@ -121,7 +116,7 @@ impl Outbox {
     pub fn send(&mut self, endpoint: &Endpoint, own: &Arc<Heap>, from: Address, nbytes: usize) -> Result<[u64; 2]> {
         let k = match self.free_slot(nbytes) {
             Some(k) => k,
-            None => self.new_slot(endpoint, own, nbytes.max(LEAST_ROOM))?,
+            None => self.new_slot(endpoint, own, SLOTS.new_room(nbytes))?,
         };
         self.sent += 1;
         let sending = &mut self.slots[k];
@@ -144,12 +139,11 @@ impl Outbox {
 
     /// A slot for a message; none if another one is to be made.
     fn free_slot(&self, nbytes: usize) -> Option<usize> {
-        let rooms = nbytes..=(nbytes * MOST_ROOM).max(LEAST_ROOM);
+        let rooms = SLOTS.rooms(nbytes);
         let fitting = || (0..self.slots.len()).filter(|k| rooms.contains(&self.slots[*k].slot.room));
         let empty = fitting().filter(|k| self.slots[*k].is_empty()).min_by_key(|k| self.slots[*k].slot.room);
         let oldest = || fitting().filter(|k| self.slots[*k].is_free()).min_by_key(|k| self.slots[*k].sent);
-        let spare = if nbytes < LARGE { SPARE } else { SPARE_OF_LARGE };
-        empty.or_else(|| if fitting().count() < spare { None } else { oldest() })
+        empty.or_else(|| if fitting().count() < SLOTS.spare(nbytes) { None } else { oldest() })
     }
 
     /// Makes a slot of `room` bytes.

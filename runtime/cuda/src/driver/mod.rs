@@ -24,7 +24,7 @@ pub use copy_streams::CopyStreams;
 pub use device::Device;
 pub use graph::Replay;
 pub use lane::Lane;
-pub use mailbox::{Outbox, Slot};
+pub use mailbox::{Outbox, SLOTS, Slot};
 pub use module::{Entry, Module, TensorMap};
 pub use peers::{Endpoint, PeerAccess, Point, Recorded};
 pub use snapshot::{Snapshots, snapshot};
