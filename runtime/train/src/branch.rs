@@ -66,7 +66,7 @@ fn record_of_branch(resume: &Resume, from: &Directory, step: u64) -> Map<String,
         resumed.retain(|at| at.as_u64().is_some_and(|at| at <= step));
     }
     record.insert(BRANCH.into(), branch);
-    record.insert("started".into(), crate::trainer::started().into());
+    record.insert("started".into(), crate::session::started().into());
     record.insert("host".into(), hostname().into());
     record.insert("pid".into(), std::process::id().into());
     record.insert("status".into(), "interrupted".into());

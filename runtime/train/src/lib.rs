@@ -73,6 +73,7 @@ pub mod runs;
 mod sample_file;
 mod saved_run;
 mod script_run;
+mod session;
 mod shared_run;
 mod source;
 mod spec;
