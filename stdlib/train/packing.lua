@@ -47,8 +47,8 @@ local function end_of(documents, from)
 end
 
 ---Finds the first document of a sequence, and another one with a target.
----@param y integer[] targets
----@param documents integer[] numbers of documents
+---@param y number[] targets
+---@param documents number[] numbers of documents
 ---@return perilune.train.Documents? found nil if there is none
 local function find_documents(y, documents)
   local last = end_of(documents, 1)
@@ -108,7 +108,8 @@ local function changed(packed, change)
   for name, rows in pairs(packed.columns) do
     local list = table.move(rows, 1, #rows, 1, {})
     for _, place in ipairs(packed.places) do
-      list[place] = change(name, rows[place], assert(find_documents(y[place], documents[place])))
+      local found = find_documents(assert(y[place]), assert(documents[place]))
+      list[place] = change(name, assert(rows[place]), assert(found))
     end
     out[name] = pl.tensor(list, { dtype = packed.batch[name].dtype })
   end
@@ -159,10 +160,10 @@ local function compare(run, packed, first, second, equal)
   local before, again, after = losses_of(run, packed, first), losses_of(run, packed, first), losses_of(run, packed, second)
   if not (before and again and after) then return nil end
   local all = true
-  for i = 1, #before do
+  for i, loss in ipairs(before) do
     -- A loss with random numbers of its own differs from itself, as does one that is not a number.
-    if before[i] ~= again[i] then return nil end
-    all = all and equal(before[i], after[i])
+    if loss ~= again[i] then return nil end
+    all = all and equal(loss, assert(after[i]))
   end
   return all
 end
