@@ -23,8 +23,8 @@ RIVALS = {"gpt2_dp2": 32}
 SECONDS = 120
 
 
-def step_ms(program, recipe, steps, device, options, at_end=lambda: None):
-    """The median time of a step after the first third of a run, in ms. Calls `at_end` while the run still has its memory."""
+def step_ms(program, recipe, steps, device, options, midway=lambda: None):
+    """The median time of a step after the first third of a run, in ms. Calls `midway` after the second: the checkpoint at the end takes memory."""
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "run", recipe, "--precision", "bf16", "--json", "--steps", str(steps), "--device", device]
         command += ["--run-dir", folder + "/run", "--set"] + options
@@ -36,9 +36,10 @@ def step_ms(program, recipe, steps, device, options, at_end=lambda: None):
                 raise SystemExit(f"{recipe} {options}: {event['message']}")
             if event["event"] == "step":
                 times.append(time.monotonic())
+                if len(times) == 2 * steps // 3:
+                    midway()
             # The checkpoint at the end is no part of a step.
             if len(times) == steps or time.monotonic() > end:
-                at_end()
                 process.kill()
         process.wait()
     times = times[steps // 3:]

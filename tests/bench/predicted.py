@@ -3,7 +3,7 @@
     python3 tests/bench/predicted.py PERILUNE [CASE...]      PERILUNE is the program; a case of a mesh needs two GPUs
 
 Both time columns are of a step: the prediction with collectives beside kernels, and the median time between `step` events after the first
-third of a run. Memory is of the GPU that uses most of it: the prediction with 512 MiB for the driver, and what NVML reports at the last step.
+third of a run. Memory is of the GPU that uses most of it: the prediction with 512 MiB for the driver, and what NVML reports between two steps.
 """
 import re, subprocess, sys
 from mesh import GPT2, LLAMA, RESNET, step_ms
@@ -21,6 +21,7 @@ CASES = {
     "llama_1b": (LLAMA, 18, ["batch=4"]),
     "llama_1b_tp2": (LLAMA, 18, ["batch=4", "--mesh", "tp=2"]),
     "llama_1b_cp2": (LLAMA, 18, ["batch=4", "--mesh", "cp=2"]),
+    "llama_1b_pp2": (LLAMA, 18, ["batch=1", "--set", "accumulate=8", "--mesh", "pp=2"]),
     "resnet50": (RESNET, 40, ["batch=256"]),
     "resnet50_dp2": (RESNET, 40, ["batch=256", "--mesh", "dp=2"]),
 }
