@@ -42,17 +42,6 @@ FN u8 op_logical_not(u8 x) { return x == 0; }
     FN T op_minimum(T x, T y) { return x < y ? x : y; }                                     \
     FN u8 op_is_nan(T) { return 0; }                                                        \
     FN u8 op_is_inf(T) { return 0; }                                                        \
-    FN T op_floor_div(T x, T y) {                                                           \
-        if (y == 0) return 0;                                                               \
-        if (y == (T)-1 && (T)-1 < 0) return (T)(0 - (U)x);                                  \
-        T q = x / y, r = x % y;                                                             \
-        return r != 0 && (r < 0) != (y < 0) ? (T)(q - 1) : q;                               \
-    }                                                                                       \
-    FN T op_remainder(T x, T y) {                                                           \
-        if (y == 0 || (y == (T)-1 && (T)-1 < 0)) return 0;                                  \
-        T r = x % y;                                                                        \
-        return r != 0 && (r < 0) != (y < 0) ? (T)(r + y) : r;                               \
-    }                                                                                       \
     FN T op_pow(T x, T y) {                                                                 \
         if (y < 0 && x != 1 && x != (T)-1) return 0;                                        \
         U base = (U)x, n = (U)y, product = 1;                                               \
@@ -67,6 +56,24 @@ FN u8 op_logical_not(u8 x) { return x == 0; }
     FN T opaque(T x) { return x ^ (T)(gridDim.z - 1); }
 EACH_INT(OP_INT)
 #undef OP_INT
+
+// Division of 64 bits is a call: the assembler needs a minute for a kernel that inlines 28 of them.
+#define OP_DIVISION(T, U, CALL)                                                             \
+    CALL T op_floor_div(T x, T y) {                                                         \
+        if (y == 0) return 0;                                                               \
+        if (y == (T)-1 && (T)-1 < 0) return (T)(0 - (U)x);                                  \
+        T q = x / y, r = x % y;                                                             \
+        return r != 0 && (r < 0) != (y < 0) ? (T)(q - 1) : q;                               \
+    }                                                                                       \
+    CALL T op_remainder(T x, T y) {                                                         \
+        if (y == 0 || (y == (T)-1 && (T)-1 < 0)) return 0;                                  \
+        T r = x % y;                                                                        \
+        return r != 0 && (r < 0) != (y < 0) ? (T)(r + y) : r;                               \
+    }
+OP_DIVISION(i64, u64, static __device__ __noinline__)
+OP_DIVISION(i32, u32, FN)
+OP_DIVISION(u8, u32, FN)
+#undef OP_DIVISION
 
 // ---- floats
 // A value opaque to NVVM, which must not constant-fold a function with the host's arithmetic. The assembler would still
