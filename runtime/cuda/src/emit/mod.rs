@@ -94,22 +94,33 @@ fn lower(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usi
     }
 }
 
+/// The stores that overwrite what the second launch loads: for the columns, and for such stores themselves.
+fn late_stores(analysis: &RegionAnalysis, cols: &[usize]) -> Vec<usize> {
+    let mut late: Vec<usize> = Vec::new();
+    loop {
+        let roots = late.iter().map(|k| analysis.region.stores[*k].0 as usize);
+        let loaded: Vec<ValueId> = split_row::dependencies(analysis, cols.iter().copied().chain(roots))
+            .into_iter()
+            .filter_map(|i| match analysis.code(i) {
+                Code::Load { source, .. } => source.value(),
+                _ => None,
+            })
+            .collect();
+        let overwrites = |k: &usize| loaded.iter().any(|v| overlap(analysis.program, *v, analysis.region.stores[*k].1));
+        let found: Vec<usize> = analysis.full_stores().filter(overwrites).collect();
+        if found.len() == late.len() {
+            return late;
+        }
+        late = found;
+    }
+}
+
 /// Rows first, then columns, which recompute their operands from the saved results of row reductions. Stores that
-/// overwrite what the columns load wait for them.
+/// overwrite what the second launch loads wait for it.
 fn rows_then_columns(analysis: &RegionAnalysis, props: &Props, many: bool, scratch: &mut usize) -> Vec<LaunchTemplate> {
     let program = analysis.program;
     let cols: Vec<usize> = analysis.needed().into_iter().filter(|i| analysis.level(*i) == Level::Col).collect();
-    let loaded: Vec<_> = split_row::dependencies(analysis, cols.iter().copied())
-        .into_iter()
-        .filter_map(|i| match analysis.code(i) {
-            Code::Load { source: perilune_plan::ir::Source::Value(v), .. } => Some(*v),
-            _ => None,
-        })
-        .collect();
-    let late: Vec<usize> = analysis
-        .full_stores()
-        .filter(|k| loaded.iter().any(|v| overlap(program, *v, analysis.region.stores[*k].1)))
-        .collect();
+    let late = late_stores(analysis, &cols);
     let late_roots = late.iter().map(|k| analysis.region.stores[*k].0 as usize);
     let saved: BTreeSet<usize> = split_row::dependencies(analysis, cols.into_iter().chain(late_roots))
         .into_iter()
@@ -130,4 +141,59 @@ fn rows_then_columns(analysis: &RegionAnalysis, props: &Props, many: bool, scrat
         .map(|(n, i)| (*i, split_row::cell(at, n, analysis.region.batch * analysis.region.rows)));
     out.extend(col::lower(analysis, &late, &places.collect(), scratch));
     out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use perilune_core::ops::ReduceFn;
+    use perilune_core::ops::elementwise::MapFn;
+    use perilune_core::{DType, Layout, Shape};
+    use perilune_plan::ir::{Instr, Origin, Source, Value};
+    use std::sync::Arc;
+
+    /// A gradient of rows and of columns, stored in the place of `old`, and a sum with `old` in the place of `x`, which the columns load:
+    /// the sum waits for the columns, and so does what would overwrite its summand.
+    #[test]
+    fn a_store_over_what_a_late_store_loads_is_late_too() {
+        let (rows, cols) = (4, 8);
+        let shape = Shape::of(&[rows, cols]);
+        let value = |at: usize| {
+            let storage = Storage::Arena(at * shape.numel() * 4);
+            Value { shape, dtype: DType::F32, storage, origin: Origin::NONE }
+        };
+        // x, old, and the two results in their memory.
+        let [x, old, dx, sum] = [0, 1, 2, 3].map(ValueId);
+        let column = Value { shape: Shape::of(&[cols]), ..value(4) };
+        let program = |of_dx: usize| Program {
+            values: vec![value(0), value(1), value(of_dx), value(0), column.clone()],
+            kernels: Vec::new(),
+            in_flight: Vec::new(),
+            inputs: Vec::new(),
+            outputs: Vec::new(),
+            slots: Vec::new(),
+            starts: Vec::new(),
+            results: Vec::new(),
+            arena_bytes: 0,
+            live_bytes: 0,
+            exchanges: Vec::new(),
+            stages: Vec::new(),
+        };
+        let full = |code: Code, level| Instr { code, dtype: DType::F32, level, origin: Origin::NONE };
+        let load = |v| Code::Load { source: Source::Value(v), layout: Arc::new(Layout::contiguous(shape).collapse()) };
+        let body = vec![
+            full(load(x), Level::Full),
+            full(load(old), Level::Full),
+            full(Code::ReduceRow(ReduceFn::Sum, 0), Level::Row),
+            full(Code::Broadcast(2), Level::Full),
+            full(Code::Map(MapFn::Mul, [0, 3].into_iter().collect()), Level::Full),
+            full(Code::Map(MapFn::Add, [4, 1].into_iter().collect()), Level::Full),
+            full(Code::ReduceCol(ReduceFn::Sum, 0), Level::Col),
+        ];
+        let stores = vec![(4, dx), (5, sum), (6, ValueId(4))];
+        let region = Region { batch: 1, rows, cols, body, stores, origin: Origin::NONE };
+        let late = |of_dx: usize| late_stores(&RegionAnalysis::new(&program(of_dx), &region), &[6]);
+        assert_eq!(late(1), [0, 1]);
+        assert_eq!(late(2), [1], "dx has memory of its own");
+    }
 }
