@@ -485,7 +485,8 @@ impl Graph {
         self.constant(value, dtype)
     }
 
-    /// Returns the generator of a node that a device never stores: a constant, a number, an index ramp, random numbers.
+    /// Returns the generator of a node that a device never stores: a constant, a number, an index ramp, random numbers,
+    /// or a part of one of them or of a leaf.
     #[inline]
     pub fn generator(&self, id: NodeId) -> Option<Generator> {
         match self.node(id).op.class {

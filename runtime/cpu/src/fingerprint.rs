@@ -66,6 +66,11 @@ impl Words {
                 self.put(0);
                 self.value(v.0);
             }
+            Source::Block { input, start } => {
+                self.put(5);
+                self.value(input.0);
+                self.slot(start);
+            }
             Source::Slot(s) => {
                 self.put(1);
                 self.slot(s);

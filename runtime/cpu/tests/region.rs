@@ -202,6 +202,33 @@ fn generators() {
     }
 }
 
+/// What a device has of an input that is whole on all: the elements from a number of the run on.
+#[test]
+fn blocks_of_inputs() {
+    let mut rng = Rng(5);
+    for dims in [&[6usize, 50][..], &[3, 5000], &[100, 40]] {
+        let n: usize = dims.iter().product();
+        for dtype in [DType::F32, DType::BF16, DType::I64, DType::U8] {
+            let start = 64 * (1 + rng.below(9));
+            let (l, reach) = random_layout(&mut rng, dims);
+            let mut b = Build { slots: vec![(DType::I64, start as u64)], ..Build::default() };
+            let mut block = |b: &mut Build, layout: Layout, reach: usize| {
+                let input = b.input(rng.tensor(dtype, Shape::of(&[start + reach])));
+                let source = Source::Block { input, start: 0 };
+                b.push(Code::Load { source, layout: Arc::new(layout.collapse()) }, dtype, Level::Full)
+            };
+            let (x, y) = (block(&mut b, l, reach), block(&mut b, Layout::contiguous(Shape::of(&[n])), n));
+            let one = block(&mut b, Layout { strides: [0; 8], ..Layout::contiguous(Shape::of(&[n])) }, 1);
+            let z = b.map(MapFn::Add, &[x, y]);
+            let z = b.map(MapFn::Mul, &[z, one]);
+            for r in [x, y, z] {
+                b.store(r, Shape::of(&[n]));
+            }
+            b.check(1, 1, n, &format!("{dtype} from {start} through {l:?}"));
+        }
+    }
+}
+
 fn sizes(dtype: DType, cols: usize) -> Vec<(usize, usize, usize)> {
     match cols {
         0..=17 => vec![(1, 1, cols), (1, 9, cols), (2, 700, cols)],

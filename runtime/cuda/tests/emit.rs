@@ -10,7 +10,7 @@ use perilune_core::ops::{self, Class, create, random};
 use perilune_core::{DType, Mesh, Placement, Shape};
 use perilune_cuda::emit;
 use perilune_cuda::launch::Props;
-use perilune_plan::ir::{Kernel, Program};
+use perilune_plan::ir::{Code, Kernel, Program, Source, Storage};
 use std::collections::BTreeSet;
 
 /// The oldest supported architecture, and the one that kernels are tuned for. Large sets are compiled only for the
@@ -109,6 +109,34 @@ fn labels(p: &Program) -> Vec<String> {
 
 fn strategies(p: &Program) -> BTreeSet<String> {
     labels(p).iter().map(|l| l.split('_').next().unwrap_or("").to_string()).collect()
+}
+
+/// Kernels that read what a device has of an input that is whole on all.
+#[test]
+fn blocks_of_inputs_compile() {
+    let mut s = Sketch::default();
+    let (x, w) = (s.leaf(DType::F32, &[4096, 768]), s.leaf(DType::F32, &[768]));
+    let y = s.call("layer_norm", &[t(x), t(w), t(w)]);
+    let z = s.call("mul", &[t(x), t(w)]);
+    let half = s.g.cast(x, DType::BF16).unwrap();
+    let sums = s.call("sum", &[t(z)]);
+    let mut p = s.program(&[y, z, half, sums], true);
+    let start = p.slots.len() as u32;
+    p.slots.push(DType::I64);
+    let regions = p.kernels.iter_mut().filter_map(|k| if let Kernel::Region(r) = k { Some(r) } else { None });
+    let mut blocks = 0;
+    for i in regions.flat_map(|r| &mut r.body) {
+        if let Code::Load { source, .. } = &mut i.code
+            && let Source::Value(input) = *source
+            && matches!(p.values[input.0 as usize].storage, Storage::Input(_))
+        {
+            (*source, blocks) = (Source::Block { input, start }, blocks + 1);
+        }
+    }
+    assert!(blocks >= 2, "{blocks} loads");
+    let texts: Vec<String> = works(&p).iter().flat_map(|w| &w.launches).map(|l| l.function.text.clone()).collect();
+    assert!(texts.iter().any(|text| text.contains(" + slots[")), "{}", texts.join("\n"));
+    compile(&[p], &[OLDEST, NEWEST]);
 }
 
 /// Functions with long code for rare arguments are not unrolled: an edit of a recipe's kernel must run within 300 ms.

@@ -187,11 +187,16 @@ fn region(p: &Program, r: &Region) -> Result<(), String> {
                 if layout.numel() != r.count(i.level) {
                     return fault("load does not cover its level");
                 }
-                if let Source::Value(v) = source {
-                    reach(p, *v, layout)?;
+                if let Some(v) = source.value() {
+                    reach(p, v, layout)?;
                     if p.values[v.0 as usize].dtype != i.dtype {
                         return fault("load changes dtype");
                     }
+                }
+                if let Source::Block { input, .. } = source
+                    && !matches!(p.values[input.0 as usize].storage, Storage::Input(_))
+                {
+                    return fault("load of a block of a value that is no input");
                 }
             }
             Code::Map(f, args) => {

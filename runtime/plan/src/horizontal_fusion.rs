@@ -33,7 +33,9 @@ pub fn same(a: &Region, b: &Region) -> bool {
                 && match (&x.code, &y.code) {
                     (Code::Load { source: s, layout: l }, Code::Load { source: t, layout: m }) => {
                         let alike = match (s, t) {
-                            (Source::Value(_), Source::Value(_)) | (Source::Slot(_), Source::Slot(_)) => true,
+                            (Source::Value(_), Source::Value(_))
+                            | (Source::Block { .. }, Source::Block { .. })
+                            | (Source::Slot(_), Source::Slot(_)) => true,
                             (Source::Uniform { start: a, .. }, Source::Uniform { start: b, .. })
                             | (Source::Iota { start: a }, Source::Iota { start: b }) => a.is_some() == b.is_some(),
                             _ => s == t,

@@ -45,6 +45,8 @@ pub const LANES: usize = 16;
 pub const ROW_CHUNK: usize = 8192;
 /// Rows that a column reduction accumulates before it starts a new partial.
 pub const COL_CHUNK: usize = 64;
+/// Where a [`Source::Block`] may begin, in bytes: a pack of elements is never read across.
+pub const BLOCK_ALIGN: usize = 64;
 
 /// The recorded node that a value or kernel comes from: its position in the trace plus 1, or 0 if there is none.
 ///
@@ -116,6 +118,9 @@ pub enum Level {
 pub enum Source {
     /// Element `p` of a stored value.
     Value(ValueId),
+    /// Element `p` of an input, plus the i64 number in a slot: what one device of a mesh has of a tensor that is whole on all. The
+    /// number is a multiple of [`BLOCK_ALIGN`] bytes.
+    Block { input: ValueId, start: u32 },
     /// The run-time number in a slot (i64 for integer and bool instructions, f64 for float ones, rounded to the dtype).
     Slot(u32),
     /// A constant of the program: f64 bits for float dtypes, i64 for others.
@@ -125,6 +130,16 @@ pub enum Source {
     /// A uniform random f32 in [0, 1): `perilune_core::philox::uniform(seed, counter, p)`, seed and counter from i64
     /// slots. With a `start`, the i64 number in that slot is added to `p`.
     Uniform { seed: u32, counter: u32, start: Option<u32> },
+}
+
+impl Source {
+    /// The stored value that it reads.
+    pub fn value(&self) -> Option<ValueId> {
+        match *self {
+            Source::Value(v) | Source::Block { input: v, .. } => Some(v),
+            Source::Slot(_) | Source::Constant(_) | Source::Iota { .. } | Source::Uniform { .. } => None,
+        }
+    }
 }
 
 #[derive(Clone, PartialEq, Debug)]
@@ -252,7 +267,7 @@ impl Region {
     /// The values it loads.
     pub fn reads(&self) -> impl Iterator<Item = ValueId> + '_ {
         self.body.iter().filter_map(|i| match i.code {
-            Code::Load { source: Source::Value(v), .. } => Some(v),
+            Code::Load { source, .. } => source.value(),
             _ => None,
         })
     }

@@ -136,7 +136,10 @@ fn expression(low: &Lowered, f: &Fusion, exprs: &[Expr], id: NodeId) -> Expr {
     }
     for (base, layout) in reads(low, id) {
         let b = base.index();
-        if let Some(kind) = g.generator(base) {
+        let stored = |x: NodeId| g.generator(x).is_none();
+        if let Some(kind) =
+            g.generator(base).filter(|kind| *kind != Generator::Shard || !stored(g.node(base).inputs[0]))
+        {
             out.flops += if matches!(kind, Generator::Uniform | Generator::Shard) { UNIFORM_FLOPS } else { 0 };
             continue;
         }

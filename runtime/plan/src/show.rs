@@ -7,7 +7,7 @@ use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Count, Work, collective, source};
 use perilune_core::source_loc::{SourceLoc, SourceMap};
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 
 /// Bytes and operations of one kernel, counted from the program.
@@ -38,7 +38,7 @@ pub fn cost(p: &Program, k: &Kernel) -> Cost {
     };
     let mut flops = k.regions().iter().map(work).fold(0, usize::saturating_add);
     let mut written = k.writes();
-    let mut read = bytes(k.reads());
+    let mut read = bytes(k.reads()).saturating_sub(beside_blocks(k, &nbytes));
     if let Kernel::Library(l) = k {
         let out = p.values[l.outputs[0].0 as usize].shape;
         flops = flops.saturating_add(routine(l, out));
@@ -57,8 +57,27 @@ fn executed<T>(l: &Library, out: Shape, f: impl FnOnce(&Work) -> T) -> T {
     f(&Work { inputs: &inputs, out, attrs: &l.attrs, count: Count::Executed })
 }
 
+/// The bytes of the values of which a kernel reads blocks alone, without those blocks.
+fn beside_blocks(k: &Kernel, nbytes: &impl Fn(ValueId) -> usize) -> usize {
+    let mut blocks: BTreeMap<ValueId, usize> = BTreeMap::new();
+    let loads = k.regions().iter().flat_map(|r| &r.body);
+    for i in loads {
+        match &i.code {
+            Code::Load { source: Source::Block { input, .. }, layout } => {
+                let rest = nbytes(*input).saturating_sub(layout.numel() * i.dtype.size());
+                blocks.entry(*input).and_modify(|least| *least = rest.min(*least)).or_insert(rest);
+            }
+            Code::Load { source: Source::Value(v), .. } => {
+                blocks.insert(*v, 0);
+            }
+            _ => {}
+        }
+    }
+    blocks.into_values().sum()
+}
+
 /// The operations of a routine's products, as the routine executes them.
-fn routine(l: &Library, out: Shape) -> usize {
+pub(crate) fn routine(l: &Library, out: Shape) -> usize {
     l.op.flops.map_or(0, |flops| executed(l, out, flops) as usize)
 }
 

@@ -42,8 +42,9 @@ pub static SCALAR: Op = Op { name: "scalar", class: Class::Generator(Generator::
 pub static CONSTANT: Op = Op { name: "constant", class: Class::Generator(Generator::Constant), ..Op::BASE };
 /// `0 … attrs[0] - 1` as i64.
 pub static IOTA: Op = Op { name: "iota", class: Class::Generator(Generator::Iota), ..Op::BASE };
-/// The part of its input, an index ramp or uniform numbers, that one device of a mesh makes. `attrs`: [`Start::attrs`].
-pub static SHARD: Op = Op { name: "generated_part", class: Class::Generator(Generator::Shard), ..Op::BASE };
+/// The part of its input that one device of a mesh has: of an index ramp, of uniform numbers, or of a leaf that is whole on all
+/// devices. `attrs`: [`Start::attrs`].
+pub static SHARD: Op = Op { name: "part", class: Class::Generator(Generator::Shard), ..Op::BASE };
 /// Output `attrs[0]` of the multi-output op that is its input.
 pub static TUPLE_GET: Op = Op { name: "tuple_get", class: Class::TupleGet, ..Op::BASE };
 /// The buffer that holds several outputs of its input; created by the planner, never recorded.

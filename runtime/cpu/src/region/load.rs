@@ -9,7 +9,7 @@ use crate::loops::random::{self, Stream};
 use crate::loops::{Arg, Isa, Kernel, cast};
 use half::{bf16, f16};
 use perilune_core::{DType, Layout, host_tensor, philox};
-use perilune_plan::ir::Source;
+use perilune_plan::ir::{Source, ValueId};
 
 /// A load that is gathered into a tile.
 pub struct Load {
@@ -176,6 +176,12 @@ unsafe fn gather<S: Copy, D>(
     }
 }
 
+/// The address of element 0 of a source that is stored in `value`.
+fn base(source: &Source, context: &Context, value: ValueId, dtype: DType) -> *const u8 {
+    let start = if let Source::Block { start, .. } = source { context.start(Some(*start)) as usize } else { 0 };
+    context.values[value.0 as usize].0.cast_const().wrapping_add(start * dtype.size())
+}
+
 impl Load {
     pub fn new(source: Source, layout: Layout, dtype: DType, isa: Isa) -> Load {
         let layout = layout.collapse();
@@ -196,8 +202,8 @@ impl Load {
         // SAFETY: `plan::check` holds layouts within their values; the caller guarantees the rest.
         unsafe {
             match self.source {
-                Source::Value(v) => {
-                    let base = context.values[v.0 as usize].0.cast_const();
+                Source::Value(v) | Source::Block { input: v, .. } => {
+                    let base = base(&self.source, context, v, self.dtype);
                     let l = &self.layout;
                     match self.dtype {
                         DType::BF16 => gather(l, base.cast::<bf16>(), start, len, out.cast(), self.dense, bf16::to_f32),
@@ -272,8 +278,8 @@ impl Constant {
                 let (seed, counter) = (context.slots[seed as usize], context.slots[counter as usize]);
                 philox::uniform(seed, counter, context.start(start) + self.at as u64).to_bits() as u64
             }
-            Source::Value(v) => {
-                let base = context.values[v.0 as usize].0.cast_const();
+            Source::Value(v) | Source::Block { input: v, .. } => {
+                let base = base(&self.source, context, v, self.dtype);
                 // SAFETY: `plan::check` holds the layout within its value.
                 unsafe {
                     match self.dtype {

@@ -256,6 +256,10 @@ impl Build {
                 let Storage::Input(k) = self.values[v.0 as usize].storage else { panic!("inputs only") };
                 get(&self.inputs[k as usize], p as usize)
             }
+            Source::Block { input, start } => {
+                let Storage::Input(k) = self.values[input.0 as usize].storage else { panic!("inputs only") };
+                get(&self.inputs[k as usize], p as usize + self.slots[start as usize].1 as usize)
+            }
             Source::Constant(bits) => number(dtype, bits),
             Source::Slot(s) => number(dtype, self.slots[s as usize].1),
             Source::Iota { start } => p as u64 + start.map_or(0, |s| self.slots[s as usize].1),

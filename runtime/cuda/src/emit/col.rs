@@ -13,7 +13,7 @@ use super::writer::Writer;
 use crate::schedule::reduction_order::{self, Columns, OCTET};
 use crate::schedule::region_analysis::RegionAnalysis;
 use perilune_core::DType;
-use perilune_plan::ir::{Code, Level, Source};
+use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
 const THREADS: usize = 256;
@@ -65,7 +65,7 @@ pub fn lower(analysis: &RegionAnalysis, stores: &[usize], saved: &Saved, scratch
     g.partials(&feeds);
     // Rows of a strand that are loaded together. If maps are computed and stored too, arithmetic takes as long as
     // memory access, and more concurrent threads achieve more than longer ones.
-    let stored = |i: &&usize| matches!(analysis.code(**i), Code::Load { source: Source::Value(_), .. });
+    let stored = |i: &&usize| matches!(analysis.code(**i), Code::Load { source, .. } if source.value().is_some());
     let loads: Vec<usize> = set.iter().filter(|i| stored(i) && analysis.level(**i) == Level::Full).copied().collect();
     let small = loads.iter().all(|i| g.dtype(*i).size() <= 2);
     let runs = OCTET / v;

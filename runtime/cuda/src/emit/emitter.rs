@@ -185,7 +185,7 @@ pub fn vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>, most: usiz
         if let Code::Load { source, layout } = analysis.code(i) {
             random |= matches!(source, Source::Uniform { .. });
             let inner = layout.strides().last().copied();
-            if analysis.level(i) == Level::Full && inner == Some(1) && matches!(source, Source::Value(_)) {
+            if analysis.level(i) == Level::Full && inner == Some(1) && source.value().is_some() {
                 sizes.push(analysis.region.body[i].dtype.size());
             }
         }

@@ -61,6 +61,14 @@ impl<'a> Emitter<'a> {
                     load.pointer = self.fields.pointer(*v, expr::stored(d));
                     load.constant = !self.analysis.is_written(*v);
                 }
+                Source::Block { input, start } => {
+                    self.slots = true;
+                    let (t, whole) = (expr::stored(d), self.fields.pointer(*input, expr::stored(d)));
+                    let at = self.fields.number("slot", ParamValue::U32(*start));
+                    load.pointer = format!("block{i}");
+                    load.constant = !self.analysis.is_written(*input);
+                    self.text.line(format!("const {t}* block{i} = {whole} + slots[{at}];"));
+                }
                 Source::Uniform { seed, counter, .. } => {
                     let mut word = |slot: u32| {
                         let at = self.fields.number("slot", ParamValue::U32(slot));
@@ -272,7 +280,7 @@ impl<'a> Emitter<'a> {
         let index = self.sum(&load.base, &reading.tail, &load.tail, &coords);
         let vector = reading.access == Access::Vector;
         match load.source {
-            Source::Value(_) if vector => {
+            Source::Value(_) | Source::Block { .. } if vector => {
                 let (p, nc) = (&load.pointer, load.constant);
                 let line = match partial && !self.has_room(i) {
                     false => format!("load_vec<{v}, {nc}>(r{i} + k * {v}, {p} + ({index}));"),
@@ -318,7 +326,7 @@ impl<'a> Emitter<'a> {
 /// Element `at` of a load's source.
 pub(super) fn element(load: &Load, at: &str) -> String {
     match load.source {
-        Source::Value(_) => format!("widen({}[{at}])", load.pointer),
+        Source::Value(_) | Source::Block { .. } => format!("widen({}[{at}])", load.pointer),
         Source::Uniform { start, .. } => {
             let from = if start.is_some() { format!(" + {}", load.start) } else { String::new() };
             format!("uniform({}, {}, (u64){at}{from})", load.stream.0, load.stream.1)

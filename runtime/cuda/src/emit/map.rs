@@ -78,7 +78,7 @@ fn unroll(analysis: &RegionAnalysis, set: &BTreeSet<usize>, v: usize) -> usize {
     for &i in set {
         let instr = &analysis.region.body[i];
         match &instr.code {
-            Code::Load { source: Source::Value(_), layout } if layout.strides().iter().any(|s| *s != 0) => {
+            Code::Load { source, layout } if source.value().is_some() && layout.strides().iter().any(|s| *s != 0) => {
                 bytes += v * instr.dtype.size();
             }
             Code::Load { source: Source::Uniform { .. }, .. } => work += 40,

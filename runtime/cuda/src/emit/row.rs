@@ -15,7 +15,7 @@ use crate::launch::Props;
 use crate::schedule::access::{self, Access, Reading};
 use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
 use crate::schedule::region_analysis::{RegionAnalysis, operands};
-use perilune_plan::ir::{Code, Level, Source};
+use perilune_plan::ir::{Code, Level};
 use std::collections::{BTreeSet, HashMap};
 
 /// Maximum chunks that a block of threads holds.
@@ -49,7 +49,7 @@ pub fn row_vector_width(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usi
     let mut v = vector_width(analysis, set, OCTET);
     let cols = analysis.region.cols;
     let read = |i: &usize| match analysis.code(*i) {
-        Code::Load { source: Source::Value(_), layout } if analysis.level(*i) == Level::Full => {
+        Code::Load { source, layout } if source.value().is_some() && analysis.level(*i) == Level::Full => {
             Some(access::full(layout, Some(cols), v))
                 .filter(|r| !matches!(r.access, Access::Invariant | Access::RowWise))
         }

@@ -17,7 +17,7 @@ use crate::launch::Props;
 use crate::schedule::access::{self, Access};
 use crate::schedule::reduction_order::{self, BLOCK, CHUNK, OCTET};
 use crate::schedule::region_analysis::RegionAnalysis;
-use perilune_plan::ir::{Code, Level, Source};
+use perilune_plan::ir::{Code, Level};
 use std::collections::BTreeSet;
 
 /// Registers for elements if two blocks share a multiprocessor, and if one block has all of it.
@@ -212,7 +212,7 @@ pub fn lower(analysis: &RegionAnalysis, props: &Props, scratch: &mut usize) -> O
 /// Elements per pack, such that adjacent lanes read and write adjacent 16 bytes of f32, not halves of 32.
 fn vector_width_of_f32(analysis: &RegionAnalysis, set: &BTreeSet<usize>) -> usize {
     let walked = |i: &usize| match analysis.code(*i) {
-        Code::Load { source: Source::Value(_), layout } if analysis.level(*i) == Level::Full => {
+        Code::Load { source, layout } if source.value().is_some() && analysis.level(*i) == Level::Full => {
             let r = access::full(layout, Some(analysis.region.cols), 1);
             !matches!(r.access, Access::Invariant | Access::RowWise) && r.lead.iter().any(|d| d.1 != 0)
         }

@@ -19,7 +19,7 @@ impl Kernel {
         };
         let region = |r: &mut Region| {
             for i in &mut r.body {
-                if let Code::Load { source: Source::Value(v), .. } = &mut i.code {
+                if let Code::Load { source: Source::Value(v) | Source::Block { input: v, .. }, .. } = &mut i.code {
                     shift(v);
                 }
             }

@@ -4,6 +4,7 @@
 use super::candidates::Candidate;
 use super::divider::Divider;
 use super::part::Part;
+use crate::ir::BLOCK_ALIGN;
 use perilune_core::Shape;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Node, NodeId};
@@ -209,6 +210,10 @@ impl Divider<'_> {
             let part = |this: &mut Self, x, cut, _| this.cut(x, cut);
             return self.by_section(whole, cut, cut.segment(&shape), &shape, &part);
         }
+        if self.is_read_from_whole(whole, cut) {
+            let stride = shape.strides()[cut.dim] as usize;
+            return self.shard_node(whole, cut.local(&shape), smallvec![self.axis as i64, (cut.block * stride) as i64]);
+        }
         let mut ids = self.ramp(cut.block)?;
         let g = &mut self.to.out.graph;
         if cut.is_padded(&shape, self.devices) {
@@ -221,6 +226,20 @@ impl Divider<'_> {
         let x = movement::reshape(g, whole, segmented(&shape, cut, cut.segment(&shape)))?;
         let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2, index::OF_PLANNER])?;
         movement::reshape(g, own, cut.local(&shape))
+    }
+
+    /// Whether kernels may read a block from the whole tensor: an input of the step that no axis divides. A copy of each block, of
+    /// every weight whose optimizer is divided, would be a kernel of its own.
+    fn is_read_from_whole(&self, whole: NodeId, cut: Cut) -> bool {
+        let (g, mesh) = (&self.to.out.graph, &self.division.mesh);
+        let (shape, size) = (g.shape(whole), g.dtype(whole).size());
+        let input = self.to.out.inputs.get(&whole).map(|k| &self.division.inputs[*k as usize]);
+        self.strict.is_none()
+            && self.division.strict.is_none()
+            && cut.segments == 1
+            && !cut.is_padded(&shape, self.devices)
+            && (cut.block * shape.strides()[cut.dim] as usize * size).is_multiple_of(BLOCK_ALIGN)
+            && input.is_some_and(|placement| placement.is_replicated(mesh))
     }
 
     /// The whole tensor on the first device, zeros on the others.
