@@ -7,7 +7,8 @@
 -- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
 -- Experts (nn.MoE) are divided along `ep`, by the first dim of their weights; for all other layers `ep` has samples, as `dp` does.
 -- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
--- elements in each dim than devices stays whole on each.
+-- elements in each dim than devices stays whole on each, and so does one that is small beside the largest weight: all of them
+-- together take little memory, and a message each.
 
 local pl = require "perilune"
 ---@type string, table the name of this module, and what only the library may call
@@ -18,6 +19,9 @@ local tree = require "perilune.tree"
 local loader = require "perilune.data.loader"
 
 local mesh = {}
+
+--- `zero` does not divide a State with fewer elements than the largest weight over this.
+local SMALL = 1024
 
 ---@class perilune.Mesh sizes of the axes, 1 where an axis is not used
 ---@field pp integer
@@ -157,6 +161,14 @@ local function shared_dim(shape, parts, taken)
   return inner or largest
 end
 
+---@param shape integer[]
+---@return integer
+local function numel(shape)
+  local n = 1
+  for _, size in ipairs(shape) do n = n * size end
+  return n
+end
+
 ---Whether the States with this path are divided at a stage of ZeRO.
 local function is_shared(path, stage)
   local part = path:match "^[^.]*"
@@ -221,6 +233,8 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
   -- Devices along `shard` share States; without that axis those along `dp` do. So do those along `ep`, but for States of experts.
   local axis = axes.shard > 1 and "shard" or "dp"
   local stage = axes.zero or (axes.shard > 1 and 3 or 0)
+  local largest = 0
+  for _, entry in ipairs(weights) do largest = math.max(largest, numel(entry.state.shape)) end
   for _, entry in ipairs(run:states()) do
     local state, shape, taken = entry.state, entry.state.shape, {}
     local dims = {} ---@type table<string, integer|table>
@@ -249,7 +263,7 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
       -- Rows go to the devices of their experts; what is shared beyond that is another dim.
       dims.ep, taken[0] = axes.ep > 1 and 0 or nil, axes.ep
     end
-    if is_shared(entry.path, stage) then
+    if is_shared(entry.path, stage) and numel(shape) * SMALL >= largest then
       share(axis)
       if not of_experts then share "ep" end
     end

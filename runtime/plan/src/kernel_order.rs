@@ -1,8 +1,10 @@
 //! Orders kernels topologically, so that every read follows its write, and merges similar kernels into one launch.
 
+use crate::gathered_updates;
 use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
-use crate::lanes;
+use crate::lanes::{self, BUCKET_BYTES};
+use crate::late_products;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
 use std::collections::BTreeSet;
@@ -11,13 +13,14 @@ use std::collections::BTreeSet;
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
 /// Sorts kernels topologically; among the ready ones, the earliest anchor comes first. With `group`, similar kernels
-/// that are ready at the same time become one launch. Collectives start as early as they can.
+/// that are ready at the same time become one launch. Collectives start as early as they can, and the last large one runs beside
+/// products: returns its result too, if products wait for its start.
 pub(crate) fn sort(
     mut kernels: Vec<(u32, Kernel)>,
     values: &[Value],
     control_deps: &ControlDeps,
     group: bool,
-) -> Vec<Kernel> {
+) -> (Vec<Kernel>, Option<ValueId>) {
     let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         for v in kernel.writes() {
@@ -41,11 +44,15 @@ pub(crate) fn sort(
         }
         producers.push(from);
     }
+    let (mut gathered, mut last) = (vec![None; kernels.len()], None);
     if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
         lanes::advance(&mut kernels, &producers, &users);
+        last = late_products::delay(&mut kernels, values, &producers, &users);
+        gathered = gathered_updates::order(&mut kernels, values, &users);
     }
-    let movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
-    let mut ready = Ready::default();
+    let mut movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
+    movable.iter_mut().zip(&gathered).for_each(|(movable, bytes)| *movable |= group && bytes.is_some());
+    let mut ready = Ready { gathered, ..Ready::default() };
     for k in (0..kernels.len()).filter(|k| waits[*k] == 0) {
         ready.add(k, &kernels[k], movable[k]);
     }
@@ -66,13 +73,14 @@ pub(crate) fn sort(
     assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
     let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
     let mut take = |k: usize| kernels[k].take();
-    order
+    let order = order
         .into_iter()
         .filter_map(|batch| match batch[..] {
             [k] => take(k),
             _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
         })
-        .collect()
+        .collect();
+    (order, last)
 }
 
 /// Kernels whose inputs are computed.
@@ -82,13 +90,15 @@ struct Ready {
     /// The movable ready kernels, by signature.
     alike: FxHashMap<u64, BTreeSet<(u32, usize)>>,
     signatures: FxHashMap<usize, u64>,
+    /// For each kernel, the bytes that are gathered of its results, if nothing else reads them: launches of these are limited.
+    gathered: Vec<Option<usize>>,
 }
 
 impl Ready {
     fn add(&mut self, k: usize, (anchor, kernel): &(u32, Kernel), movable: bool) {
         self.queue.insert((*anchor, k));
         if let (true, Kernel::Region(r)) = (movable, kernel) {
-            let s = horizontal_fusion::signature(r);
+            let s = horizontal_fusion::signature(r) ^ u64::from(self.gathered[k].is_some());
             self.signatures.insert(k, s);
             self.alike.entry(s).or_default().insert((*anchor, k));
         }
@@ -101,8 +111,14 @@ impl Ready {
         let mut batch = Vec::new();
         if let (Some(alike), Kernel::Region(r)) = (self.alike.get_mut(s), &kernels[first].1) {
             let joins = |k: usize| matches!(&kernels[k].1, Kernel::Region(other) if horizontal_fusion::same(r, other));
-            let joined: Vec<(u32, usize)> =
-                alike.iter().copied().filter(|&(_, k)| joins(k)).take(horizontal_fusion::MOST).collect();
+            let mut gathered = 0;
+            let has_room = |at: &(u32, usize)| {
+                let before = gathered;
+                gathered += self.gathered[at.1].unwrap_or(0);
+                before == 0 || gathered <= BUCKET_BYTES
+            };
+            let joined = alike.iter().copied().filter(|&(_, k)| joins(k)).take_while(has_room);
+            let joined: Vec<(u32, usize)> = joined.take(horizontal_fusion::MOST).collect();
             for at in joined {
                 batch.push(at.1);
                 alike.remove(&at);

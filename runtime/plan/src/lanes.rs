@@ -87,12 +87,13 @@ struct Bucket {
 }
 
 /// Merges ordered collectives into buckets of at most `most` bytes, each at the place of its last member. `kept`: values that are
-/// stored in a buffer of their own, as results and new values of States.
+/// stored in a buffer of their own, as results and new values of States. `last`: a result that completes its bucket.
 pub(crate) fn merge(
     kernels: Vec<Kernel>,
     values: &[Value],
     deps: &ControlDeps,
     kept: &FxHashSet<ValueId>,
+    last: Option<ValueId>,
     most: usize,
 ) -> Vec<Kernel> {
     if !kernels.iter().any(|k| collective(k).is_some()) {
@@ -140,6 +141,9 @@ pub(crate) fn merge(
         };
         buckets[b].members.push(at);
         buckets[b].bytes += bytes;
+        if last.is_some_and(|last| l.outputs.contains(&last)) {
+            (buckets[b].is_open, buckets[b].is_full) = (false, true);
+        }
         pending.extend(l.outputs.iter().map(|v| (*v, b)));
     }
     join(kernels, &buckets)

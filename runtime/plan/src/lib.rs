@@ -5,7 +5,8 @@
 //! one [`lowered`] step to the next; [`fuse`] groups primitives into clusters and [`recompute`] decides what is stored;
 //! [`program_builder`] makes kernels of the clusters; [`epilogue`] fuses maps onto products; [`kernel_order`] orders
 //! the kernels and merges similar ones into one launch by the rules of [`horizontal_fusion`]; [`lanes`] lets collectives run
-//! beside them; [`memory`] assigns addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
+//! beside them, [`late_products`] products beside the last of those, and
+//! [`gathered_updates`] updates beside gatherings; [`memory`] assigns addresses; [`check`] verifies the grammar of [`ir`]; and a [`backend`] compiles the result.
 //! [`agreement`] describes a planned step so that several processes can compare theirs.
 #![forbid(unsafe_code)]
 
@@ -19,12 +20,14 @@ pub mod epilogue;
 pub mod estimate;
 pub mod fingerprint;
 pub mod fuse;
+mod gathered_updates;
 pub mod horizontal_fusion;
 mod index_checks;
 pub mod ir;
 pub mod kernel_order;
 pub mod key;
 pub mod lanes;
+mod late_products;
 pub mod lowered;
 pub mod memory;
 mod message_slots;

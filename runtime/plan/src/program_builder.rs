@@ -69,8 +69,8 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
         epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
     let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id]).collect();
-    let kernels = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
-    b.program.kernels = lanes::merge(kernels, &b.values, &b.control_deps, &kept, options.bucket);
+    let (kernels, last) = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
+    b.program.kernels = lanes::merge(kernels, &b.values, &b.control_deps, &kept, last, options.bucket);
     b.program.in_flight = lanes::in_flight(&b.program.kernels);
     b.results();
     b.state_writes(trace);
@@ -283,7 +283,10 @@ impl Builder<'_> {
         };
         let inputs = &g.node(node).inputs;
         match g.generator(node) {
-            None => Source::Value(self.value_of[&base]),
+            None => match start {
+                Some(start) => Source::Block { input: self.value_of[&node], start },
+                None => Source::Value(self.value_of[&base]),
+            },
             Some(Generator::Scalar) => Source::Slot(slots[&node]),
             Some(Generator::Constant) => Source::Constant(g.node(node).attrs[0] as u64),
             Some(Generator::Iota) => Source::Iota { start },
@@ -411,8 +414,8 @@ fn in_place(r: &Region, v: ValueId, old: ValueId) -> bool {
     let n = r.numel();
     r.stores.iter().all(|(reg, s)| *s != v || full(reg))
         && r.body.iter().all(|i| match &i.code {
-            Code::Load { source: Source::Value(x), layout } if *x == old => {
-                i.level == Level::Full && reading(layout, n, n) == Reading::Same
+            Code::Load { source, layout } if source.value() == Some(old) => {
+                *source == Source::Value(old) && i.level == Level::Full && reading(layout, n, n) == Reading::Same
             }
             _ => true,
         })

@@ -3,9 +3,10 @@
 use crate::states::{deep, split_states};
 use crate::step::{Step, collectives};
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::{Mesh, Placement};
+use perilune_core::{DType, Mesh, Placement};
 use perilune_plan::ir::{InFlight, Kernel, Operand, Program, Storage};
 use perilune_plan::{Options, check, lanes, show};
+use perilune_tests::harness::t;
 use perilune_tests::virtual_devices::{self, Spread};
 
 fn planned(s: &Step, spread: &Spread, bucket: usize) -> Program {
@@ -100,6 +101,68 @@ fn small_first_buckets_begin_early() {
         .collect();
     assert!(bytes[0] <= lanes::FIRST_BUCKET_BYTES && bytes[0] > lanes::FIRST_BUCKET_BYTES - matrix - 4096, "{bytes:?}");
     assert!(bytes[bytes.len() - 1] > 1 << 20, "{bytes:?}");
+}
+
+/// The gradient of an embedding is the last and the largest; products of other layers run while it is summed.
+#[test]
+fn products_run_beside_the_sum_of_the_last_gradient() {
+    let (batch, names, width) = (131_072, 4096, 64);
+    let mut s = Step::new(DType::F64);
+    let (ids, y) = (s.batch_ids(&[batch], names), s.batch_ids(&[batch], width));
+    let table = s.weight(&[names, width]);
+    let mut x = s.call("embedding", &[t(table), t(ids)]);
+    for _ in 0..3 {
+        x = s.layer(x, width, width);
+        x = s.call("gelu", &[t(x)]);
+    }
+    let loss = s.call("cross_entropy", &[t(x), t(y)]);
+    s.train(loss);
+    s.request.roots.truncate(2);
+    let p = planned(&s, &split_batch(&s, "dp=2"), lanes::BUCKET_BYTES);
+    let text = schedule(&p).join("\n");
+    let sent = |f: &&InFlight| {
+        let l = lanes::collective(&p.kernels[f.start]).unwrap();
+        l.outputs.iter().map(|v| p.values[v.0 as usize].nbytes()).sum::<usize>()
+    };
+    let largest = p.in_flight.iter().max_by_key(sent).unwrap();
+    assert_eq!(sent(&largest), names * width * 8, "{text}");
+    let beside = (largest.start..largest.wait).filter(|k| show::name(&p.kernels[*k]).starts_with("matmul"));
+    assert_eq!(beside.count(), 3, "{text}");
+    // Those of the forward pass and of the inputs' gradients come before it.
+    let before = p.kernels[..largest.start].iter().filter(|k| show::name(k).starts_with("matmul")).count();
+    assert_eq!(before, 6, "{text}");
+}
+
+/// New weights are gathered in buckets, the largest first, and each bucket is computed by one launch.
+#[test]
+fn new_weights_are_gathered_in_buckets_while_others_are_computed() {
+    let mut s = Step::new(DType::F64);
+    let (mut x, y) = (s.batch_randn(&[8, 64]), s.batch_ids(&[8], 64));
+    x = s.layer(x, 64, 65536);
+    x = s.layer(x, 65536, 64);
+    for _ in 0..4 {
+        x = s.layer(x, 64, 64);
+    }
+    let loss = s.call("cross_entropy", &[t(x), t(y)]);
+    s.train(loss);
+    s.request.roots.truncate(2);
+    let p = planned(&s, &split_states(&s, "dp=2", false), lanes::BUCKET_BYTES);
+    let text = schedule(&p).join("\n");
+    let gathers: Vec<&InFlight> = p
+        .in_flight
+        .iter()
+        .filter(|f| lanes::collective(&p.kernels[f.start]).is_some_and(|l| l.op.name == "all_gather"))
+        .collect();
+    // Two of 32 MiB, and one of the ten others.
+    assert_eq!(gathers.len(), 3, "{text}");
+    let bytes = |f: &InFlight| {
+        let l = lanes::collective(&p.kernels[f.start]).unwrap();
+        l.outputs.iter().map(|v| p.values[v.0 as usize].nbytes()).max().unwrap()
+    };
+    assert_eq!(bytes(gathers[0]), 64 * 65536 * 8, "{text}");
+    // A block of a weight is read where the whole is.
+    let copies = p.kernels.iter().filter(|k| show::name(k) == "index_select").count();
+    assert_eq!(copies, 0, "{text}");
 }
 
 /// Weights are gathered one layer ahead of their use.

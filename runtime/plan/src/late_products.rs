@@ -1,0 +1,115 @@
+//! Delays products behind the start of the last large combination of a step, so that they hide it.
+//!
+//! The gradient of the first layers is computed last, and nothing but the optimizer follows it. In a language model that is the
+//! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. The products that compute
+//! gradients of weights are read by nobody but collectives, so some of those before it run beside it instead: as many as take as long.
+//! (Zero-bubble schedules delay them to fill a pipeline, Qi et al., arXiv:2401.10241.)
+//!
+//! It is a function of the program alone, so all devices decide alike.
+
+use crate::ir::{Kernel, Value, ValueId};
+use crate::lanes::{FIRST_BUCKET_BYTES, collective};
+use crate::show::routine;
+use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+/// Operations that a GPU executes while a byte is combined: 700 TFLOP/s beside 280 GB/s on an H200 with NVLink.
+const FLOPS_A_BYTE: usize = 2500;
+
+/// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. Returns the
+/// result of the combination behind whose start they are, if there are any.
+pub(crate) fn delay(
+    kernels: &mut [(u32, Kernel)],
+    values: &[Value],
+    producers: &[Vec<usize>],
+    users: &[impl AsRef<[usize]>],
+) -> Option<ValueId> {
+    let bytes = |v: ValueId| values[v.0 as usize].nbytes();
+    let combined = |(_, kernel): &(u32, Kernel)| {
+        let l = collective(kernel).filter(|l| l.op == &ALL_REDUCE || l.op == &REDUCE_SCATTER)?;
+        Some(l.outputs.iter().map(|v| bytes(*v)).sum::<usize>())
+    };
+    let combined: Vec<Option<usize>> = kernels.iter().map(combined).collect();
+    let work = |(_, kernel): &(u32, Kernel)| match kernel {
+        Kernel::Library(l) => routine(l, values[l.outputs[0].0 as usize].shape),
+        _ => 0,
+    };
+    let work: Vec<usize> = kernels.iter().map(work).collect();
+    let order = order(kernels, producers, users);
+    let is_large = |k: &usize| combined[*k].is_some_and(|bytes| bytes >= FIRST_BUCKET_BYTES);
+    let last = order.iter().rposition(is_large)?;
+    let before = ancestors(order[last], producers);
+    // What is combined from some point on is hidden by the work from there on. `missing`: where most is not.
+    let (mut sent, mut done, mut missing) = (0usize, 0usize, 0usize);
+    for k in order.iter().rev() {
+        sent = sent.saturating_add(combined[*k].unwrap_or(0));
+        done = done.saturating_add(work[*k]);
+        missing = missing.max(sent.saturating_mul(FLOPS_A_BYTE).saturating_sub(done));
+    }
+    let late = read_late(&combined, &order, users);
+    // Behind all that the combination follows.
+    let first = order[..=last].iter().filter(|k| before[**k] || **k == order[last]).map(|k| kernels[*k].0 + 1).max();
+    let first = first.unwrap_or(0);
+    let mut from = last;
+    for (at, k) in order[..last].iter().enumerate().rev() {
+        if missing == 0 {
+            break;
+        }
+        let result: usize = kernels[*k].1.writes().into_iter().map(bytes).sum();
+        // Its own result has to be combined too, behind it.
+        let gains = work[*k].saturating_sub(result.saturating_mul(FLOPS_A_BYTE));
+        if late[*k] && !before[*k] && gains > work[*k] / 2 {
+            (kernels[*k].0, from) = (first, at);
+            missing = missing.saturating_sub(gains);
+        }
+    }
+    // What reads a sum that is complete by then waits for it, so it comes behind them.
+    for k in order[from..last].iter().filter(|k| !before[**k] && combined[**k].is_none()) {
+        if producers[*k].iter().any(|p| combined[*p].is_some()) {
+            kernels[*k].0 = first + 1;
+        }
+    }
+    kernels[order[last]].1.writes().first().copied().filter(|_| from < last)
+}
+
+/// The order in which kernels would run one by one: among those whose producers are done, the earliest anchor comes first.
+fn order(kernels: &[(u32, Kernel)], producers: &[Vec<usize>], users: &[impl AsRef<[usize]>]) -> Vec<usize> {
+    let mut waits: Vec<usize> = producers.iter().map(Vec::len).collect();
+    let ready = (0..kernels.len()).filter(|k| waits[*k] == 0);
+    let mut ready: BinaryHeap<Reverse<(u32, usize)>> = ready.map(|k| Reverse((kernels[k].0, k))).collect();
+    let mut out = Vec::with_capacity(kernels.len());
+    while let Some(Reverse((_, k))) = ready.pop() {
+        out.push(k);
+        for u in users[k].as_ref() {
+            waits[*u] -= 1;
+            if waits[*u] == 0 {
+                ready.push(Reverse((kernels[*u].0, *u)));
+            }
+        }
+    }
+    out
+}
+
+/// Which kernels `k` follows.
+fn ancestors(k: usize, producers: &[Vec<usize>]) -> Vec<bool> {
+    let (mut out, mut next) = (vec![false; producers.len()], vec![k]);
+    while let Some(k) = next.pop() {
+        for p in &producers[k] {
+            if !std::mem::replace(&mut out[*p], true) {
+                next.push(*p);
+            }
+        }
+    }
+    out
+}
+
+/// Which kernels are followed by combinations alone, or by kernels that are.
+fn read_late(combined: &[Option<usize>], order: &[usize], users: &[impl AsRef<[usize]>]) -> Vec<bool> {
+    let mut out = vec![false; combined.len()];
+    for k in order.iter().rev().filter(|k| combined[**k].is_none()) {
+        let users = users[*k].as_ref();
+        out[*k] = !users.is_empty() && users.iter().all(|u| combined[*u].is_some() || out[*u]);
+    }
+    out
+}
