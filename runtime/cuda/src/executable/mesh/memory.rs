@@ -8,7 +8,7 @@
 //! A stream waits only for events that are recorded already, or by a graph that is launched already, so streams cannot wait for each other
 //! in a circle, although those of one GPU may share a hardware queue.
 
-use super::copies::{self, Engines};
+use super::copies::{self, Combiners, Engines};
 use super::{Axial, Mesh, State, ToStart};
 use crate::driver::{Address, Entry, Event, Lane, Point, Recorded};
 use crate::library::collective::{self, MOST, Phase, Task};
@@ -168,7 +168,7 @@ impl Mesh<'_> {
 
     /// Continues the collectives on a lane, of which all devices have finished the last phase that they have queued.
     pub(super) fn proceed(&self, state: &mut State, axis: Axis, met: &Group) -> Result<()> {
-        let Axial { lane: Some(lane), started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
+        let Axial { lane: Some(lane), combiners, started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
         if started.is_empty() {
             return Ok(());
         }
@@ -176,7 +176,7 @@ impl Mesh<'_> {
             self.connection.endpoint.wait_for_lane(other, lane)?;
         }
         for collective in started.iter_mut() {
-            collective.launch(lane)?;
+            collective.launch(lane, combiners)?;
         }
         // The lane is in order: those that have ended come first.
         let mut over = Vec::new();
@@ -239,14 +239,17 @@ impl Mesh<'_> {
         let fetched = if is_beside { copies::fetched(&calls, ranks) } else { 0 };
         let scratch = self.scratch(&mut state.lanes[axis as usize], fetched)?;
         let engines = is_beside.then_some(Engines { scratch, nbytes: fetched });
-        let Axial { lane: Some(lane), started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
+        let Axial { lane: Some(lane), combiners, started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
+        if fetched > 0 && combiners.is_none() {
+            *combiners = Some(Combiners::new(&self.connection.device)?);
+        }
         for device in &group.all {
             self.connection.endpoint.wait_for_point(device.number, device.point, lane)?;
         }
         let since = self.is_timed.then(|| Event::timed(&self.connection.device)).transpose()?;
         since.iter().try_for_each(|since| lane.record(since))?;
         let mut collective = Started { step, calls, group, phase: 0, engines, since };
-        collective.launch(lane)?;
+        collective.launch(lane, combiners)?;
         started.push_back(collective);
         Ok(())
     }
@@ -272,15 +275,21 @@ impl Call {
 
 impl Started {
     /// Queues the next phase of each tensor; after the last one it is over.
-    fn launch(&mut self, lane: &Lane) -> Result<()> {
+    fn launch(&mut self, lane: &Lane, combiners: &mut Option<Combiners>) -> Result<()> {
         let (ranks, own) = (self.group.all.len(), self.group.coordinate);
+        let mut parts = Vec::new();
         for (k, call) in self.calls.iter().enumerate() {
             let Some(phase) = call.phases.get(self.phase).filter(|p| !p.grid.contains(&0)) else { continue };
             let mut pieces = self.group.pieces(k, phase.reads_results, |rank| phase.first + rank * phase.step);
             let result = self.group.all[own].pieces[k].output;
             if let Some(engines) = &self.engines {
                 let bases = self.group.pieces(k, phase.reads_results, |_| 0);
-                if engines.run(lane, call, phase, [own, ranks], &bases, result)? {
+                if engines.moves(lane, phase, [own, ranks], &bases, result)? {
+                    continue;
+                }
+                let own = engines.parts(call, phase, ranks, bases, result);
+                if !own.is_empty() {
+                    parts.extend(own);
                     continue;
                 }
             }
@@ -288,6 +297,9 @@ impl Started {
                 pieces[0] = pieces[from];
             }
             call.launch(lane, phase, [own, ranks], pieces, result + phase.out as u64)?;
+        }
+        if let (Some(combiners), Some(engines)) = (combiners, &self.engines) {
+            combiners.run(lane, engines, [own, ranks], &parts)?;
         }
         self.phase += 1;
         Ok(())

@@ -23,6 +23,7 @@ use crate::backend::DeviceContext;
 use crate::driver::{Address, Allocation, Device, Endpoint, Entry, Event, Heap, Lane, Point};
 use crate::library::collective::{self, Collective, MOST};
 use crate::nccl::Communicator;
+use copies::Combiners;
 use memory::Started;
 use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::{Error, Result};
@@ -66,6 +67,8 @@ struct Axial {
     /// Which of two events is recorded next.
     turn: usize,
     lane: Option<Lane>,
+    /// What combines pieces beside the lane.
+    combiners: Option<Combiners>,
     /// Collectives on the lane that have not ended, in order; of GPUs that read each other's memory.
     started: VecDeque<Started>,
     /// That of this run, once it is known.
