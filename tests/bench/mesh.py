@@ -1,25 +1,29 @@
-"""Measures training steps on one GPU and on a mesh of two, in turns, beside PyTorch DDP in the same run.
+"""Measures training steps on one GPU and on a mesh, in turns, beside PyTorch DDP in the same run.
 
-    python3 tests/bench/mesh.py PERILUNE [CASE...]      PERILUNE is the program; needs two GPUs, and torchrun for the rival
+    python3 tests/bench/mesh.py PERILUNE [CASE...]      PERILUNE is the program; needs two GPUs, four for the cases
+                                                    that say so, and torchrun for the rival
 
-A figure is the median over rounds of the median time between `step` events. Scaling is samples a second on the mesh over twice those
-on one GPU: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
+A figure is the median over rounds of the median time between `step` events. Scaling is samples a second on the mesh over those
+of as many single GPUs, of which the first two are measured: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
 """
-import json, os, statistics, subprocess, sys, tempfile, time
+import json, math, os, statistics, subprocess, sys, tempfile, time
 
 GPT2, LLAMA, RESNET = "recipes/gpt2.lua", "recipes/llama.lua", "recipes/resnet50.lua"
-# recipe, steps, options of one GPU, options of two, samples on two over samples on one
+# recipe, steps, options of one GPU, options of the mesh, samples on the mesh over samples on one
 CASES = {
     "gpt2_dp2": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2"], 2),
     "gpt2_dp2_zero1": (GPT2, 60, ["batch=32"], ["batch=64", "--mesh", "dp=2,zero=1"], 2),
     "gpt2_1558m_zero3": (GPT2, 24, ["batch=8", "--set", "size=1558M"], ["batch=16", "--set", "size=1558M", "--mesh", "dp=2,zero=3"], 2),
     "resnet50_dp2": (RESNET, 60, ["batch=256"], ["batch=512", "--mesh", "dp=2"], 2),
+    "gpt2_dp4": (GPT2, 60, ["batch=32"], ["batch=128", "--mesh", "dp=4"], 4),
+    "gpt2_dp4_zero1": (GPT2, 60, ["batch=32"], ["batch=128", "--mesh", "dp=4,zero=1"], 4),
+    "gpt2_1558m_zero3_dp4": (GPT2, 24, ["batch=8", "--set", "size=1558M"], ["batch=32", "--set", "size=1558M", "--mesh", "dp=4,zero=3"], 4),
     "llama_1b_tp2": (LLAMA, 18, ["batch=4"], ["batch=4", "--mesh", "tp=2"], 1),
     # The price of strict shards: of one GPU both, and the strict run on two.
     "gpt2_strict": (GPT2, 24, ["batch=4", "--set", "accumulate=8"], ["batch=32", "--strict-shards", "8"], 2),
     "gpt2_strict_dp2": (GPT2, 24, ["batch=4", "--set", "accumulate=8"], ["batch=32", "--strict-shards", "8", "--mesh", "dp=2"], 1),
 }
-RIVALS = {"gpt2_dp2": 32}
+RIVALS = {"gpt2_dp2": 32, "gpt2_dp4": 32}
 SECONDS = 120
 
 
@@ -91,18 +95,28 @@ def rival_ms(batch, n):
     return float(out.stdout.split()[-1]) if out.returncode == 0 else None
 
 
+def devices(options):
+    """How many devices the mesh in these options has; 1 without one."""
+    axes = options[options.index("--mesh") + 1].split(",") if "--mesh" in options else []
+    sizes = dict(axis.split("=") for axis in axes)
+    return math.prod(int(n) for axis, n in sizes.items() if axis not in ("zero", "bucket", "schedule"))
+
+
 def main(program, names):
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise SystemExit(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
-    print(f"{'case':18} {'one GPU':>10} {'two GPUs':>10} {'scaling':>8} {'DDP one':>10} {'DDP two':>10} {'scaling':>8} {'speed-up':>8}")
+    print(f"{'case':22} {'GPUs':>4} {'one GPU':>10} {'mesh':>10} {'scaling':>8} {'DDP one':>10} {'DDP mesh':>10} {'scaling':>8} {'speed-up':>8}")
     for name in names or CASES:
-        recipe, steps, one, two, samples = CASES[name]
-        rounds = [(step_ms(program, recipe, steps, "cuda:0", one), step_ms(program, recipe, steps, "cuda:0,1" if "--mesh" in two else "cuda:0", two)) for _ in range(2)]
+        recipe, steps, one, mesh, samples = CASES[name]
+        gpus = devices(mesh)
+        of_mesh = lambda k: "cuda:" + ",".join(map(str, range(gpus))) if gpus > 1 else f"cuda:{k}"
+        rounds = [(step_ms(program, recipe, steps, f"cuda:{k}", one), step_ms(program, recipe, steps, of_mesh(k), mesh)) for k in range(2)]
         a, b = (statistics.median(side) for side in zip(*rounds))
-        row = f"{name:18} {a:7.2f} ms {b:7.2f} ms {a / b * samples / 2:8.3f}"
+        # Strict shards on one GPU are compared with as many micro-batches there.
+        row = f"{name:22} {gpus:4} {a:7.2f} ms {b:7.2f} ms {a / b * samples / max(gpus, 2):8.3f}"
         if name in RIVALS:
-            c, d = rival_ms(RIVALS[name], 1), rival_ms(RIVALS[name], 2)
+            c, d = rival_ms(RIVALS[name], 1), rival_ms(RIVALS[name], gpus)
             row += f" {c:7.2f} ms {d:7.2f} ms {c / d:8.3f} {d / b:8.2f}" if c and d else "   torchrun failed"
         print(row, flush=True)
 

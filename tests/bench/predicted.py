@@ -1,21 +1,25 @@
-"""Compares what `perilune check --for` predicts for one GPU and for a mesh of two with what runs take.
+"""Compares what `perilune check --for` predicts for one GPU and for a mesh with what runs take.
 
-    python3 tests/bench/predicted.py PERILUNE [CASE...]      PERILUNE is the program; a case of a mesh needs two GPUs
+    python3 tests/bench/predicted.py PERILUNE [CASE...]      PERILUNE is the program; a case of a mesh needs as many GPUs
 
 Both time columns are of a step: the prediction with collectives beside kernels, and the median time between `step` events after the first
 third of a run. Memory is of the GPU that uses most of it: the prediction with 512 MiB for the driver, and what NVML reports between two steps.
 """
 import re, subprocess, sys
-from mesh import GPT2, LLAMA, RESNET, step_ms
+from mesh import GPT2, LLAMA, RESNET, devices, step_ms
 
 LARGE = ["--set", "size=1558M"]
-# recipe, steps, options; a mesh takes both GPUs
+# recipe, steps, options
 CASES = {
     "gpt2": (GPT2, 40, ["batch=32"]),
     "gpt2_dp2": (GPT2, 40, ["batch=64", "--mesh", "dp=2"]),
     "gpt2_dp2_zero1": (GPT2, 40, ["batch=64", "--mesh", "dp=2,zero=1"]),
     "gpt2_tp2": (GPT2, 40, ["batch=32", "--mesh", "tp=2"]),
     "gpt2_pp2": (GPT2, 18, ["batch=8", "--set", "accumulate=8", "--mesh", "pp=2"]),
+    "gpt2_dp4": (GPT2, 40, ["batch=128", "--mesh", "dp=4"]),
+    "gpt2_dp2_tp2": (GPT2, 40, ["batch=64", "--mesh", "dp=2,tp=2"]),
+    "gpt2_pp4": (GPT2, 18, ["batch=8", "--set", "accumulate=8", "--mesh", "pp=4"]),
+    "gpt2_1558m_zero3_dp4": (GPT2, 18, ["batch=32", *LARGE, "--mesh", "dp=4,zero=3"]),
     "gpt2_1558m": (GPT2, 18, ["batch=8", *LARGE]),
     "gpt2_1558m_zero3": (GPT2, 18, ["batch=16", *LARGE, "--mesh", "dp=2,zero=3"]),
     "llama_1b": (LLAMA, 18, ["batch=4"]),
@@ -52,7 +56,7 @@ def used():
 def measured(program, recipe, steps, options):
     """Milliseconds of a step and GiB of a GPU."""
     before, memory = used(), []
-    device = "cuda:0,1" if "--mesh" in options else "cuda:0"
+    device = "cuda:" + ",".join(map(str, range(devices(options))))
     time = step_ms(program, recipe, steps, device, options, lambda: memory.append(used() - before))
     return time, memory[0]
 
@@ -62,11 +66,11 @@ def main(program, names):
     if unknown:
         raise SystemExit(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
     target = gpu()
-    print(f"{'case':18} {'predicted':>10} {'measured':>10} {'ratio':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}")
+    print(f"{'case':20} {'predicted':>10} {'measured':>10} {'ratio':>6} {'predicted':>10} {'measured':>10} {'ratio':>6}")
     for name in names or CASES:
         recipe, steps, options = CASES[name]
         (a, m), (b, n) = predicted(program, recipe, options, target), measured(program, recipe, steps, options)
-        print(f"{name:18} {a:7.2f} ms {b:7.2f} ms {a / b:6.3f} {m:6.2f} GiB {n:6.2f} GiB {m / n:6.3f}", flush=True)
+        print(f"{name:20} {a:7.2f} ms {b:7.2f} ms {a / b:6.3f} {m:6.2f} GiB {n:6.2f} GiB {m / n:6.3f}", flush=True)
 
 
 if __name__ == "__main__":
