@@ -1,8 +1,8 @@
 //! Delays products behind the start of the last large combination of a step, so that they hide it.
 //!
 //! The gradient of the first layers is computed last, and nothing but the optimizer follows it. In a language model that is the
-//! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. The products that compute
-//! gradients of weights are read by nobody but collectives, so some of those before it run beside it instead: as many as take as long.
+//! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. Only collectives read the
+//! products that compute gradients of weights. So some of these products run beside the sum: as many as take as long.
 //! (Zero-bubble schedules delay them to fill a pipeline, Qi et al., arXiv:2401.10241.)
 //!
 //! It is a function of the program alone, so all devices decide alike.

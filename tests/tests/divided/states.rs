@@ -75,6 +75,32 @@ fn a_gradient_is_scattered_once_and_a_weight_gathered_once() {
     }
 }
 
+/// Blocks of whole weights along two axes, of which the second has padding or begins at no multiple of a pack.
+#[test]
+fn moments_split_along_two_axes_of_whole_weights() {
+    for (from, to) in [(64, 32), (7, 16), (10, 32), (33, 64)] {
+        let mut s = Step::new(DType::F64);
+        let (x, y) = (s.batch_randn(&[8, from]), s.batch_ids(&[8], to));
+        let h = s.layer(x, from, to);
+        let loss = s.call("cross_entropy", &[t(h), t(y)]);
+        s.train(loss);
+        let (want, _) = s.run("", &[]).unwrap();
+        let own: Vec<u64> = s.weights.iter().map(|w| w.0).collect();
+        let moments = s.request.state_writes.iter().map(|w| w.0).filter(|id| !own.contains(id));
+        let split = |id: u64| {
+            let rows = Placement::REPLICATED.with(Axis::Dp, SPLIT);
+            let is_matrix = s.values[&InputBuffer::State(id)].shape.rank() == 2;
+            if is_matrix { rows.with(Axis::Ep, Along::Split(1)) } else { rows }
+        };
+        let batch = Placement::REPLICATED.with(Axis::Dp, SPLIT);
+        let placements = moments.map(|id| (InputBuffer::State(id), split(id)));
+        let placements = placements.chain(s.batch.iter().map(|b| (*b, batch))).collect();
+        let spread = Spread { mesh: Mesh::parse("dp=2,ep=2").unwrap(), placements, strict: None };
+        let (got, _) = s.run_on(&spread).unwrap_or_else(|e| panic!("{from} to {to}: {e}"));
+        assert_near("dp=2,ep=2", &got, &want, 1e-10);
+    }
+}
+
 /// A 16-bit copy of a weight follows from the weight that has been gathered.
 #[test]
 fn a_weight_and_its_copy_are_gathered_once() {

@@ -45,7 +45,7 @@ impl Divider<'_> {
     pub(super) fn derivable(&self, id: NodeId, part: Part, depth: usize) -> bool {
         match (self.graph().generator(id), part) {
             (Some(Generator::Iota | Generator::Uniform | Generator::Shard), Part::Block(cut)) => {
-                cut.segments == 1 && !cut.has_sections()
+                cut.segments == 1 && !cut.has_sections() && self.may_begin_at(id, cut)
             }
             _ => {
                 // A value that many paths reach is looked at once for each visited node.
@@ -226,6 +226,17 @@ impl Divider<'_> {
         let x = movement::reshape(g, whole, segmented(&shape, cut, cut.segment(&shape)))?;
         let own = g.push(&index::INDEX_SELECT, &[x, ids], &[2, index::OF_PLANNER])?;
         movement::reshape(g, own, cut.local(&shape))
+    }
+
+    /// Whether a part of a generator may be cut again: of one of a stored tensor, what [`Divider::is_read_from_whole`] asks for.
+    fn may_begin_at(&self, id: NodeId, cut: Cut) -> bool {
+        let g = self.graph();
+        let Some(whole) = g.node(id).inputs.first().filter(|_| g.generator(id) == Some(Generator::Shard)) else {
+            return true;
+        };
+        let stride = g.shape(*whole).strides()[cut.dim] as usize;
+        let aligned = (cut.block * stride * g.dtype(id).size()).is_multiple_of(BLOCK_ALIGN);
+        g.generator(*whole).is_some() || aligned && !cut.is_padded(&g.shape(id), self.devices)
     }
 
     /// Whether kernels may read a block from the whole tensor: an input of the step that no axis divides. A copy of each block, of
