@@ -4,7 +4,7 @@ use perilune_core::error::Error;
 use perilune_core::mesh::{Axis, Coordinates};
 use perilune_core::{DType, Graph, HostTensor, Interrupt, Mesh, Placement, Shape};
 use perilune_cpu::Cpu;
-use perilune_plan::ir::{Program, Root};
+use perilune_plan::ir::{Code, Kernel, Program, Root, Source};
 use perilune_plan::request::InputBuffer;
 use perilune_plan::{
     Backend, Buffer, BufferDesc, KeyExchange, Options, Peers, Request, RunContext, Ticket, Tracer, pipeline,
@@ -145,6 +145,23 @@ impl Spread {
     }
 }
 
+/// No block that a device reads from a whole input ends beyond it. (Backends read without a check.)
+fn assert_blocks_within_inputs(program: &Program, numbers: &[u64]) {
+    for stage in &program.stages {
+        assert_blocks_within_inputs(&stage.program, numbers);
+    }
+    let regions = program.kernels.iter().flat_map(Kernel::regions);
+    for code in regions.flat_map(|r| &r.body).map(|i| &i.code) {
+        if let Code::Load { source: Source::Block { input, start }, layout } = code
+            && let Some((_, last)) = layout.extent()
+        {
+            let (last, numel) =
+                (last as u64 + numbers[*start as usize], program.values[input.0 as usize].shape.numel());
+            assert!(last < numel as u64, "a block of value {} ends with element {last} of {numel}", input.0);
+        }
+    }
+}
+
 /// Runs a program as the device at `at`.
 fn run_device(
     program: &Arc<Program>,
@@ -167,6 +184,7 @@ fn run_device(
     let inputs: Vec<Buffer> = tracer.trace.inputs.iter().map(upload).collect::<Result<_, _>>()?;
     let outputs: Vec<Buffer> = program.outputs.iter().map(|desc| cpu.alloc(desc)).collect::<Result<_, _>>()?;
     let numbers = program.numbers(&tracer.trace.slots, &device.at);
+    assert_blocks_within_inputs(program, &numbers);
     let interrupt = Interrupt::default();
     let context = RunContext { peers: Some(device), ..RunContext::new(&interrupt) };
     exec.run(&inputs, &numbers, &outputs, context).map_err(|f| f.error)?;

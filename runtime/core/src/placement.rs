@@ -295,6 +295,11 @@ impl Start {
         self.steps.is_empty() && self.offset == 0
     }
 
+    /// Whether the index is a multiple of `n` on every device.
+    pub fn is_multiple_of(&self, n: usize) -> bool {
+        self.offset.is_multiple_of(n) && self.steps.iter().all(|(_, step)| step.is_multiple_of(n))
+    }
+
     /// The index on the device at `at`.
     pub fn at(&self, at: &Coordinates) -> u64 {
         self.offset as u64 + self.steps.iter().map(|(axis, step)| (at[*axis as usize] * step) as u64).sum::<u64>()

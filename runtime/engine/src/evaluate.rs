@@ -5,7 +5,6 @@ use crate::memory::Role;
 use crate::profile::Bound;
 use crate::recorder::Handle;
 use crate::shadow_weights::StepRequests;
-use crate::state::StateId;
 use crate::step::PrintPlan;
 use crate::stored_value::{Residence, Value};
 use perilune_core::error::{Error, Result};
@@ -13,7 +12,6 @@ use perilune_core::graph::NodeId;
 use perilune_core::ops::{self, Args, Class, Op, Value as Arg};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Shape};
-use perilune_plan::InputBuffer;
 use perilune_plan::ir::{Program, Root};
 use perilune_plan::{
     Backend, Buffer, BufferDesc, Cache, Fingerprint, Plan, PlannedStep, Request, RunContext, Tracer, show,
@@ -226,16 +224,12 @@ impl Engine {
         self.interrupt.check()?;
         self.agree_on(&plan)?;
         self.executor.attempt = Some(plan.step.clone());
-        let mut inputs: Vec<Buffer> = Vec::with_capacity(self.executor.tracer.trace.inputs.len());
-        for source in &self.executor.tracer.trace.inputs {
-            inputs.push(match source {
-                InputBuffer::State(k) => self.states.buffer(StateId(*k), &*self.executor.backend)?,
-                InputBuffer::Leaf(uid) => match self.recorder.live(*uid) {
-                    Some(v) => v.on_device(&*self.executor.backend)?,
-                    None => return Err(Error::system("plan", "this is a bug: a leaf lost its buffer").into()),
-                },
-            });
-        }
+        let (backend, recorder) = (&*self.executor.backend, &self.recorder);
+        let leaf = |uid| match recorder.live(uid) {
+            Some(v) => v.on_device(backend),
+            None => Err(Error::system("plan", "this is a bug: a leaf lost its buffer")),
+        };
+        let inputs = self.states.bind(&self.executor.tracer.trace.inputs, backend, leaf)?;
         let mut outputs: Vec<Buffer> = Vec::with_capacity(program.outputs.len());
         for desc in &program.outputs {
             outputs.push(self.executor.backend.alloc(desc)?);
@@ -279,6 +273,7 @@ impl Engine {
             }
             self.recorder.set_value(*root, buffer);
         }
+        self.states.keep_bound(inputs);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use perilune_core::mesh::Axis;
 use perilune_core::ops::{create, movement};
 use perilune_core::source_loc::SourceLoc;
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
-use perilune_plan::{Backend, Buffer, BufferDesc, Guard, Request};
+use perilune_plan::{Backend, Buffer, BufferDesc, Guard, InputBuffer, Request};
 use rustc_hash::{FxHashMap, FxHashSet};
 use std::sync::Arc;
 
@@ -87,6 +87,26 @@ pub(crate) struct StateTable {
     pub guard: Option<NodeId>,
     /// 16-bit copies: see `shadow_weights.rs`.
     shadow_weights: FxHashMap<(u64, DType), ShadowWeight>,
+    bound: Bound,
+}
+
+/// The inputs of the last run, for one with the same: a step that repeats then looks no State up and counts no reference to its
+/// buffer. Forgotten when a State changes its buffer or is dropped.
+#[derive(Debug, Default)]
+struct Bound {
+    inputs: Vec<InputBuffer>,
+    /// In the place of a leaf, a State's buffer. Empty while a run has them.
+    buffers: Vec<Buffer>,
+}
+
+impl Bound {
+    /// Whether a run with those inputs reads the same States in the same places.
+    fn has(&self, inputs: &[InputBuffer]) -> bool {
+        let same = |(a, b): (&InputBuffer, &InputBuffer)| {
+            a == b || matches!((a, b), (InputBuffer::Leaf(_), InputBuffer::Leaf(_)))
+        };
+        self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(same)
+    }
 }
 
 impl StateTable {
@@ -124,6 +144,41 @@ impl StateTable {
         s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
+    /// Returns the buffers of the inputs of a run. Those of leaves come from `leaf`.
+    pub fn bind(
+        &mut self,
+        inputs: &[InputBuffer],
+        backend: &dyn Backend,
+        mut leaf: impl FnMut(u64) -> Result<Buffer>,
+    ) -> Result<Vec<Buffer>> {
+        let mut buffers = std::mem::take(&mut self.bound.buffers);
+        if !self.bound.has(inputs) {
+            buffers.clear();
+            self.bound.inputs = inputs.to_vec();
+        }
+        let known = buffers.len();
+        for (k, input) in inputs.iter().enumerate() {
+            match input {
+                InputBuffer::State(_) if k < known => {}
+                InputBuffer::State(id) => buffers.push(self.buffer(StateId(*id), backend)?),
+                InputBuffer::Leaf(uid) if k < known => buffers[k] = leaf(*uid)?,
+                InputBuffer::Leaf(uid) => buffers.push(leaf(*uid)?),
+            }
+        }
+        Ok(buffers)
+    }
+
+    /// Keeps what [`StateTable::bind`] returned for the next run, without the buffers of leaves.
+    pub fn keep_bound(&mut self, mut buffers: Vec<Buffer>) {
+        let is_state = |input: &InputBuffer| matches!(input, InputBuffer::State(_));
+        let inputs = &self.bound.inputs;
+        let Some(first) = inputs.iter().position(is_state) else { return };
+        for k in (0..inputs.len()).filter(|k| !is_state(&inputs[*k])) {
+            buffers[k] = buffers[first].clone();
+        }
+        self.bound.buffers = buffers;
+    }
+
     /// Returns the State's buffer, if it contains the current value.
     pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
         self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
@@ -131,6 +186,7 @@ impl StateTable {
 
     /// Moves the values of all States to another device, where each is whole.
     pub fn move_to(&mut self, old: &dyn Backend, new: &dyn Backend) -> Result<()> {
+        self.bound = Bound::default();
         for s in self.all.values_mut() {
             if let Some(Deferred::Value(v)) = &s.grad {
                 v.to_host(old)?;
@@ -145,6 +201,7 @@ impl StateTable {
 
     /// Changes the placement of a State. Returns the buffer that it had; its 16-bit copies are dropped.
     pub fn place(&mut self, id: StateId, placement: Placement) -> Result<Option<Buffer>> {
+        self.bound = Bound::default();
         let s = self.get_mut(id)?;
         s.desc.placement = placement;
         let old = s.buffer.take();
@@ -261,6 +318,7 @@ impl StateTable {
         if gone.is_empty() {
             return;
         }
+        self.bound = Bound::default();
         for id in gone {
             if self.all.get(&id.0).is_some_and(|s| s.refs == 0) {
                 self.all.remove(&id.0);
@@ -278,6 +336,7 @@ impl StateTable {
 
     /// Drops States that were made in this generation and have lost all handles before they were written.
     pub fn drop_unborn(&mut self) {
+        self.bound = Bound::default();
         let all = &mut self.all;
         self.gone.retain(|id| {
             let unborn = all.get(&id.0).is_some_and(|s| s.refs == 0 && s.initial.is_some() && s.buffer.is_none());

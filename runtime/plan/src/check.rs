@@ -193,10 +193,15 @@ fn region(p: &Program, r: &Region) -> Result<(), String> {
                         return fault("load changes dtype");
                     }
                 }
-                if let Source::Block { input, .. } = source
-                    && !matches!(p.values[input.0 as usize].storage, Storage::Input(_))
-                {
-                    return fault("load of a block of a value that is no input");
+                if let Source::Block { input, start } = source {
+                    if !matches!(p.values[input.0 as usize].storage, Storage::Input(_)) {
+                        return fault("load of a block of a value that is no input");
+                    }
+                    let first = p.slots.len() - p.starts.len();
+                    let start = (*start as usize).checked_sub(first).and_then(|k| p.starts.get(k));
+                    if !start.is_some_and(|start| start.is_multiple_of(BLOCK_ALIGN / i.dtype.size())) {
+                        return fault("load of a block that begins within a pack of elements");
+                    }
                 }
             }
             Code::Map(f, args) => {
