@@ -18,12 +18,14 @@ struct MaskRange {
     i32 top;
     int4 near = {};   // segments: keys visible to any row of the group, and to all of them
 
-    __device__ __forceinline__ void clamp_to_segments(const Problem& p, i32 first) {
+    // Of `n` rows. `own`: the first of the group, by its own position.
+    __device__ __forceinline__ void clamp_to_segments(const D& segments, i32 batch, i32 n, i32 first, i32 own) {
+        ids = segments.of(batch, n);
         if constexpr (D::ON) {
-            const int2 span = ids.template span<BM>(first, p.t);
+            const int2 span = ids.template span<BM>(first, n);
             begin = max(begin, span.x / BN * BN);
             end = min(end, span.y);
-            near = ids.at(top, p.t);
+            near = ids.at(own, n);
         }
     }
     // The range in tiles.
@@ -44,8 +46,7 @@ struct KeyRange : MaskRange<BM, BN, D> {
         const i32 last = min(first + BM, p.t) - 1 + keys.shift;
         end = CAUSAL ? min(p.s, last + 1) : p.s;
         begin = WINDOW ? max(first + keys.shift - p.window + 1, 0) / BN * BN : 0;
-        ids = segments.of(batch, p);
-        this->clamp_to_segments(p, first);
+        this->clamp_to_segments(segments, batch, p.t, first, top_);
     }
     // Whether any key of the tile is visible to any row of the group.
     __device__ __forceinline__ bool sees(const Problem& p, i32 key) const {
@@ -89,8 +90,7 @@ struct QueryRange : MaskRange<BM, BN, D> {
         // Keys that no query comes before have negative positions.
         begin = CAUSAL ? (B::BLOCK ? max(from, 0) : from) / BN * BN : 0;
         end = WINDOW ? (i32)min((i64)p.t, (i64)last + p.window) : p.t;
-        ids = segments.of(batch, p);
-        this->clamp_to_segments(p, first);
+        this->clamp_to_segments(segments, batch, p.s, first, top_);
     }
     // Whether any row of the group is visible to any query of the tile.
     __device__ __forceinline__ bool sees(const Problem& p, i32 query) const {

@@ -1,19 +1,22 @@
 -- tests/bench/ring.lua: times attention with gradients over sequences that devices along cp divide. Prints the median milliseconds
--- of a run, the peak bytes of device memory, and the root mean square of the result and of each gradient. `ring.py` calls it.
+-- of a run, the peak bytes of device memory, and the root mean square of the result and of each gradient. `documents`: the positions
+-- of each of the documents that do not attend to each other, or 0. `ring.py` calls it.
 
 local pl = require "perilune"
 
-local p = pl.params { batch = 1, heads = 16, length = 131072, size = 128, dtype = "bf16", seconds = 3.0 }
+local p = pl.params { batch = 1, heads = 16, length = 131072, size = 128, dtype = "bf16", seconds = 3.0, documents = 0 }
 
 local function rand()
   return pl.eval(pl.randn({ p.batch, p.heads, p.length, p.size }):to(p.dtype):shard { cp = 2 })
 end
 
 local q, k, v, g = rand(), rand(), rand(), rand()
+local documents
+if p.documents > 0 then documents = pl.eval(pl.arange(p.length) // p.documents) end
 
 local function run()
   return { pl.step(function()
-    local y = pl.scaled_dot_product_attention(q, k, v, { is_causal = true })
+    local y = pl.scaled_dot_product_attention(q, k, v, { is_causal = true, documents = documents })
     local dq, dk, dv = pl.grad((y * g):sum(), { q, k, v })
     return y:shard { cp = 2 }, dq:shard { cp = 2 }, dk:shard { cp = 2 }, dv:shard { cp = 2 }
   end) }

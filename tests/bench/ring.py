@@ -1,12 +1,13 @@
-"""Measures causal attention with gradients over a sequence that two GPUs divide in a zig-zag ring, beside one GPU and PyTorch.
+"""Measures causal attention with gradients over a sequence that GPUs divide in a zig-zag ring, beside one GPU and PyTorch.
 
-    python3 tests/bench/ring.py PERILUNE [--length N] [--heads H] [--size D] [--seconds S] [--devices cpu]
+    python3 tests/bench/ring.py PERILUNE [--length N] [--heads H] [--size D] [--seconds S] [--devices cuda:0,1] [--documents L]
 
-PERILUNE is the program. The ring has one sequence of 2 N positions on two GPUs; one GPU, and PyTorch's flash attention on it, have two
-sequences of N. For each head, a GPU has N^2 pairs of a query and a key that it sees (but for the diagonal). A pair counts 14 D
-floating-point operations: two products of 2 D forward and five backward. (Kernels that compute dq apart from dk and dv execute nine
-products.) Figures are medians of runs of about S seconds, all in turn in one run of this script. First a small ring is compared with
-one device: the same random numbers must have the same results.
+PERILUNE is the program. The ring has one sequence of P N positions on P GPUs (`--devices`); one GPU, and PyTorch's flash attention on it,
+have P sequences of N. For each head, a GPU has P N^2 / 2 pairs of a query and a key that it sees (but for the diagonal). A pair counts
+14 D floating-point operations: two products of 2 D forward and five backward. (Kernels that compute dq apart from dk and dv execute nine
+products.) With packed documents of L positions, which divides N, all sides see the same pairs, but PyTorch, which has no such mask
+in this kernel. Figures are medians of runs of about S seconds, all in turn in one run of this script. First a small ring is compared
+with one device: the same random numbers must have the same results.
 """
 import argparse, json, os, statistics, subprocess, sys, time
 
@@ -56,17 +57,17 @@ def rival(batch, heads, length, size, seconds, device):
     print(json.dumps([statistics.median(times), peak]))
 
 
-def rival_figures(a):
-    numbers = ["2", a.heads, a.length, a.size, a.seconds, a.devices]
+def rival_figures(a, ranks):
+    numbers = [ranks, a.heads, a.length, a.size, a.seconds, a.devices]
     out = subprocess.run([sys.executable, __file__, "--rival", *map(str, numbers)], stdout=subprocess.PIPE, text=True)
     return json.loads(out.stdout) if out.returncode == 0 else None
 
 
-def check(a, devices):
+def check(a, ranks):
     """Compares a small ring with one device."""
-    small = dict(batch=1, heads=2, length=min(2 * a.length, 3000), size=a.size, seconds=0)
-    one = perilune(a.program, devices.split(",")[0], None, **small)[2]
-    ring = perilune(a.program, devices, "cp=2,keys=ring", **small)[2]
+    small = dict(batch=1, heads=2, length=min(ranks * a.length, 3000), size=a.size, seconds=0, documents=a.documents and 700)
+    one = perilune(a.program, a.devices.split(",")[0], None, **small)[2]
+    ring = perilune(a.program, a.devices, f"cp={ranks},keys=ring", **small)[2]
     for name, x, y in zip(("result", "dq", "dk", "dv"), one, ring):
         if not abs(x - y) <= 1e-2 * x:
             raise SystemExit(f"the norm of {name} is {x} on one device, {y} in a ring")
@@ -80,18 +81,26 @@ def main():
     parse.add_argument("--size", type=int, default=128)
     parse.add_argument("--seconds", type=float, default=3.0)
     parse.add_argument("--devices", default="cuda:0,1")
+    parse.add_argument("--documents", type=int, default=0)
     a = parse.parse_args()
-    one = a.devices.split(",")[0]
-    check(a, a.devices)
-    shared = dict(heads=a.heads, size=a.size, seconds=a.seconds)
+    one, ranks = a.devices.split(",")[0], 2 if a.devices == "cpu" else len(a.devices.split(","))
+    if a.documents and a.length % a.documents:
+        raise SystemExit(f"documents of {a.documents} positions do not divide a sequence of {a.length}")
+    check(a, ranks)
+    shared = dict(heads=a.heads, size=a.size, seconds=a.seconds, documents=a.documents)
+    whole = dict(batch=1, length=ranks * a.length, **shared)
     figures = [
-        ("zig-zag ring, two devices", perilune(a.program, a.devices, "cp=2,keys=ring", batch=1, length=2 * a.length, **shared)),
-        ("heads, two devices", perilune(a.program, a.devices, "cp=2,keys=heads", batch=1, length=2 * a.length, **shared)),
-        ("one device", perilune(a.program, one, None, batch=2, length=a.length, **shared)),
-        ("PyTorch flash, one device", rival_figures(a)),
+        (f"zig-zag ring, {ranks} devices", perilune(a.program, a.devices, f"cp={ranks},keys=ring", **whole)),
+        (f"heads, {ranks} devices", perilune(a.program, a.devices, f"cp={ranks},keys=heads", **whole)),
+        ("one device", perilune(a.program, one, None, batch=ranks, length=a.length, **shared)),
     ]
-    flops = 14 * a.size * a.heads * a.length**2
-    print(f"{a.length} positions a device, {a.heads} heads of {a.size}, bf16, causal, forward and backward")
+    if not a.documents:
+        figures.append(("PyTorch flash, one device", rival_figures(a, ranks)))
+    # Pairs of each head of a device.
+    pairs = ranks * a.length * (a.documents or a.length) / 2
+    flops = 14 * a.size * a.heads * pairs
+    documents = f", documents of {a.documents}" if a.documents else ""
+    print(f"{a.length} positions a device, {a.heads} heads of {a.size}, bf16, causal{documents}, forward and backward")
     print(f"{'':28} {'ms':>10} {'TFLOP/s a device':>17} {'GiB':>8}")
     for name, found in figures:
         if found is None:

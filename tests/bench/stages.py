@@ -1,40 +1,46 @@
-"""Measures a training step of GPT-2 in two pipeline stages on two GPUs, beside one GPU and the bubble that the schedule `1f1b` has.
+"""Measures a training step of GPT-2 in pipeline stages, one device of the pipeline a GPU, beside one GPU.
 
-    python3 tests/bench/stages.py PERILUNE [SIZE] [MICRO_BATCHES] [BATCH]      774M, 8 and 4; PERILUNE is the program; needs two GPUs
+    python3 tests/bench/stages.py PERILUNE [--size 774M] [--micro 8] [--batch 4] [--vocab 50304] [--devices 2] [--schedules 1f1b]
 
-One GPU takes the same micro-batches one after the other (`accumulate`), so both sides compute the same step. The bubble is the share of a step
-in which a GPU does not do its half of that work: 1 - t1 / (2 t2). It counts transfers and stages of unequal work too. With equal stages and free
-transfers it is (P - 1) / (m + P - 1) for m micro-batches on P devices. The figures are medians over two rounds, in which both sides take turns.
+PERILUNE is the program. With a small vocabulary the layers can be divided into equal stages. One GPU takes the same micro-batches one after the other (`accumulate`), so all sides compute the same step. The
+bubble is the share of a step in which a GPU does not do its part of that work: 1 - t1 / (P tP) on P devices. It counts transfers and stages of
+unequal work too. With equal stages and free transfers `1f1b` has (P - 1) / (m + P - 1) for m micro-batches. The figures are medians over two
+rounds, in which all sides take turns.
 """
-import statistics, sys
+import argparse, statistics
 
 from mesh import GPT2, step_ms
 
-STAGES, CONTEXT, STEPS, ROUNDS = 2, 1024, 15, 2
-# The bubble may be larger than that of the schedule by so much of it.
-GOAL = 0.05
+CONTEXT, STEPS, ROUNDS = 1024, 15, 2
 
 
-def main(program, size, micro, batch):
-    options = [f"size={size}", "--set", f"accumulate={micro}", "--set", f"batch={batch}"]
-    sides = (("cuda:0", options), ("cuda:0,1", options + ["--mesh", f"pp={STAGES}"]))
-    rounds = [[step_ms(program, GPT2, STEPS, device, more) for device, more in sides] for _ in range(ROUNDS)]
-    one, two = (statistics.median(side) for side in zip(*rounds))
-    tokens = batch * micro * CONTEXT
-    bubble, ideal = 1 - one / (STAGES * two), (STAGES - 1) / (micro + STAGES - 1)
-    # The time of a step whose bubble is that of the schedule.
-    least = one / STAGES / (1 - ideal)
-    print(f"GPT-2 {size}, {micro} micro-batches of {batch} x {CONTEXT} tokens, bf16, 1f1b")
-    print(f"  one GPU          {one:8.1f} ms {tokens / one * 1e3:10.0f} tokens/s")
-    print(f"  two GPUs, pp=2   {two:8.1f} ms {tokens / two * 1e3:10.0f} tokens/s   speed-up {one / two:.3f}, at best {one / least:.3f}")
-    print(f"  bubble           {bubble:8.4f}, of the schedule {ideal:.4f}: {bubble / ideal - 1:+.1%} of it (goal: {GOAL:+.0%})")
-    print(f"  step time        {two / least - 1:+8.1%} beyond that of the schedule")
+def main():
+    parse = argparse.ArgumentParser(usage=__doc__)
+    parse.add_argument("program")
+    parse.add_argument("--size", default="774M")
+    parse.add_argument("--micro", type=int, default=8)
+    parse.add_argument("--batch", type=int, default=4)
+    parse.add_argument("--vocab", type=int, default=50304)
+    parse.add_argument("--devices", type=int, default=2)
+    parse.add_argument("--schedules", default="1f1b")
+    a = parse.parse_args()
+    if a.micro < a.devices or a.batch < 1:
+        raise SystemExit(f"{a.micro} micro-batches of {a.batch}: a step needs at least {a.devices} micro-batches, of at least 1 sample")
+    options = [f"size={a.size}", "--set", f"accumulate={a.micro}", "--set", f"batch={a.batch}", "--set", f"vocab={a.vocab}"]
+    schedules = a.schedules.split(",")
+    gpus = "cuda:" + ",".join(map(str, range(a.devices)))
+    sides = [("cuda:0", options)] + [(gpus, options + ["--mesh", f"pp={a.devices},schedule={s}"]) for s in schedules]
+    rounds = [[step_ms(a.program, GPT2, STEPS, device, more) for device, more in sides] for _ in range(ROUNDS)]
+    one, *all = (statistics.median(side) for side in zip(*rounds))
+    tokens = a.batch * a.micro * CONTEXT
+    print(f"GPT-2 {a.size}, {a.micro} micro-batches of {a.batch} x {CONTEXT} tokens, {a.vocab} of them known, bf16, {a.devices} devices")
+    print(f"  {'':14} {'ms':>8} {'tokens/s':>10} {'speed-up':>9} {'bubble':>8}")
+    print(f"  {'one GPU':14} {one:8.1f} {tokens / one * 1e3:10.0f}")
+    for schedule, ms in zip(schedules, all):
+        bubble, ideal = 1 - one / (a.devices * ms), (a.devices - 1) / (a.micro + a.devices - 1)
+        beside = f", of the schedule {ideal:.4f}" if schedule == "1f1b" else ""
+        print(f"  {schedule:14} {ms:8.1f} {tokens / ms * 1e3:10.0f} {one / ms:9.3f} {bubble:8.4f}{beside}")
 
 
 if __name__ == "__main__":
-    if not 2 <= len(sys.argv) <= 5:
-        raise SystemExit(__doc__)
-    size, micro, batch = (sys.argv[2:] + ["774M", "8", "4"][len(sys.argv) - 2:])[:3]
-    if not (micro.isdigit() and batch.isdigit() and int(micro) >= STAGES and int(batch) >= 1):
-        raise SystemExit(f"{micro} micro-batches of {batch}: a step needs at least {STAGES} micro-batches, of at least 1 sample")
-    main(sys.argv[1], size, int(micro), int(batch))
+    main()

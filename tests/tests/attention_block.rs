@@ -29,7 +29,43 @@ struct Seen {
     causal: bool,
     window: i64,
     shift: Shift,
+    documents: Option<Documents>,
 }
+
+/// The document of a position of the whole sequence, of which key 0 has position 1000.
+#[derive(Clone, Copy, Debug)]
+enum Documents {
+    /// So many positions of each.
+    Packed(i64),
+    /// Some of a few documents, in any order.
+    Scattered,
+    /// Packed, with ids beyond 32 bits that agree in the lower 32.
+    Wide(i64),
+    /// Queries and keys have none in common.
+    Apart,
+}
+
+impl Documents {
+    fn of(self, batch: usize, position: i64, is_key: bool) -> i64 {
+        let p = position + 7 * batch as i64;
+        match self {
+            Documents::Packed(n) => p / n,
+            Documents::Scattered => p * p % 7 % 3,
+            Documents::Wide(n) => (p / n - 5) << 32,
+            Documents::Apart => i64::from(is_key),
+        }
+    }
+
+    /// Ids of `n` adjacent positions of each batch.
+    fn ids(self, batches: usize, first: i64, n: usize, is_key: bool) -> HostTensor {
+        let of = |b| (0..n as i64).map(move |i| self.of(b, first + i, is_key));
+        let ids: Vec<i64> = (0..batches).flat_map(of).collect();
+        HostTensor::from_i64(Shape::of(&[batches, n]), &ids)
+    }
+}
+
+/// The position of the first key.
+const FIRST: i64 = 1000;
 
 #[derive(Clone, Copy, Debug)]
 enum Shift {
@@ -57,14 +93,22 @@ impl Shift {
 }
 
 impl Seen {
-    fn sees(&self, i: usize, j: usize) -> bool {
+    fn sees(&self, batch: usize, i: usize, j: usize) -> bool {
         let (i, j) = (i as i64 + self.shift.value(), j as i64);
         let masked = self.causal || self.window > 0;
-        (!masked || j <= i) && (self.window == 0 || j > i - self.window)
+        let document = |d: Documents| d.of(batch, FIRST + i, false) == d.of(batch, FIRST + j, true);
+        (!masked || j <= i) && (self.window == 0 || j > i - self.window) && self.documents.is_none_or(document)
+    }
+
+    /// The documents of queries and of keys.
+    fn document_nodes(&self, e: &mut Engine, sizes: Sizes) -> Vec<NodeId> {
+        let Some(d) = self.documents else { return Vec::new() };
+        let own = d.ids(sizes.b, FIRST + self.shift.value(), sizes.t, false);
+        [own, d.ids(sizes.b, FIRST, sizes.s, true)].map(|ids| e.from_host(ids)).to_vec()
     }
 }
 
-const WHOLE: Seen = Seen { causal: false, window: 0, shift: Shift::None };
+const WHOLE: Seen = Seen { causal: false, window: 0, shift: Shift::None, documents: None };
 const CAUSAL: Seen = Seen { causal: true, ..WHOLE };
 
 /// Operands as they are after rounding to the dtype, and what follows from them in f64.
@@ -97,12 +141,15 @@ fn case(dtype: DType, sizes: Sizes, seen: Seen) -> Case {
         for i in 0..t {
             let row = pair * t + i;
             let (own, d_out) = (&q[row * d..][..d], &grad[row * e..][..e]);
-            let scores: Vec<f64> =
-                (0..s)
-                    .map(|j| {
-                        if seen.sees(i, j) { dot(own, &k[(key * s + j) * d..][..d]) * scale } else { f64::NEG_INFINITY }
-                    })
-                    .collect();
+            let scores: Vec<f64> = (0..s)
+                .map(|j| {
+                    if seen.sees(pair / h, i, j) {
+                        dot(own, &k[(key * s + j) * d..][..d]) * scale
+                    } else {
+                        f64::NEG_INFINITY
+                    }
+                })
+                .collect();
             let top = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
             if top == f64::NEG_INFINITY {
                 continue;
@@ -142,7 +189,8 @@ fn scale(sizes: Sizes) -> f64 {
 }
 
 fn attrs(sizes: Sizes, seen: Seen) -> [i64; 7] {
-    let of_attention = [0, bits(scale(sizes)), 0, sizes.d as i64, sizes.e as i64, 0];
+    let documents = i64::from(seen.documents.is_some());
+    let of_attention = [0, bits(scale(sizes)), 0, sizes.d as i64, sizes.e as i64, documents];
     let masked = seen.causal || seen.window > 0;
     block_attrs(&of_attention, masked, seen.window, !matches!(seen.shift, Shift::None))
 }
@@ -162,9 +210,9 @@ fn check(dtype: DType, tf32: bool, sizes: Sizes, seen: Seen) {
         e.recorder.graph.modes.tf32 = tf32;
         let [q, k, v, grad] = c.operands.each_ref().map(|x| e.from_host(x.clone()));
         let [delta, whole] = c.rows.each_ref().map(|x| e.from_host(x.clone()));
-        let shift = seen.shift.node(e);
+        let (documents, shift) = (seen.document_nodes(e, c.sizes), seen.shift.node(e));
         let attrs = attrs(c.sizes, seen);
-        let with = |x: &[NodeId]| -> Vec<NodeId> { x.iter().copied().chain(shift).collect() };
+        let with = |x: &[NodeId]| -> Vec<NodeId> { [x, &documents].concat().into_iter().chain(shift).collect() };
         let g = &mut e.recorder.graph;
         let push = |g: &mut Graph, op, x: &[NodeId]| g.push(op, x, &attrs).map_err(|e| e.to_string());
         let out = push(g, &ATTENTION_BLOCK, &with(&[q, k, v]))?;
@@ -218,6 +266,32 @@ fn positions_of_queries_are_shifted() {
     }
     for shift in [0, -3, 130, 1 << 40] {
         check(DType::BF16, false, sizes, Seen { window: 0, shift: Shift::Constant(shift), ..CAUSAL });
+    }
+}
+
+/// Queries see the keys of their document: packed, in any order, with ids of 64 bits, and none.
+#[test]
+fn queries_see_keys_of_their_document() {
+    let sizes = Sizes { b: 2, h: 4, g: 2, t: 200, s: 330, d: 64, e: 64 };
+    let all =
+        [Documents::Packed(64), Documents::Packed(23), Documents::Scattered, Documents::Wide(90), Documents::Apart];
+    for (dtype, tf32) in kinds() {
+        for documents in all.map(Some) {
+            check(dtype, tf32, sizes, Seen { documents, ..WHOLE });
+            for shift in [-70, 0, 64, 130, 329] {
+                for window in [0, 50] {
+                    let seen = Seen { window, shift: Shift::Stored(shift), documents, ..CAUSAL };
+                    check(dtype, tf32, sizes, seen);
+                }
+            }
+        }
+        let documents = Some(Documents::Packed(40));
+        for (d, e) in [(32, 32), (96, 96), (128, 128), (256, 256), (72, 40), (20, 12)] {
+            let sizes = Sizes { b: 1, h: 2, g: 2, t: 140, s: 210, d, e };
+            check(dtype, tf32, sizes, Seen { documents, ..WHOLE });
+            check(dtype, tf32, Sizes { s: 140, ..sizes }, Seen { documents, ..CAUSAL });
+            check(dtype, tf32, sizes, Seen { window: 90, shift: Shift::Stored(75), documents, ..CAUSAL });
+        }
     }
 }
 

@@ -21,8 +21,9 @@ use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, Value
 
 const CAUSAL: Mask = Mask { causal: true, window: false, documents: false, block: false };
 
-/// What a block of keys takes most registers for.
+/// What a block of keys takes most registers for, without and with documents.
 const BLOCK: Mask = Mask { causal: true, window: true, documents: false, block: true };
+const BLOCK_DOCUMENTS: Mask = Mask { documents: true, ..BLOCK };
 
 fn node(dtype: DType, d: usize, scale: f64, mask: bool) -> bool {
     node_with(dtype, d, scale, mask, false)
@@ -228,13 +229,16 @@ fn documents_take_one_small_launch_more() {
         );
         let l = &w.launches[0];
         assert_eq!((l.grid, l.block), ([6 * 4, 1, 1], [256, 1, 1]));
-        assert_eq!(l.args[..3], [Arg::Value(ValueId(7), 24), Arg::Scratch(0), Arg::Scratch(6 * padded * 4)]);
+        // Queries and keys have the same ids.
+        let read = Arg::Value(ValueId(7), 24);
+        assert_eq!(l.args[..4], [read.clone(), read, Arg::Scratch(0), Arg::Scratch(6 * padded * 4)]);
+        assert_eq!(l.args[4], l.args[5]);
         let numbers: Vec<i64> = (0..16).map(|i| number(&l.args, i)).collect();
         assert_eq!(numbers[..7], [1, 1, 1, 1, 1, 3, 2]);
         assert_eq!(numbers[7..], [0, 0, 0, 0, 0, 0, 200, 1, 200 | (padded as i64) << 32]);
         // They precede the sizes and follow the arguments of the kernel without documents.
         let forward = &w.launches[1].args;
-        assert_eq!(forward[forward.len() - 3..][..2], l.args[1..3]);
+        assert_eq!(forward[forward.len() - 3..][..2], l.args[2..4]);
 
         let rest = [x(), x(), dense(3, &[3, 2, 4, 200])];
         let inputs: Vec<Operand> = vec![x(), x(), x()].into_iter().chain(rest).chain([ids]).collect();
@@ -366,7 +370,7 @@ fn props(arch: &str) -> Props {
 /// A causal mask, none, and a window, each without and with documents, and for a block of keys.
 fn masks() -> impl Iterator<Item = Mask> {
     let near = [(true, false), (false, false), (true, true)];
-    [(false, false), (true, false), (false, true)].into_iter().flat_map(move |(documents, block)| {
+    [(false, false), (true, false), (false, true), (true, true)].into_iter().flat_map(move |(documents, block)| {
         near.into_iter().map(move |(causal, window)| Mask { causal, window, documents, block })
     })
 }
@@ -404,7 +408,7 @@ fn compile(kinds: &[(&str, DType, Mask)], warps: bool) {
 fn tiles_compile_without_spills() {
     compile(&["sm_80", "sm_90a", "sm_100a"].map(|arch| (arch, DType::BF16, CAUSAL)), true);
     // A shift takes a register more.
-    compile(&[("sm_80", DType::F16, BLOCK)], true);
+    compile(&[BLOCK, BLOCK_DOCUMENTS].map(|mask| ("sm_80", DType::F16, mask)), true);
     let rest: Vec<_> = masks().filter(|m| *m != CAUSAL).enumerate().collect();
     // Kinds of 16 bits do not differ in registers: some of each.
     let dtype = |i: usize| if i.is_multiple_of(2) { DType::BF16 } else { DType::F16 };
@@ -430,7 +434,7 @@ fn compile_f32(kinds: &[(&str, u32, Mask)]) {
 fn tiles_of_f32_compile_without_spills() {
     let both = |arch, mask| [(arch, 3, mask), (arch, 1, mask)];
     compile_f32(&["sm_80", "sm_90a", "sm_100a"].map(|arch| both(arch, CAUSAL)).concat());
-    let rest = masks().filter(|m| *m != CAUSAL && (!m.block || *m == BLOCK));
+    let rest = masks().filter(|m| *m != CAUSAL && (!m.block || [BLOCK, BLOCK_DOCUMENTS].contains(m)));
     compile_f32(&rest.flat_map(|mask| both("sm_90a", mask)).collect::<Vec<_>>());
 }
 

@@ -8,7 +8,7 @@ use perilune_core::ops::attention_block::{ATTENTION_BLOCK, ATTENTION_BLOCK_BACKW
 use perilune_core::ops::{bits, create};
 use perilune_core::{DType, Layout, MAX_RANK, Shape};
 use perilune_cuda::attention;
-use perilune_cuda::launch::{Arg, Props, Work};
+use perilune_cuda::launch::{Arg, Launch, Props, Work};
 use perilune_plan::ir::{Library, Operand, Origin, Program, Storage, Value, ValueId};
 
 /// A GPU without warpgroup kernels.
@@ -17,20 +17,29 @@ const A100: Props = Props { arch: (8, 0), sms: 108, shared_bytes: 163 << 10, ..P
 /// Causal, window, and whether positions are shifted.
 type Seen = (bool, i64, bool);
 
-fn attrs(d: i64, (causal, window, shifted): Seen) -> [i64; 7] {
-    block_attrs(&[0, bits(0.125), 0, d, d, 0], causal, window, shifted)
+fn attrs(d: i64, (causal, window, shifted): Seen, documents: bool) -> [i64; 7] {
+    block_attrs(&[0, bits(0.125), 0, d, d, i64::from(documents)], causal, window, shifted)
 }
 
 fn has_kernel(dtype: DType, d: usize, seen: Seen, mask: bool) -> bool {
+    let [without, with] = [false, true].map(|documents| has_kernel_with(dtype, d, seen, mask, documents));
+    assert_eq!(without, with, "documents change nothing");
+    with
+}
+
+fn has_kernel_with(dtype: DType, d: usize, seen: Seen, mask: bool, documents: bool) -> bool {
     let g = &mut Graph::new();
     let mut leaf = |dims: &[usize], dtype| g.leaf(&create::LEAF, Shape::of(dims), dtype, &[], 0);
     let (q, rows) = (leaf(&[2, 3, 5, d], dtype), leaf(&[2, 3, 5], dtype.compute()));
     let mask = mask.then(|| leaf(&[5, 5], DType::Bool));
+    let both = if documents { vec![leaf(&[2, 5], DType::I64), leaf(&[2, 5], DType::I64)] } else { vec![] };
     let shift = seen.2.then(|| leaf(&[], DType::I64));
-    let with = |x: &[NodeId]| -> Vec<NodeId> { x.iter().copied().chain(mask).chain(shift).collect() };
+    let with = |x: &[NodeId]| -> Vec<NodeId> {
+        x.iter().copied().chain(mask).chain(both.iter().copied()).chain(shift).collect()
+    };
     let found = [(&ATTENTION_BLOCK, with(&[q, q, q])), (&ATTENTION_BLOCK_BACKWARD, with(&[q, q, q, q, rows, rows]))];
     let [a, b] = found.map(|(op, x)| {
-        let node = g.push(op, &x, &attrs(d as i64, seen)).unwrap();
+        let node = g.push(op, &x, &attrs(d as i64, seen, documents)).unwrap();
         attention::has_kernel(g.node(node))
     });
     assert_eq!(a, b, "forward and backward go together");
@@ -76,12 +85,14 @@ fn work(dtype: DType, props: &Props, seen: Seen, inputs: Vec<Operand>, outputs: 
         exchanges: Vec::new(),
         stages: Vec::new(),
     };
-    let backward = inputs.len() - usize::from(seen.2) == 6;
+    // Documents have two dims.
+    let documents = inputs.iter().any(|x| x.shape().rank() == 2);
+    let backward = inputs.len() - usize::from(seen.2) - 2 * usize::from(documents) == 6;
     let (q, k, v) = (inputs[0].shape(), inputs[1].shape(), inputs[2].shape());
     let shapes = if backward { [q, k, v] } else { [q, q.remove(q.rank() - 1), v] };
     let l = Library {
         op: if backward { &ATTENTION_BLOCK_BACKWARD } else { &ATTENTION_BLOCK },
-        attrs: attrs(64, seen).into_iter().collect(),
+        attrs: attrs(64, seen, documents).into_iter().collect(),
         dtypes: vec![dtype; inputs.len()],
         inputs,
         outputs: (8..8 + outputs as u32).map(ValueId).collect(),
@@ -157,6 +168,46 @@ fn the_backward_pass_is_two_launches() {
     assert_eq!(w.launches[0].args[4..7], [value(5), value(4), value(8)]);
     assert_eq!(w.launches[1].args[4..8], [value(5), value(4), value(9), value(10)]);
     assert_eq!(work(DType::BF16, &A100, seen, all, 1).launches.len(), 1);
+}
+
+/// Labels of queries and of keys, and the bounds of both: kernels read those of their rows, and the labels of the other side.
+#[test]
+fn documents_take_two_small_launches_more() {
+    let ids = [view(6, &[2, 300], &[0, 2]), dense(7, &[2, 500])];
+    let (seen, shift) = ((true, 0, true), view(7, &[], &[]));
+    let name = |pass: &str| format!("attention_{pass}_sm90_d64_bf16_causal_documents_block");
+    let w = work(DType::BF16, &Props::H200, seen, operands().into_iter().chain(ids).chain([shift]).collect(), 2);
+    assert_eq!(labels(&w), ["attention_segment_bounds", "attention_segment_bounds", &name("forward")]);
+    let value = |v| Arg::Value(ValueId(v), 0);
+    let (of_queries, of_keys) = (&w.launches[0], &w.launches[1]);
+    assert_eq!([of_queries, of_keys].map(|l| l.grid), [[2 * 5, 1, 1], [2 * 8, 1, 1]]);
+    assert_eq!((&of_queries.args[..2], &of_keys.args[..2]), (&[value(6), value(7)][..], &[value(7), value(6)][..]));
+    assert!(
+        of_queries.function.text.contains("segment_bounds<false>")
+            && of_keys.function.text.contains("segment_bounds<true>")
+    );
+    // Positions, and labels per batch.
+    assert_eq!(number(&of_queries.args, 15), 500 | 640 << 32);
+    assert_eq!(number(&of_keys.args, 15), 300 | 512 << 32);
+    let arguments =
+        |rows: &Launch, others: &Launch| [&rows.args[2], &others.args[2], &rows.args[3], &value(7)].map(Arg::clone);
+    assert_eq!(w.launches[2].args[5..9], arguments(of_queries, of_keys));
+
+    let rest = [dense(3, &[2, 4, 300, 64]), dense(4, &[2, 4, 300]), dense(5, &[2, 4, 300])];
+    let all = operands().into_iter().chain(rest).chain(ids).chain([shift]).collect();
+    let w = work(DType::BF16, &Props::H200, seen, all, 3);
+    assert_eq!(labels(&w)[2..], [name("backward_q"), name("backward_kv")]);
+    let (of_queries, of_keys) = (&w.launches[0], &w.launches[1]);
+    let last = |l: &Launch| l.args[l.args.len() - 5..][..4].to_vec();
+    assert_eq!(last(&w.launches[2]), arguments(of_queries, of_keys));
+    assert_eq!(last(&w.launches[3]), arguments(of_keys, of_queries));
+    assert!(w.launches[3].function.text.contains("SegmentIds::block<true>(labels, others, bounds, p)"));
+
+    // One document for all positions masks nothing.
+    let one = |t| Operand::Constant(0, Shape::of(&[2, t]), DType::I64);
+    let w =
+        work(DType::BF16, &A100, (false, 0, false), operands().into_iter().chain([one(300), one(500)]).collect(), 1);
+    assert_eq!(labels(&w), ["attention_forward_d64_bf16_block"]);
 }
 
 /// Products of rows and lse may have any strides, or be one number; a shift may be a constant.

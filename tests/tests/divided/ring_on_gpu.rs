@@ -144,6 +144,8 @@ fn memory_is_linear_in_positions() {
         Attention { window, ..gathered },
         Attention { causal: false, ..gathered },
         Attention { dtype: DType::F32, ..long },
+        Attention { documents: true, ..long },
+        Attention { documents: true, causal: false, ..gathered },
     ] {
         let length = 2 * one.length - one.length % 4;
         let (small, large) = (one.on_gpu(), Attention { length, ..one }.on_gpu());
@@ -175,11 +177,24 @@ fn sequences_beyond_the_positions_of_kernels_are_refused() {
     }
 }
 
-/// Documents need a mask of queries and keys, for which there is no kernel.
+/// Each product computes the labels of its queries and of its keys, and has no mask of both.
 #[test]
-fn documents_leave_blocks_to_elementary_ops() {
-    let program = Attention { documents: true, length: 512, ..ZIGZAG }.on_gpu();
-    assert_eq!(launches(&program, &Props::H200), []);
+fn documents_are_operands_of_blocks() {
+    let with = |one: Attention| launches(&Attention { documents: true, ..one }.on_gpu(), &Props::H200);
+    let passes = ["forward", "backward_q", "backward_kv"];
+    let kernels =
+        |form: &str, n| passes.map(|pass| (format!("{pass}_sm90_d64_bf16{form}_documents_block"), n)).to_vec();
+    let labels = |products: usize| vec![("segment_bounds".to_string(), 4 * products)];
+    let sorted = |all: Vec<Vec<(String, usize)>>| {
+        let mut all = all.concat();
+        all.sort();
+        all
+    };
+    assert_eq!(with(ZIGZAG), sorted(vec![kernels("_causal", 2), kernels("", 3), labels(5)]));
+    let gathered = Attention { keys: KeyExchange::Gather, ..ZIGZAG };
+    assert_eq!(with(gathered), sorted(vec![kernels("_causal", 1), labels(1)]));
+    assert_eq!(with(Attention { causal: false, ..gathered }), sorted(vec![kernels("", 1), labels(1)]));
+    assert_eq!(with(Attention { causal: false, ..ZIGZAG }), sorted(vec![kernels("", 2), labels(2)]));
 }
 
 /// A window shifts positions, as blocks that cannot be halved and gathered keys do.

@@ -26,8 +26,8 @@ pub(super) struct Scores {
     causal: bool,
     pub(super) scale: f64,
     window: i64,
-    /// (..., T) i64, with the leading dims of q up to the heads.
-    documents: Option<NodeId>,
+    /// Of queries and of keys: (..., T) and (..., S) i64, with the leading dims of q up to the heads.
+    documents: Option<[NodeId; 2]>,
     mask: Option<NodeId>,
     /// What is added to the positions of queries: an i64 scalar.
     shift: Option<NodeId>,
@@ -69,7 +69,7 @@ impl Scores {
             causal: attrs[0] != 0,
             scale: real(attrs[1]),
             window: attrs[2],
-            documents,
+            documents: documents.map(|both| [both; 2]),
             mask,
             shift: None,
             heads: g.shape(q).rank() > 2,
@@ -80,6 +80,11 @@ impl Scores {
     /// With positions of queries that are shifted against those of keys.
     pub(super) fn shifted(self, shift: NodeId) -> Scores {
         Scores { shift: Some(shift), ..self }
+    }
+
+    /// With documents of queries and of keys.
+    pub(super) fn within(self, documents: [NodeId; 2]) -> Scores {
+        Scores { documents: Some(documents), ..self }
     }
 
     /// (..., H, T, N) as (..., G, r, T, N).
@@ -135,9 +140,9 @@ impl Scores {
     /// Which keys a query may attend to, apart from the mask: by its document and by its position.
     fn visible(&self, g: &mut Graph, t: usize, s: usize) -> Result<Option<NodeId>> {
         let near = self.near(g, t, s)?;
-        let Some(documents) = self.documents else { return Ok(near) };
-        let rank = g.shape(documents).rank();
-        let (i, j) = (g.unsqueeze(documents, rank)?, g.unsqueeze(documents, rank - 1)?);
+        let Some([own, theirs]) = self.documents else { return Ok(near) };
+        let rank = g.shape(own).rank();
+        let (i, j) = (g.unsqueeze(own, rank)?, g.unsqueeze(theirs, rank - 1)?);
         let mut same = g.eq(i, j)?;
         if self.heads {
             same = g.unsqueeze(same, rank - 1)?;

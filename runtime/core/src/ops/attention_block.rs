@@ -10,14 +10,15 @@ use super::attention::Scores;
 use super::{Class, Op, Out, norm};
 use crate::amp::Amp;
 use crate::error::Result;
-use crate::graph::{Graph, Meta, NodeId};
+use crate::graph::{Attrs, Graph, Meta, NodeId};
 use crate::ops::movement;
 use smallvec::smallvec;
 
 /// The most positions of a sequence whose blocks have a shift: kernels add it to a position and a window in 32 bits.
 pub const MOST_POSITIONS: usize = 1 << 29;
 
-/// Position in `attrs` that says whether there is a shift.
+/// Positions in `attrs` that say whether there are documents, and a shift.
+const DOCUMENTS: usize = 5;
 const SHIFTED: usize = 6;
 
 /// Whether the last input of a block with these attributes is `shift`.
@@ -25,23 +26,39 @@ pub fn is_shifted(attrs: &[i64]) -> bool {
     attrs.get(SHIFTED).is_some_and(|x| *x != 0)
 }
 
-/// `attrs` of a block, from those of attention: its keys are masked by position if `causal` or in a window. Documents are masks.
-pub fn block_attrs(attrs: &[i64], causal: bool, window: i64, shifted: bool) -> [i64; 7] {
-    [i64::from(causal), attrs[1], window, attrs[3], attrs[4], 0, i64::from(shifted)]
+/// The inputs of `count` that are the documents of queries and of keys, if there are documents.
+pub fn documents(attrs: &[i64], count: usize) -> Option<[usize; 2]> {
+    let last = count - 1 - usize::from(is_shifted(attrs));
+    (attrs[DOCUMENTS] != 0).then(|| [last - 1, last])
 }
 
-/// The optional inputs seen and shift, which follow the required ones.
+/// `attrs` of a block, from those of attention: its keys are masked by position if `causal` or in a window.
+pub fn block_attrs(attrs: &[i64], causal: bool, window: i64, shifted: bool) -> [i64; 7] {
+    [i64::from(causal), attrs[1], window, attrs[3], attrs[4], attrs[DOCUMENTS], i64::from(shifted)]
+}
+
+/// The optional inputs, which follow the required ones.
 fn scores(g: &Graph, x: &[NodeId], required: usize, attrs: &[i64]) -> Scores {
-    let rest = &x[required..];
-    match rest.split_last() {
-        Some((&shift, rest)) if is_shifted(attrs) => Scores::of(g, x[0], x[1], rest, attrs).shifted(shift),
-        _ => Scores::of(g, x[0], x[1], rest, attrs),
+    let documents = documents(attrs, x.len());
+    let shift = is_shifted(attrs).then(|| x[x.len() - 1]);
+    let more = required + documents.map_or(0, |both| both.len()) + usize::from(shift.is_some());
+    let seen = &x[required..][..x.len() - more];
+    let mut own = Attrs::from_slice(attrs);
+    own[DOCUMENTS] = 0;
+    let mut scores = Scores::of(g, x[0], x[1], seen, &own);
+    if let Some(both) = documents {
+        scores = scores.within(both.map(|k| x[k]));
+    }
+    match shift {
+        Some(shift) => scores.shifted(shift),
+        None => scores,
     }
 }
 
-/// Inputs: q (.., H, T, D), k (.., G, S, D), v (.., G, S, E), seen? (bool, broadcast to (.., H, T, S)), shift? (i64 scalar) -> out
-/// (.., H, T, E), lse (.., H, T), both in the dtype of the scores. `attrs` as attention without documents, then 1 if the last input is
-/// `shift`. Causality and window count positions from the first key of the block; query i is at i + shift, or i without one.
+/// Inputs: q (.., H, T, D), k (.., G, S, D), v (.., G, S, E), seen? (bool, broadcast to (.., H, T, S)), documents of queries? (.., T) and
+/// of keys? (.., S) (i64, without heads), shift? (i64 scalar) -> out (.., H, T, E), lse (.., H, T), both in the dtype of the scores.
+/// `attrs` as attention, then 1 if the last input is `shift`. Causality and window count positions from the first key of the block;
+/// query i is at i + shift, or i without one.
 pub static ATTENTION_BLOCK: Op = Op {
     name: "attention_block",
     flops: super::attention::ATTENTION.flops,
@@ -65,7 +82,7 @@ pub static ATTENTION_BLOCK: Op = Op {
 };
 
 /// Inputs: q, k, v, gradient of the result, its products with the result summed by row (.., H, T), lse of the whole row (.., H, T), seen?,
-/// shift? -> dq, dk, dv of this block, in the dtype of the scores.
+/// documents of queries and of keys?, shift? -> dq, dk, dv of this block, in the dtype of the scores.
 pub static ATTENTION_BLOCK_BACKWARD: Op = Op {
     name: "attention_block_backward",
     flops: super::attention::ATTENTION_BACKWARD.flops,

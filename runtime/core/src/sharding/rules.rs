@@ -5,6 +5,7 @@ use crate::dtype::DType;
 use crate::mesh::Combine;
 use crate::shape::Shape;
 use smallvec::{SmallVec, smallvec};
+use std::ops::Range;
 
 /// A view without attributes: the result has the dims of the first operand.
 pub fn same_dims(s: &Signature) -> Factors {
@@ -193,26 +194,36 @@ pub fn linear(s: &Signature) -> Factors {
 
 /// q, k, v of attention, then a mask and documents if there are any.
 pub fn attention(s: &Signature) -> Factors {
-    let mut all = batch_and_heads(s, 3);
+    let mut all = batch_and_heads(s, 3, documents(s));
     all.extend(queries(s, 3));
     all
 }
 
 /// As [`attention`]; the gradient, the result and the logarithms of sums stand before the mask.
 pub fn attention_backward(s: &Signature) -> Factors {
-    let mut all = batch_and_heads(s, 6);
+    let mut all = batch_and_heads(s, 6, documents(s));
     all.extend(queries(s, 6));
     all
 }
 
-/// As [`attention`] to a block of keys: the optional last operand says which a query sees.
-pub fn attention_block(s: &Signature) -> Factors {
-    batch_and_heads(s, 3)
+/// The operand of attention that tells documents, as a range; empty if there is none.
+fn documents(s: &Signature) -> Range<usize> {
+    let n = s.operands.len();
+    n - usize::from(s.attrs[5] != 0)..n
 }
 
-/// As [`attention_block`]; the gradient, its sums by row and the logarithms of sums stand before the last operand.
+/// As [`attention`] to a block of keys; an optional operand says which a query sees.
+pub fn attention_block(s: &Signature) -> Factors {
+    batch_and_heads(s, 3, documents_of_block(s))
+}
+
+/// As [`attention_block`]; the gradient, its sums by row and the logarithms of sums stand before the optional operands.
 pub fn attention_block_backward(s: &Signature) -> Factors {
-    batch_and_heads(s, 6)
+    batch_and_heads(s, 6, documents_of_block(s))
+}
+
+fn documents_of_block(s: &Signature) -> Range<usize> {
+    crate::ops::attention_block::documents(s.attrs, s.operands.len()).map_or(0..0, |[own, theirs]| own..theirs + 1)
 }
 
 /// Queries divide: where there are as many keys as queries, with keys that are divided alike, or with all keys on every device.
@@ -251,14 +262,13 @@ fn queries(s: &Signature, required: usize) -> Factors {
 
 /// Batch dims and heads divide. A query head stays with its key head, so the units of the heads are the key heads. The first
 /// `required` operands have these dims; documents have no heads.
-fn batch_and_heads(s: &Signature, required: usize) -> Factors {
+fn batch_and_heads(s: &Signature, required: usize, documents: Range<usize>) -> Factors {
     let n = s.shape(0).rank();
-    let documents = (s.attrs[5] != 0).then_some(s.operands.len() - 1);
     let divide = |d: usize| {
         let size = s.shape(0).dims()[d];
         let piece = |k: usize| match d + s.shape(k).rank() {
             _ if k < required => Piece::Block(d as u8),
-            _ if Some(k) == documents => {
+            _ if documents.contains(&k) => {
                 if d + 3 < n {
                     Piece::Block(d as u8)
                 } else {

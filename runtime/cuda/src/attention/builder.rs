@@ -1,5 +1,6 @@
 //! Builds the launches of one attention call: picks kernels, lays out the workspace and fills in kernel arguments.
 
+use super::mask::Ids;
 use super::preprocess::{bits_of, copy};
 use super::strides::Strides;
 use super::{Mask, MmaTile, Pass, SIZES, Tf32, WarpgroupTile, bug, function, mask, warpgroup};
@@ -10,6 +11,14 @@ use perilune_core::ops::real;
 use perilune_core::{DType, Layout, Shape};
 use perilune_plan::ir::{Library, Operand, Program, ValueId};
 use std::sync::Arc;
+
+/// The operands that are the documents of queries and of keys.
+fn documents(l: &Library) -> Option<[usize; 2]> {
+    if l.op == &ATTENTION_BLOCK || l.op == &ATTENTION_BLOCK_BACKWARD {
+        return attention_block::documents(&l.attrs, l.inputs.len());
+    }
+    (l.attrs[5] != 0).then(|| [l.inputs.len() - 1; 2])
+}
 
 /// The kernel that a launch runs.
 #[derive(Clone, Copy)]
@@ -39,8 +48,10 @@ pub(super) struct Builder<'a> {
     mask: Mask,
     /// The window, or 0 for none.
     window: i32,
-    /// The arguments for segment labels and bounds if there are documents, and for the shift of a block.
-    more: Vec<Arg>,
+    /// The arguments for labels and bounds of documents, if there are any: rows are queries, or keys.
+    segments: [Vec<Arg>; 2],
+    /// The argument for the shift of a block.
+    shift: Vec<Arg>,
     scale: f32,
     pub dtype: DType,
     /// The dtype of results: that of the operands, or f32 for a block.
@@ -83,7 +94,8 @@ impl<'a> Builder<'a> {
             _ => 0,
         };
         // A constant gives all positions the same document, so it masks nothing.
-        let documents = !block && l.attrs[5] != 0 && matches!(l.inputs.last(), Some(Operand::View(..)));
+        let is_view = |k: &usize| matches!(l.inputs[*k], Operand::View(..));
+        let documents = documents(l).filter(|both| both.iter().any(is_view)).is_some();
         let mut b = Builder {
             program,
             l,
@@ -99,7 +111,8 @@ impl<'a> Builder<'a> {
             size,
             mask: Mask { causal: l.attrs[0] != 0 || l.attrs[2] > 0, window: window > 0, documents, block },
             window,
-            more: Vec::new(),
+            segments: Default::default(),
+            shift: Vec::new(),
             scale: real(l.attrs[1]) as f32,
             dtype: l.dtypes[0],
             result: if block { DType::F32 } else { l.dtypes[0] },
@@ -111,23 +124,41 @@ impl<'a> Builder<'a> {
     }
 
     /// Launches the computation of labels and bounds from the documents' ids.
-    pub fn bounds(&mut self) -> Result<()> {
-        let Some(&Operand::View(ids, layout)) = self.l.inputs.last().filter(|_| self.mask.documents) else {
-            return Ok(());
-        };
-        let stretches = self.t.div_ceil(mask::BOUND_BLOCK);
-        if self.b * self.padded() > i32::MAX as usize {
+    fn bounds(&mut self) -> Result<()> {
+        let Some(both) = documents(self.l).filter(|_| self.mask.documents) else { return Ok(()) };
+        let most = self.b * mask::label_pitch(self.t.max(self.s));
+        if most > i32::MAX as usize {
             let message = format!("{} rows of {} positions: `documents` has fewer than 2^31", self.b, self.t);
             return Err(Error::system("scaled_dot_product_attention", message));
         }
-        let labels = self.scratch(self.b * self.padded() * 4);
-        let bounds = self.scratch(self.b * stretches * 16);
-        self.more = vec![labels.clone(), bounds.clone()];
-        if self.b * stretches > 0 {
-            let ids = Arg::Value(ids, layout.offset as i64 * 8);
-            self.work.launches.push(mask::bounds([ids, labels, bounds], &layout, self.t, self.padded()));
+        let [queries, keys] = both.map(|k| match self.l.inputs[k] {
+            Operand::View(v, layout) => Ok(Ids { at: Arg::Value(v, layout.offset as i64 * 8), layout }),
+            Operand::Constant(..) => Err(bug("attention: documents are known of one side".into())),
+        });
+        let (queries, keys) = (queries?, keys?);
+        if !self.mask.block {
+            // Rows are queries and keys.
+            let [labels, bounds] = self.labels([&queries, &queries], true);
+            self.segments = [vec![labels.clone(), bounds.clone()], vec![labels, bounds]];
+            return Ok(());
         }
+        let of_queries = self.labels([&queries, &keys], false);
+        let of_keys = self.labels([&keys, &queries], true);
+        let arguments = |[labels, bounds]: [Arg; 2], others: &Arg| vec![labels, others.clone(), bounds];
+        let labels = [of_queries[0].clone(), of_keys[0].clone()];
+        self.segments = [arguments(of_queries, &labels[1]), arguments(of_keys, &labels[0])];
         Ok(())
+    }
+
+    /// Launches the computation of labels of rows and bounds of columns. `keys`: rows are keys.
+    fn labels(&mut self, [rows, columns]: [&Ids; 2], keys: bool) -> [Arg; 2] {
+        let stretches = rows.positions().div_ceil(mask::BOUND_BLOCK);
+        let labels = self.scratch(self.b * mask::label_pitch(rows.positions()) * 4);
+        let bounds = self.scratch(self.b * stretches * 16);
+        if self.b * stretches > 0 {
+            self.work.launches.push(mask::bounds([rows, columns], keys, [labels.clone(), bounds.clone()]));
+        }
+        [labels, bounds]
     }
 
     /// Adds the argument for the shift of a block: null for 0.
@@ -136,7 +167,7 @@ impl<'a> Builder<'a> {
             return;
         }
         let shift = if attention_block::is_shifted(&self.l.attrs) { self.l.inputs.last() } else { None };
-        self.more = vec![match shift {
+        self.shift = vec![match shift {
             Some(&Operand::View(v, layout)) => Arg::Value(v, layout.offset as i64 * 8),
             Some(&Operand::Constant(bits, ..)) if bits != 0 => self.stored(bits),
             _ => Arg::I64(0),
@@ -212,7 +243,7 @@ impl<'a> Builder<'a> {
 
     /// Rows of `numbers` per head, rounded up so that every kernel can read whole steps, even beyond the last row.
     pub fn padded(&self) -> usize {
-        self.t.next_multiple_of(128) + 128
+        mask::label_pitch(self.t)
     }
 
     /// Encodes `attention::Problem`.
@@ -302,7 +333,8 @@ impl<'a> Builder<'a> {
             Pass::BackwardKv => section,
             _ => section.next_multiple_of(self.h / self.g.max(1)).min(pairs),
         };
-        args.extend(self.more.iter().cloned());
+        let segments = &self.segments[usize::from(pass == Pass::BackwardKv)];
+        args.extend(segments.iter().chain(&self.shift).cloned());
         args.push(self.problem(x, pairs, section));
         self.work.launches.push(Launch {
             function: Arc::new(function),

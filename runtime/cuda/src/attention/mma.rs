@@ -32,7 +32,7 @@ pub enum When {
     Masked,
     /// With documents.
     Documents,
-    /// With documents, except for a causal mask without a window.
+    /// With documents, except for a causal mask over all keys without a window.
     Mixed,
     /// With a window over a block of keys, whose positions are shifted.
     Shifted,
@@ -47,7 +47,7 @@ impl When {
             When::Bare100 => props.arch.0 >= 10 && !causal && !window && !documents,
             When::Masked => causal || window,
             When::Documents => documents,
-            When::Mixed => documents && (window || !causal),
+            When::Mixed => documents && (window || !causal || block),
             When::Shifted => block && window,
         }
     }
@@ -145,7 +145,7 @@ pub fn function(pass: Pass, size: u32, tile: MmaTile, dtype: DType, mask: Mask) 
         let _ = write!(plan, ", {split}");
     }
     let Mask { causal, window, .. } = mask;
-    let (more, given) = mask.more_text(false);
+    let (more, given) = mask.more_text(pass, false);
     let text = format!(
         "#include \"attention/{file}.cuh\"\n\
          extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, {more}const attention::Problem p) {{\n    \

@@ -65,16 +65,13 @@ pub fn has_kernel(node: &Node) -> bool {
         DType::F32 => 4,
         _ => return false,
     };
-    let more = usize::from(documents != 0) + usize::from(block && is_shifted(&node.attrs));
+    // A block has documents of queries and of keys.
+    let documents = if documents == 0 { 0 } else { 1 + usize::from(block) };
+    let more = documents + usize::from(block && is_shifted(&node.attrs));
     let fits = |n: i64| (least..=256).contains(&n) && n % least == 0;
     let scale = real(scale);
     // Further inputs mean a mask tensor. The kernels compute the maximum before they apply the scale.
-    node.inputs.len() == inputs + more
-        && !(block && documents != 0)
-        && fits(d)
-        && fits(e)
-        && (scale as f32).is_normal()
-        && scale > 0.0
+    node.inputs.len() == inputs + more && fits(d) && fits(e) && (scale as f32).is_normal() && scale > 0.0
 }
 
 /// Whether the kernels can store an output through `layout`; rows need the same alignment as for reading.

@@ -141,7 +141,7 @@ impl Tf32 {
         let args: Vec<&str> = params.split(", ").filter_map(|p| p.split(' ').next_back()).collect();
         let Tf32 { warps, mt, bn, stages, side, blocks } = *self;
         let Mask { causal, window, .. } = mask;
-        let (more, given) = mask.more_text(false);
+        let (more, given) = mask.more_text(pass, false);
         let text = format!(
             "#include \"attention/{name}_tf32.cuh\"\n\
              extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({params}, {more}const attention::Problem p) {{\n    \

@@ -103,7 +103,7 @@ impl WarpgroupTile {
         let WarpgroupTile { groups, bn, stages, lean, blocks } = *self;
         let lean = if pass == Pass::Forward { String::new() } else { format!(", {lean}") };
         let Mask { causal, window, .. } = mask;
-        let (more, given) = mask.more_text(pass == Pass::BackwardQ);
+        let (more, given) = mask.more_text(pass, pass == Pass::BackwardQ);
         let text = format!(
             "#include \"attention/{name}_sm90.cuh\"\n\
              extern \"C\" __global__ void __launch_bounds__({}, {blocks}) KERNEL({}, {more}\

@@ -3,9 +3,10 @@
 //! Three exchanges exist. Where the devices divide the key heads, an all-to-all turns a block of all positions with all heads into all
 //! positions of a part of the heads, and attention runs as on one device, with its causal mask and its documents (Jacobs et al.,
 //! DeepSpeed-Ulysses, arXiv:2309.14509). Else keys and values are gathered, and the positions of queries are shifted to those in the
-//! whole sequence; with documents or a mask of the call, a mask tells which keys a query of this device sees. If scores of all keys would be large, blocks of keys are passed around instead
-//! (`ring.rs`; with a causal mask `zigzag.rs`). The backward pass gathers keys again, so that no layer keeps those of all devices, and
-//! returns the gradient of each block of keys to the device that has it. The choice depends on shapes alone.
+//! whole sequence; with a mask of the call, a mask tells which keys a query of this device sees. If scores of all keys would be large,
+//! blocks of keys are passed around instead (`ring.rs`; with a causal mask `zigzag.rs`). The backward pass gathers keys again, so that no
+//! layer keeps those of all devices, and returns the gradient of each block of keys to the device that has it. The choice depends on
+//! shapes alone.
 //!
 //! Padding of the last blocks is cut off keys and values. Padded queries compute rows that nothing reads; in the backward pass they
 //! are zeros, because a gradient of keys sums over them.
@@ -151,8 +152,8 @@ impl Divider<'_> {
     fn attention_with_all_keys(&mut self, a: &Attention) -> Result<NodeId> {
         let node = self.graph().node(a.id);
         let masked = node.attrs[CAUSAL] != 0 || node.attrs[WINDOW] != 0;
-        if masked && a.mask.is_none() && a.documents.is_none() {
-            return self.attention_to_one_block(a);
+        if (masked || a.documents.is_some()) && a.mask.is_none() {
+            return self.attention_to_one_block(a, masked);
         }
         let mut inputs: Inputs = smallvec![self.block_of(a, 0)?];
         // In the backward pass, keys wait for the gradient of the result: they are not those of the forward pass.
@@ -192,16 +193,17 @@ impl Divider<'_> {
         Ok(main)
     }
 
-    /// Attends to all keys as one block, which kernels mask by the position of the first query.
-    fn attention_to_one_block(&mut self, a: &Attention) -> Result<NodeId> {
+    /// Attends to all keys as one block, which kernels mask by documents, and if `masked` by the position of the first query.
+    fn attention_to_one_block(&mut self, a: &Attention, masked: bool) -> Result<NodeId> {
         let (node, rule) = (self.graph().node(a.id), self.visibility(a)?);
         let gradient = if a.backward { Some(self.block_of(a, 3)?) } else { None };
         let kv = [self.all_keys(a, 1, gradient)?, self.all_keys(a, 2, gradient)?];
         let queries = self.block_of(a, 0)?;
         let own = self.own_places(a.queries.block)?;
-        let first = self.to.out.graph.int_constant(0);
-        let at = [own, Places { first, all: first }];
-        let hidden = Hidden { later: true, padding: false };
+        let size = self.graph_shape(kv[0]).dims()[a.queries.dim];
+        let g = &mut self.to.out.graph;
+        let at = [own, Places { first: g.int_constant(0), all: g.iota_along(size, 0, 1)? }];
+        let hidden = Hidden { later: masked, padding: false };
         let Some(gradient) = gradient else {
             let out = self.attend(&rule, &[queries], kv, at, hidden)?;
             let shape = self.graph_shape(out);

@@ -1,12 +1,12 @@
 //! Appends attention to blocks of keys, and says which of them the queries see, from the positions of both in the whole sequence.
 //!
-//! Causal masks and windows are attributes of a block, with the distance of its queries and keys as an operand where they differ: kernels
-//! need no tensor of T x S elements. Documents, and padding without a causal mask, are such a tensor.
+//! Causal masks and windows are attributes of a block, with the distance of its queries and keys as an operand where they differ, and
+//! documents are operands with an id for each query and each key: kernels need no tensor of T x S elements. Padding without a causal mask
+//! is such a tensor.
 
 use super::attention::{Attention, WINDOW};
 use super::divider::Divider;
 use super::part::Part;
-use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Attrs, Inputs, NodeId};
 use perilune_core::ops::attention_block::{ATTENTION_BLOCK, ATTENTION_BLOCK_BACKWARD, MOST_POSITIONS, block_attrs};
@@ -23,7 +23,6 @@ pub(super) struct Visibility {
     size: usize,
     /// The documents of all positions, with their last dim.
     documents: Option<(NodeId, usize)>,
-    heads: bool,
 }
 
 /// What of a block of keys may be hidden by position alone.
@@ -59,7 +58,7 @@ impl Divider<'_> {
             return Err(Error::shape(node.op.name, message).hint("split the batch into shorter sequences"));
         }
         let (attrs, tf32) = (node.attrs.clone(), node.tf32);
-        Ok(Visibility { attrs, tf32, window, size, documents, heads: shape.rank() > 2 })
+        Ok(Visibility { attrs, tf32, window, size, documents })
     }
 
     /// The positions of the block of so many elements of the device at a coordinate.
@@ -83,7 +82,12 @@ impl Divider<'_> {
     ) -> Result<NodeId> {
         let mut inputs: Inputs = smallvec![rows[0], kv[0], kv[1]];
         inputs.extend_from_slice(&rows[1..]);
-        inputs.extend(self.seen(rule, at, hidden)?);
+        if hidden.padding && !hidden.later {
+            inputs.push(self.before_padding(rule, at[1])?);
+        }
+        for places in at.iter().filter(|_| rule.documents.is_some()) {
+            inputs.extend(self.documents_at(rule, *places)?);
+        }
         let g = &mut self.to.out.graph;
         let masked = hidden.later || rule.window != 0;
         let shifted = masked && at[0].first != at[1].first;
@@ -98,34 +102,20 @@ impl Divider<'_> {
         found
     }
 
-    /// Which keys the queries see beside what attributes of the block say, as a bool (.., T, S); all of them if `None`.
-    fn seen(&mut self, rule: &Visibility, at: [Places; 2], hidden: Hidden) -> Result<Option<NodeId>> {
-        let [queries, keys] = at.map(|places| places.all);
+    /// Which keys are no padding: a bool (1, S).
+    fn before_padding(&mut self, rule: &Visibility, keys: Places) -> Result<NodeId> {
         let g = &mut self.to.out.graph;
-        let mut seen = None;
-        if hidden.padding && !hidden.later {
-            let size = g.int_constant(rule.size as i64);
-            let j = g.unsqueeze(keys, 0)?;
-            seen = Some(g.lt(j, size)?);
-        }
-        if let Some((documents, dim)) = rule.documents {
-            let last = g.int_constant(rule.size as i64 - 1);
-            let mut of = |ids: NodeId| {
-                let ids = g.map(&elementwise::MINIMUM, &[ids, last])?;
-                g.push(&index::INDEX_SELECT, &[documents, ids], &[dim as i64, index::OF_PLANNER])
-            };
-            let (own, theirs) = (of(queries)?, of(keys)?);
-            let (own, theirs) = (g.unsqueeze(own, dim + 1)?, g.unsqueeze(theirs, dim)?);
-            let mut same = g.eq(own, theirs)?;
-            if rule.heads {
-                same = g.unsqueeze(same, dim)?;
-            }
-            seen = Some(match seen {
-                Some(before) => g.logical_and(before, same)?,
-                None => same,
-            });
-        }
-        debug_assert!(seen.is_none_or(|x| g.dtype(x) == DType::Bool));
-        Ok(seen)
+        let size = g.int_constant(rule.size as i64);
+        let j = g.unsqueeze(keys.all, 0)?;
+        g.lt(j, size)
+    }
+
+    /// The documents of positions. Padding has that of the last position.
+    fn documents_at(&mut self, rule: &Visibility, places: Places) -> Result<Option<NodeId>> {
+        let Some((documents, dim)) = rule.documents else { return Ok(None) };
+        let g = &mut self.to.out.graph;
+        let last = g.int_constant(rule.size as i64 - 1);
+        let ids = g.map(&elementwise::MINIMUM, &[places.all, last])?;
+        g.push(&index::INDEX_SELECT, &[documents, ids], &[dim as i64, index::OF_PLANNER]).map(Some)
     }
 }
