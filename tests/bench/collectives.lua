@@ -37,7 +37,8 @@ for text in p.mib:gmatch("[^,]+") do
     end) }
   end
   local function free(ys) for _, y in ipairs(ys) do y:free() end end
-  local function wait(y) pl.step(function() return y:flatten():narrow(0, 0, 1) end):item() end
+  -- Each device reads a column of its part: a result that is divided is not gathered.
+  local function wait(y) pl.step(function() return y:reshape { y:size(0) // 1024, 1024 }:narrow(1, 0, 1):sum() end):item() end
   local times = {}
   for round = 1, p.rounds do
     local start = pl.clock()

@@ -278,9 +278,11 @@ fn queries_see_keys_of_their_document() {
     for (dtype, tf32) in kinds() {
         for documents in all.map(Some) {
             check(dtype, tf32, sizes, Seen { documents, ..WHOLE });
-            for shift in [-70, 0, 64, 130, 329] {
+            // Elsewhere one decomposition serves all.
+            let shifts: &[i64] = if harness::on_gpu() { &[-70, 0, 64, 130, 329] } else { &[64] };
+            for shift in shifts {
                 for window in [0, 50] {
-                    let seen = Seen { window, shift: Shift::Stored(shift), documents, ..CAUSAL };
+                    let seen = Seen { window, shift: Shift::Stored(*shift), documents, ..CAUSAL };
                     check(dtype, tf32, sizes, seen);
                 }
             }

@@ -19,6 +19,8 @@ pub const ID_BYTES: usize = 128;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a communicator waits for its last operations when it is closed.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
+/// How long a call in progress is asked about without a pause.
+const POLLED: Duration = Duration::from_millis(2);
 /// The oldest version whose communicators do not block.
 const OLDEST: c_int = 21_800;
 
@@ -256,11 +258,11 @@ impl Communicator {
 
     /// Waits until a call is no longer in progress.
     fn settle(&self, mut status: c_int, what: &str, is_cut_off: &dyn Fn() -> bool) -> Result<()> {
-        let mut polls = 0u32;
+        let (start, mut is_first) = (Instant::now(), true);
         loop {
             let guard = self.lock();
             let raw = guard.ok_or_else(cut_off)?.0;
-            if polls > 0 {
+            if !std::mem::take(&mut is_first) {
                 status = self.poll(raw);
             }
             match status {
@@ -272,10 +274,11 @@ impl Communicator {
             if is_cut_off() {
                 return Err(cut_off());
             }
-            polls += 1;
-            match polls {
-                0..100 => std::thread::yield_now(),
-                _ => std::thread::sleep(Duration::from_micros(100)),
+            // A thread of NCCL queues a collective within tens of microseconds, for which a sleep would be too long.
+            if start.elapsed() < POLLED {
+                std::thread::yield_now();
+            } else {
+                std::thread::sleep(Duration::from_micros(100));
             }
         }
     }
