@@ -85,8 +85,8 @@ impl Divider<'_> {
         if hidden.padding && !hidden.later {
             inputs.push(self.before_padding(rule, at[1])?);
         }
-        for places in at.iter().filter(|_| rule.documents.is_some()) {
-            inputs.extend(self.documents_at(rule, *places)?);
+        for places in at {
+            inputs.extend(self.documents_at(rule, places)?);
         }
         let g = &mut self.to.out.graph;
         let masked = hidden.later || rule.window != 0;
@@ -110,7 +110,7 @@ impl Divider<'_> {
         g.lt(j, size)
     }
 
-    /// The documents of positions. Padding has that of the last position.
+    /// The documents of positions, if there are any. Padding has that of the last position.
     fn documents_at(&mut self, rule: &Visibility, places: Places) -> Result<Option<NodeId>> {
         let Some((documents, dim)) = rule.documents else { return Ok(None) };
         let g = &mut self.to.out.graph;
