@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Build, Rng};
+use perilune_core::mesh::Start;
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::{Domain, MapFn};
 use perilune_core::{DType, HostTensor, Layout, MAX_RANK, Shape};
@@ -211,7 +212,9 @@ fn blocks_of_inputs() {
         for dtype in [DType::F32, DType::BF16, DType::I64, DType::U8] {
             let start = 64 * (1 + rng.below(9));
             let (l, reach) = random_layout(&mut rng, dims);
-            let mut b = Build { slots: vec![(DType::I64, start as u64)], ..Build::default() };
+            // The second device along an axis.
+            let starts = vec![Start::from_attrs(&[0, start as i64])];
+            let mut b = Build { slots: vec![(DType::I64, start as u64)], starts, ..Build::default() };
             let mut block = |b: &mut Build, layout: Layout, reach: usize| {
                 let input = b.input(rng.tensor(dtype, Shape::of(&[start + reach])));
                 let source = Source::Block { input, start: 0 };

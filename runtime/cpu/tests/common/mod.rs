@@ -6,6 +6,7 @@
 pub mod reference;
 
 use half::{bf16, f16};
+use perilune_core::mesh::Start;
 use perilune_core::ops::ReduceFn;
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::{DType, HostTensor, Interrupt, Layout, Shape, philox};
@@ -52,6 +53,7 @@ pub struct Build {
     pub body: Vec<Instr>,
     pub stores: Vec<(Reg, ValueId)>,
     pub slots: Vec<(DType, u64)>,
+    pub starts: Vec<Start>,
     /// Inputs that the program overwrites.
     pub written: Vec<usize>,
 }
@@ -162,7 +164,7 @@ impl Build {
             inputs: self.inputs.iter().map(|t| (t.shape, t.dtype)).collect(),
             outputs: self.outputs.iter().map(|(s, d)| BufferDesc::new(*s, *d)).collect(),
             slots: self.slots.iter().map(|s| s.0).collect(),
-            starts: Vec::new(),
+            starts: self.starts.clone(),
             results: (0..self.outputs.len() as u32).map(Root::Output).collect(),
             arena_bytes: 0,
             live_bytes: 0,
