@@ -4,7 +4,7 @@
 
 PERILUNE is the program. Each trial starts a run of `recipes/chargpt.lua` with strict shards, sends SIGKILL to a random process after a
 random step, and waits for the launcher. It fails if that takes more than 30 s, if the launcher does not name the process, or if the run,
-resumed in one process on a random smaller number of devices, does not end with the weights of a run that nobody killed.
+resumed in one process on a smaller number of devices, drawn from those that divide the shards, does not end with the weights of a run that nobody killed.
 """
 import argparse, json, os, random, signal, subprocess, tempfile, time
 
@@ -33,8 +33,8 @@ def ranks(launcher):
     return found
 
 
-def trial(a, random, folder, want):
-    at, victim = random.randrange(1, a.steps * 3 // 4), random.randrange(a.processes)
+def trial(a, chance, folder, want):
+    at, victim = chance.randrange(1, a.steps * 3 // 4), chance.randrange(a.processes)
     command = [a.program, "launch", "-n", str(a.processes)] + options(a, folder) + ["--mesh", f"dp={a.processes}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     for line in process.stdout:
@@ -43,10 +43,14 @@ def trial(a, random, folder, want):
             break
     os.kill(ranks(process.pid)[victim], signal.SIGKILL)
     start = time.monotonic()
-    errors = process.communicate(timeout=10 * LIMIT_S)[1]
+    try:
+        errors = process.communicate(timeout=10 * LIMIT_S)[1]
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise SystemExit(f"rank {victim} killed after step {at}: the others still run after {10 * LIMIT_S} s")
     seconds, cause = time.monotonic() - start, f"rank {victim} was killed by SIGKILL"
     # Strict shards divide among these.
-    fewer = random.choice([n for n in (1, 2, 4) if n < a.processes])
+    fewer = chance.choice([n for n in (1, 2, 4) if n < a.processes])
     command = [a.program] + options(a, folder) + ["--resume"] + (["--mesh", f"dp={fewer}"] if fewer > 1 else [])
     resumed = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
     same = resumed.returncode == 0 and weights(resumed.stdout.splitlines()) == want

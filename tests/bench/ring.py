@@ -5,8 +5,8 @@
 PERILUNE is the program. The ring has one sequence of P N positions on P GPUs (`--devices`); one GPU, and PyTorch's flash attention on it,
 have P sequences of N. For each head, a GPU has P N^2 / 2 pairs of a query and a key that it sees (but for the diagonal). A pair counts
 14 D floating-point operations: two products of 2 D forward and five backward. (Kernels that compute dq apart from dk and dv execute nine
-products.) With packed documents of L positions, which divides N, all sides see the same pairs, but PyTorch, which has no such mask
-in this kernel. Figures are medians of runs of about S seconds, all in turn in one run of this script. First a small ring is compared
+products.) With packed documents of L positions, which divides N, a GPU of the ring has N L / 2 pairs, and the single one has one sequence
+of N; PyTorch has no such mask in this kernel and is left out. Figures are medians of runs of about S seconds, all in turn in one run of this script. First a small ring is compared
 with one device: the same random numbers must have the same results.
 """
 import argparse, json, os, statistics, subprocess, sys, time
@@ -92,12 +92,12 @@ def main():
     figures = [
         (f"zig-zag ring, {ranks} devices", perilune(a.program, a.devices, f"cp={ranks},keys=ring", **whole)),
         (f"heads, {ranks} devices", perilune(a.program, a.devices, f"cp={ranks},keys=heads", **whole)),
-        ("one device", perilune(a.program, one, None, batch=ranks, length=a.length, **shared)),
+        ("one device", perilune(a.program, one, None, batch=1 if a.documents else ranks, length=a.length, **shared)),
     ]
     if not a.documents:
         figures.append(("PyTorch flash, one device", rival_figures(a, ranks)))
     # Pairs of each head of a device.
-    pairs = ranks * a.length * (a.documents or a.length) / 2
+    pairs = a.length * (a.documents or ranks * a.length) / 2
     flops = 14 * a.size * a.heads * pairs
     documents = f", documents of {a.documents}" if a.documents else ""
     print(f"{a.length} positions a device, {a.heads} heads of {a.size}, bf16, causal{documents}, forward and backward")

@@ -2,8 +2,8 @@
 
     python3 tests/bench/stages.py PERILUNE [--size 774M] [--micro 8] [--batch 4] [--vocab 50304] [--devices 2] [--schedules 1f1b]
 
-PERILUNE is the program. With a small vocabulary the layers can be divided into equal stages. One GPU takes the same micro-batches one after the other (`accumulate`), so all sides compute the same step. The
-bubble is the share of a step in which a GPU does not do its part of that work: 1 - t1 / (P tP) on P devices. It counts transfers and stages of
+PERILUNE is the program. With a small vocabulary the layers can be divided into equal stages. One GPU takes the same micro-batches one after
+the other (`accumulate`), so all sides compute the same step. The bubble is the share of a step in which a GPU does not do its part of that work: 1 - t1 / (P tP) on P devices. It counts transfers and stages of
 unequal work too. With equal stages and free transfers `1f1b` has (P - 1) / (m + P - 1) for m micro-batches. The figures are medians over two
 rounds, in which all sides take turns.
 """
@@ -31,12 +31,12 @@ def main():
     gpus = "cuda:" + ",".join(map(str, range(a.devices)))
     sides = [("cuda:0", options)] + [(gpus, options + ["--mesh", f"pp={a.devices},schedule={s}"]) for s in schedules]
     rounds = [[step_ms(a.program, GPT2, STEPS, device, more) for device, more in sides] for _ in range(ROUNDS)]
-    one, *all = (statistics.median(side) for side in zip(*rounds))
+    one, *staged = (statistics.median(side) for side in zip(*rounds))
     tokens = a.batch * a.micro * CONTEXT
     print(f"GPT-2 {a.size}, {a.micro} micro-batches of {a.batch} x {CONTEXT} tokens, {a.vocab} of them known, bf16, {a.devices} devices")
     print(f"  {'':14} {'ms':>8} {'tokens/s':>10} {'speed-up':>9} {'bubble':>8}")
     print(f"  {'one GPU':14} {one:8.1f} {tokens / one * 1e3:10.0f}")
-    for schedule, ms in zip(schedules, all):
+    for schedule, ms in zip(schedules, staged):
         bubble, ideal = 1 - one / (a.devices * ms), (a.devices - 1) / (a.micro + a.devices - 1)
         beside = f", of the schedule {ideal:.4f}" if schedule == "1f1b" else ""
         print(f"  {schedule:14} {ms:8.1f} {tokens / ms * 1e3:10.0f} {one / ms:9.3f} {bubble:8.4f}{beside}")

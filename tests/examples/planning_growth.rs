@@ -16,8 +16,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 
-// The allocator of the program.
-
 /// Calls `print` before the first step and after each.
 const CHAIN: &str = r#"
 local pl = require "perilune"
