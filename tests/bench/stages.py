@@ -11,7 +11,7 @@ import argparse, statistics
 
 from mesh import GPT2, step_ms
 
-CONTEXT, STEPS, ROUNDS = 1024, 15, 2
+CONTEXT, STEPS, ROUNDS = 1024, 24, 2
 
 
 def main():

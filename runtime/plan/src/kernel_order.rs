@@ -5,9 +5,11 @@ use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
 use crate::lanes::{self, BUCKET_BYTES};
 use crate::late_products;
+use perilune_core::ops::collective;
 use rustc_hash::FxHashMap;
 use smallvec::{SmallVec, smallvec};
-use std::collections::BTreeSet;
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap};
 
 /// For each value, the values that must be computed before it (see `Lowered::control_deps`).
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
@@ -43,6 +45,9 @@ pub(crate) fn sort(
             users[*w].push(k);
         }
         producers.push(from);
+    }
+    if kernels.iter().any(|(_, k)| is_transfer(k)) {
+        hasten(&mut kernels, &producers, &users);
     }
     let (mut gathered, mut last) = (vec![None; kernels.len()], None);
     if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
@@ -81,6 +86,53 @@ pub(crate) fn sort(
         })
         .collect();
     (order, last)
+}
+
+/// Whether a kernel sends to another pipeline stage, or receives from one.
+fn is_transfer(kernel: &Kernel) -> bool {
+    matches!(kernel, Kernel::Library(l) if collective::is_transfer(l.op))
+}
+
+/// Moves the anchors of a pipeline stage so that no kernel waits for one of a later pass of the schedule unless it has to.
+///
+/// A region has the anchor of its last result. If that is the gradient of a bias, which a schedule puts off, the gradient of the inputs
+/// in the same region would come late too, and another stage waits for it: no anchor is behind those of the kernels that follow. A
+/// product has its own anchor, also if it adds what later passes compute: it comes behind these, so that they are not hastened.
+fn hasten(kernels: &mut [(u32, Kernel)], producers: &[Vec<usize>], users: &[SmallVec<[usize; 4]>]) {
+    let order = one_by_one(kernels, producers, users);
+    for &k in &order {
+        if matches!(&kernels[k].1, Kernel::Library(l) if l.epilogue.is_some()) {
+            let before = producers[k].iter().map(|p| kernels[*p].0).max();
+            kernels[k].0 = kernels[k].0.max(before.unwrap_or(0));
+        }
+    }
+    for &k in order.iter().rev() {
+        if let Some(first) = users[k].iter().map(|u| kernels[*u].0).min() {
+            kernels[k].0 = kernels[k].0.min(first);
+        }
+    }
+}
+
+/// The order in which kernels would run one by one: among those whose producers are done, the earliest anchor comes first.
+pub(crate) fn one_by_one(
+    kernels: &[(u32, Kernel)],
+    producers: &[Vec<usize>],
+    users: &[impl AsRef<[usize]>],
+) -> Vec<usize> {
+    let mut waits: Vec<usize> = producers.iter().map(Vec::len).collect();
+    let ready = (0..kernels.len()).filter(|k| waits[*k] == 0);
+    let mut ready: BinaryHeap<Reverse<(u32, usize)>> = ready.map(|k| Reverse((kernels[k].0, k))).collect();
+    let mut out = Vec::with_capacity(kernels.len());
+    while let Some(Reverse((_, k))) = ready.pop() {
+        out.push(k);
+        for u in users[k].as_ref() {
+            waits[*u] -= 1;
+            if waits[*u] == 0 {
+                ready.push(Reverse((kernels[*u].0, *u)));
+            }
+        }
+    }
+    out
 }
 
 /// Kernels whose inputs are computed.

@@ -8,11 +8,10 @@
 //! It is a function of the program alone, so all devices decide alike.
 
 use crate::ir::{Kernel, Value, ValueId};
+use crate::kernel_order::one_by_one;
 use crate::lanes::{FIRST_BUCKET_BYTES, collective};
 use crate::show::routine;
 use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
-use std::cmp::Reverse;
-use std::collections::BinaryHeap;
 
 /// Operations that a GPU executes while a byte is combined: 700 TFLOP/s beside 280 GB/s on an H200 with NVLink.
 const FLOPS_A_BYTE: usize = 2500;
@@ -36,7 +35,7 @@ pub(crate) fn delay(
         _ => 0,
     };
     let work: Vec<usize> = kernels.iter().map(work).collect();
-    let order = order(kernels, producers, users);
+    let order = one_by_one(kernels, producers, users);
     let is_large = |k: &usize| combined[*k].is_some_and(|bytes| bytes >= FIRST_BUCKET_BYTES);
     let last = order.iter().rposition(is_large)?;
     let before = ancestors(order[last], producers);
@@ -71,24 +70,6 @@ pub(crate) fn delay(
         }
     }
     kernels[order[last]].1.writes().first().copied().filter(|_| from < last)
-}
-
-/// The order in which kernels would run one by one: among those whose producers are done, the earliest anchor comes first.
-fn order(kernels: &[(u32, Kernel)], producers: &[Vec<usize>], users: &[impl AsRef<[usize]>]) -> Vec<usize> {
-    let mut waits: Vec<usize> = producers.iter().map(Vec::len).collect();
-    let ready = (0..kernels.len()).filter(|k| waits[*k] == 0);
-    let mut ready: BinaryHeap<Reverse<(u32, usize)>> = ready.map(|k| Reverse((kernels[k].0, k))).collect();
-    let mut out = Vec::with_capacity(kernels.len());
-    while let Some(Reverse((_, k))) = ready.pop() {
-        out.push(k);
-        for u in users[k].as_ref() {
-            waits[*u] -= 1;
-            if waits[*u] == 0 {
-                ready.push(Reverse((kernels[*u].0, *u)));
-            }
-        }
-    }
-    out
 }
 
 /// Which kernels `k` follows.

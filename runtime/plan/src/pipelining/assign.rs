@@ -186,7 +186,7 @@ fn is_cheap_view(g: &Graph, node: &Node) -> bool {
         && g.shape(node.inputs[0]).numel() <= node.shape.numel()
 }
 
-/// The nodes of backward passes that other stages wait for: those that what is sent depends on, within its stage.
+/// The nodes of backward passes that other stages wait for: those that what is sent depends on, within its stage, and what is free.
 pub(super) fn sent_gradients(step: &Lowered, a: &Assignment, needs: &Needs) -> FxHashSet<NodeId> {
     let mut out: FxHashSet<NodeId> = FxHashSet::default();
     // Gradients of tied weights go to another stage too, but only the update waits for them: a stage before it reads the others.
@@ -204,7 +204,7 @@ pub(super) fn sent_gradients(step: &Lowered, a: &Assignment, needs: &Needs) -> F
             continue;
         }
         out.insert(id);
-        let same = |x: &&NodeId| a.stage[x.index()] == a.stage[id.index()];
+        let same = |x: &&NodeId| a.stage[x.index()].is_none_or(|stage| a.stage[id.index()] == Some(stage));
         let back = |x: &&NodeId| matches!(a.part[x.index()], Part::Backward(_));
         out.extend(step.graph.node(id).inputs.iter().filter(same).filter(back));
     }

@@ -6,9 +6,11 @@
 //! of their own, and [`join`] lists those of all devices as one.
 
 mod assign;
+mod cell_work;
 pub mod cut;
 mod generators;
 pub mod join;
+mod late_weights;
 mod regroup;
 pub mod schedule;
 pub mod split;

@@ -1,8 +1,10 @@
 //! Names the pipeline schedules, and the device of each stage.
 
 use super::generators as generate;
-use super::table::{MOST_STAGES, Table};
+use super::late_weights;
+use super::table::{Action, Cell, MOST_STAGES, Table};
 use perilune_core::error::{Error, Result, did_you_mean};
+use rustc_hash::FxHashMap;
 use std::sync::Arc;
 
 /// In which order stages work on the micro-batches of a step.
@@ -156,12 +158,26 @@ impl Schedule {
             }
         })
     }
+
+    /// The table, with gradients of weights where devices would wait. `work`: that of each cell `F`, `I` and `W`, in any unit. A
+    /// recipe's own table stays as it is.
+    pub fn timed(&self, devices: usize, micros: usize, work: &FxHashMap<Cell, u64>) -> Result<Table> {
+        let table = self.table(devices, micros)?;
+        let of = |cell: Cell, action| work.get(&Cell { action, ..cell }).copied().unwrap_or(0);
+        let cost = |cell: Cell| match cell.action {
+            Action::Backward => of(cell, Action::Input).saturating_add(of(cell, Action::Weight)),
+            action => of(cell, action),
+        };
+        match self {
+            Schedule::Own(_) => Ok(table),
+            _ => late_weights::place(table, &cost),
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pipelining::table::{Action, Cell};
 
     const NAMED: [Schedule; 7] = [
         Schedule::FillDrain,

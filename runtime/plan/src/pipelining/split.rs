@@ -5,6 +5,7 @@
 //! first use. As each device's transfers keep that order and sending does not wait, no devices can wait for each other in a circle.
 
 use super::assign::{self, Assignment, Needs};
+use super::cell_work;
 use super::generators::forward_only;
 use super::regroup;
 use super::table::{Action, Cell};
@@ -91,13 +92,13 @@ pub fn apply(step: &Lowered, division: &Division, g: &Graph, trace: &Trace) -> R
 
 /// All nodes of all devices in one order.
 fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, devices: usize) -> Result<Vec<Instance>> {
+    let sent = assign::sent_gradients(step, a, needs);
     let table = match a.passes {
         0 => forward_only(&a.devices, 1),
-        passes => division.schedule.table(devices, passes)?,
+        passes => division.schedule.timed(devices, passes, &cell_work::of(step, a, needs, &sent))?,
     };
     let cells = table.simulate(&|_| 1)?.order;
     let rank: FxHashMap<Cell, usize> = cells.into_iter().enumerate().map(|(k, cell)| (cell, k)).collect();
-    let sent = assign::sent_gradients(step, a, needs);
     let stages = |device: usize| (0..a.devices.len()).filter(move |stage| a.devices[*stage] == device);
     let priority = |(id, device): Instance| {
         let Some((action, micro)) = a.part[id.index()].action() else { return rank.len() };

@@ -196,7 +196,7 @@ impl Table {
     }
 
     /// The cells that a cell waits for, apart from those before it in its line. Those of them that the table lacks do not count.
-    fn waits(cell: Cell, stages: usize) -> impl Iterator<Item = Cell> {
+    pub(super) fn waits(cell: Cell, stages: usize) -> impl Iterator<Item = Cell> {
         let Cell { stage, action, micro } = cell;
         let at = move |stage, action| Cell::new(stage, action, micro);
         let list = match action {
