@@ -5,7 +5,7 @@
 PERILUNE is the program. `even` has routers without preference, `skewed` those of `experts.lua`, `moved` the same with a rebalancing every
 so many steps, and `replicas` with further copies. The load is that of the busiest device relative to the mean, in the block where
 it is highest, over the steps since the last rebalancing, after 20 steps. Tokens a second are of the steps from 20 to 40, rebalancing
-included. The figures are medians over two rounds, in which all sides take turns.
+included, without evaluations. The figures are medians over two rounds, in which all sides take turns.
 """
 import argparse, json, statistics, subprocess, tempfile, time
 
@@ -17,7 +17,7 @@ def side(a, options):
     device = "cuda:" + ",".join(map(str, range(a.devices)))
     with tempfile.TemporaryDirectory() as folder:
         command = [a.program, "run", RECIPE, "--precision", "bf16", "--json", "--steps", str(LAST + 1), "--device", a.device or device]
-        command += ["--mesh", f"ep={a.devices}", "--run-dir", folder + "/run"]
+        command += ["--mesh", f"ep={a.devices}", "--run-dir", folder + "/run", "--set", "eval_every=0"]
         for option in [f"batch={a.batch}"] + a.set + options:
             command += ["--set", option]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)

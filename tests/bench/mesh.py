@@ -3,7 +3,7 @@
     python3 tests/bench/mesh.py PERILUNE [CASE...]      PERILUNE is the program; needs two GPUs, four for the cases
                                                     that say so, and torchrun for the rival
 
-A figure is the median over rounds of the median time of a step over four, between `step` events without an evaluation among them. Scaling is samples a second on the mesh over those
+A figure is the median over rounds of the median time between `step` events, without evaluations. Scaling is samples a second on the mesh over those
 of as many single GPUs, of which the first two are measured: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
 """
 import json, math, os, statistics, subprocess, sys, tempfile, time
@@ -32,13 +32,12 @@ TOGETHER = 4
 def step_ms(program, recipe, steps, device, options, midway=lambda: None):
     """The median time of a step after the first third of a run, in ms. Calls `midway` after the second: the checkpoint at the end takes memory.
 
-    The host runs ahead, so events come in bursts: several steps are timed together, within a stretch between two evaluations, without
-    the first two steps and the last one of it."""
+    The host runs ahead, so events come in bursts: several steps are timed together."""
     with tempfile.TemporaryDirectory() as folder:
         command = [program, "run", recipe, "--precision", "bf16", "--json", "--steps", str(steps), "--device", device]
-        command += ["--run-dir", folder + "/run", "--set"] + options
+        command += ["--run-dir", folder + "/run", "--set", "eval_every=0", "--set"] + options
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-        times, evaluated, end = [], [0], time.monotonic() + SECONDS
+        times, end = [], time.monotonic() + SECONDS
         for line in process.stdout:
             event = json.loads(line)
             if event["event"] == "error":
@@ -47,17 +46,15 @@ def step_ms(program, recipe, steps, device, options, midway=lambda: None):
                 times.append(time.monotonic())
                 if len(times) == 2 * steps // 3:
                     midway()
-            if event["event"] == "eval":
-                evaluated.append(len(times))
             # The checkpoint at the end is no part of a step.
             if len(times) == steps or time.monotonic() > end:
                 process.kill()
         process.wait()
-    stretches = [times[max(first + 2, steps // 3):last - 1] for first, last in zip(evaluated, evaluated[1:] + [len(times) + 1])]
-    many = min(TOGETHER, max(map(len, stretches)) - 1)
-    if many < 1:
+    times = times[steps // 3:]
+    if len(times) < 3:
         raise SystemExit(f"{recipe} {options}: too few steps within {SECONDS} s")
-    return statistics.median((b - a) / many for own in stretches for a, b in zip(own, own[many:])) * 1e3
+    many = min(TOGETHER, len(times) // 2)
+    return statistics.median((b - a) / many for a, b in zip(times, times[many:])) * 1e3
 
 
 def rival(batch):
