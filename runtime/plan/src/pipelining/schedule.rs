@@ -163,9 +163,11 @@ impl Schedule {
     /// recipe's own table stays as it is.
     pub fn timed(&self, devices: usize, micros: usize, work: &FxHashMap<Cell, u64>) -> Result<Table> {
         let table = self.table(devices, micros)?;
-        let of = |cell: Cell, action| work.get(&Cell { action, ..cell }).copied().unwrap_or(0);
+        // The sum of all cells, and four times it, stays within 64 bits, however large the model is.
+        let most = u64::MAX / (16 * table.lines.iter().map(Vec::len).sum::<usize>().max(1) as u64);
+        let of = |cell: Cell, action| work.get(&Cell { action, ..cell }).map_or(0, |own| (*own).min(most));
         let cost = |cell: Cell| match cell.action {
-            Action::Backward => of(cell, Action::Input).saturating_add(of(cell, Action::Weight)),
+            Action::Backward => of(cell, Action::Input) + of(cell, Action::Weight),
             action => of(cell, action),
         };
         match self {
@@ -288,6 +290,21 @@ mod tests {
                         assert_eq!(bubble(&Schedule::DualPipeV, 2), published - (p - 1) * f, "{case}");
                     }
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn any_work_is_placed() {
+        for own in [0, u64::MAX] {
+            for schedule in &NAMED {
+                let table = schedule.table(4, 12).unwrap();
+                let parts = |cell: &Cell| {
+                    [Action::Forward, Action::Input, Action::Weight].map(|action| (Cell { action, ..*cell }, own))
+                };
+                let work = table.lines.iter().flatten().flat_map(parts).collect();
+                let placed = schedule.timed(4, 12, &work).unwrap();
+                assert!(placed.check(4, 12, stash(schedule, 4, 12)).is_ok(), "{}, {own}", schedule.name());
             }
         }
     }
