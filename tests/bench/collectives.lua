@@ -1,14 +1,15 @@
 -- tests/bench/collectives.lua: times one collective of f32 numbers along dp and prints the median microseconds, once a size
 --
---     perilune run tests/bench/collectives.lua --mesh dp=2,bucket=0 --device cuda [--set op=all_gather] [--set mib=1,16,128]
+--     perilune run tests/bench/collectives.lua --mesh dp=2,bucket=0 --device cuda [--set op=all_gather] [--set mib=1,16,128] [--set most=32]
 --
 -- `bucket=0`: calls are not merged.
 --
 -- `mib`: the MiB of a device's piece of an all-reduce; in all of the result of an all-gather, and of what is summed in a reduce-scatter.
+-- `most`: the most collectives of a step, of which there are fewer if they are large. What a step costs the host is shared among them.
 
 local pl = require "perilune"
 
-local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 5 }
+local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 5, most = 32 }
 
 -- The operand: pieces that the devices have already.
 local makers = {
@@ -21,8 +22,7 @@ if not make then pl.error("collectives", "there is no op '" .. p.op .. "'", "all
 
 for text in p.mib:gmatch("[^,]+") do
   local mib = math.tointeger(tonumber(text))
-  -- Several in a step, so that what a step costs the host is shared among them.
-  local count = mib <= 128 and 8 or 2
+  local count = math.max(2, math.min(p.most, 2048 // mib))
   local xs, call = {}, nil
   for i = 1, count do
     local x

@@ -4,9 +4,11 @@
                                                     that say so, and torchrun for the rival
 
 A figure is the median over rounds of the median time between `step` events, without evaluations. Scaling is samples a second on the mesh over those
-of as many single GPUs, of which the first two are measured: 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
+of as many GPUs without a mesh: of `one GPU`, of which the first two are measured while the others idle, and of `all apart`, runs of one GPU on all of them at
+once, of which the slowest counts, as on a mesh. 1 is ideal. `gpt2_strict` compares strict shards with micro-batches of the same size, both on one GPU. NVLink multicast stays off.
 """
 import json, math, os, statistics, subprocess, sys, tempfile, time
+from concurrent.futures import ThreadPoolExecutor
 
 GPT2, LLAMA, RESNET = "recipes/gpt2.lua", "recipes/llama.lua", "recipes/resnet50.lua"
 # recipe, steps, options of one GPU, options of the mesh, samples on the mesh over samples on one
@@ -55,6 +57,13 @@ def step_ms(program, recipe, steps, device, options, midway=lambda: None):
         raise SystemExit(f"{recipe} {options}: too few steps within {SECONDS} s")
     many = min(TOGETHER, len(times) // 2)
     return statistics.median((b - a) / many for a, b in zip(times, times[many:])) * 1e3
+
+
+def apart_ms(program, recipe, steps, gpus, options):
+    """The time of a step of the slowest of runs on all GPUs at once."""
+    with ThreadPoolExecutor(gpus) as pool:
+        times = list(pool.map(lambda k: step_ms(program, recipe, steps, f"cuda:{k}", options), range(gpus)))
+    return max(times)
 
 
 def rival(batch):
@@ -111,15 +120,20 @@ def main(program, names):
     unknown = [name for name in names if name not in CASES]
     if unknown:
         raise SystemExit(f"there is no case {unknown[0]}; the cases are {', '.join(CASES)}")
-    print(f"{'case':22} {'GPUs':>4} {'one GPU':>10} {'mesh':>10} {'scaling':>8} {'DDP one':>10} {'DDP mesh':>10} {'scaling':>8} {'speed-up':>8}")
+    print(f"{'case':22} {'GPUs':>4} {'one GPU':>10} {'all apart':>10} {'mesh':>10} {'scaling':>8} {'of apart':>8} {'DDP one':>10} {'DDP mesh':>10} {'scaling':>8} {'speed-up':>8}")
     for name in names or CASES:
         recipe, steps, one, mesh, samples = CASES[name]
         gpus = devices(mesh)
         of_mesh = lambda k: "cuda:" + ",".join(map(str, range(gpus))) if gpus > 1 else f"cuda:{k}"
-        rounds = [(step_ms(program, recipe, steps, f"cuda:{k}", one), step_ms(program, recipe, steps, of_mesh(k), mesh)) for k in range(2)]
-        a, b = (statistics.median(side) for side in zip(*rounds))
+        sides = lambda k: (
+            step_ms(program, recipe, steps, f"cuda:{k}", one),
+            apart_ms(program, recipe, steps, max(gpus, 2), one),
+            step_ms(program, recipe, steps, of_mesh(k), mesh),
+        )
+        a, apart, b = (statistics.median(side) for side in zip(*(sides(k) for k in range(2))))
         # Strict shards on one GPU are compared with as many micro-batches there.
-        row = f"{name:22} {gpus:4} {a:7.2f} ms {b:7.2f} ms {a / b * samples / max(gpus, 2):8.3f}"
+        scaling = samples / max(gpus, 2) / b
+        row = f"{name:22} {gpus:4} {a:7.2f} ms {apart:7.2f} ms {b:7.2f} ms {a * scaling:8.3f} {apart * scaling:8.3f}"
         if name in RIVALS:
             c, d = rival_ms(RIVALS[name], 1), rival_ms(RIVALS[name], gpus)
             row += f" {c:7.2f} ms {d:7.2f} ms {c / d:8.3f} {d / b:8.2f}" if c and d else "   torchrun failed"

@@ -1,7 +1,10 @@
 //! Wraps NCCL: a communicator of several GPUs, each driven by a thread of one of several processes.
 //!
-//! Communicators do not block: a call that is in progress is polled, and any thread may end it ([`Communicator::retire`]). A kernel of NCCL
-//! that waits for another device ends then too. Types and functions are declared here, because those of cudarc panic where only
+//! GPUs meet in a communicator whose calls do not block, so that the wait for the others has an end; NCCL makes a thread for each call of
+//! such a one. Collectives therefore belong to a second communicator, split from the first, whose calls queue at once and block only
+//! where two GPUs connect. Both share what they allocate and the flag that aborts them: aborting the first one ends the kernels and a
+//! call in progress of the second, from any thread ([`Communicator::retire`]). NCCL ends a communicator only when the other processes
+//! end theirs, so a thread of its own does that, and the process goes on. Types and functions are declared here, because those of cudarc panic where only
 //! `libnccl.so.2` is installed, and because results are plain numbers, which newer versions extend.
 
 use crate::driver::{Address, Device, Event, Handle, Lane};
@@ -10,6 +13,7 @@ use perilune_core::DType;
 use perilune_core::error::{Error, Result};
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ptr::null_mut;
+use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -19,8 +23,8 @@ pub const ID_BYTES: usize = 128;
 const GRACE: Duration = Duration::from_secs(2);
 /// How long a communicator waits for its last operations when it is closed.
 const CLOSE_WAIT: Duration = Duration::from_secs(5);
-/// How long a call in progress is asked about without a pause.
-const POLLED: Duration = Duration::from_millis(2);
+/// How often a call in progress is asked about.
+const POLLED: Duration = Duration::from_micros(100);
 /// The oldest version whose communicators do not block.
 const OLDEST: c_int = 21_800;
 
@@ -45,6 +49,23 @@ struct Config {
 /// `NCCL_CONFIG_UNDEF_INT`.
 const UNDEFINED: c_int = c_int::MIN;
 
+impl Config {
+    /// `is_blocking`: its calls return when they are queued. Communicators that are split from it share its memory and its fate.
+    fn new(is_blocking: bool) -> Config {
+        Config {
+            size: size_of::<Config>(),
+            magic: 0xcafe_beef,
+            version: 21_700,
+            blocking: c_int::from(is_blocking),
+            cga_cluster_size: UNDEFINED,
+            min_ctas: UNDEFINED,
+            max_ctas: UNDEFINED,
+            net_name: std::ptr::null(),
+            split_share: 1,
+        }
+    }
+}
+
 enum Opaque {}
 type Raw = *mut Opaque;
 
@@ -60,6 +81,7 @@ dylib::functions! {
     version: fn(*mut c_int) -> c_int = b"ncclGetVersion\0",
     unique_id: fn(*mut Id) -> c_int = b"ncclGetUniqueId\0",
     join: fn(*mut Raw, c_int, Id, c_int, *mut Config) -> c_int = b"ncclCommInitRankConfig\0",
+    split: fn(Raw, c_int, c_int, *mut Raw, *mut Config) -> c_int = b"ncclCommSplit\0",
     finalize: fn(Raw) -> c_int = b"ncclCommFinalize\0",
     destroy: fn(Raw) -> c_int = b"ncclCommDestroy\0",
     abort: fn(Raw) -> c_int = b"ncclCommAbort\0",
@@ -132,49 +154,71 @@ fn failure(api: &Api, status: c_int, raw: Option<Raw>, what: &str) -> Error {
 }
 
 /// Communicators that threads are about to end; `None` once the process ends.
-static RETIRING: Mutex<Option<usize>> = Mutex::new(Some(0));
-static RETIRED: Condvar = Condvar::new();
+static ENDING: Mutex<Option<usize>> = Mutex::new(Some(0));
+static ENDED: Condvar = Condvar::new();
 
-fn retiring() -> MutexGuard<'static, Option<usize>> {
-    RETIRING.lock().unwrap_or_else(PoisonError::into_inner)
+fn ending() -> MutexGuard<'static, Option<usize>> {
+    ENDING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Starts a thread that ends a communicator, unless the process ends.
+fn end_on_thread(work: impl FnOnce() + Send + 'static) {
+    let Some(count) = &mut *ending() else { return };
+    *count += 1;
+    let work = move || {
+        work();
+        if let Some(count) = &mut *ending() {
+            *count -= 1;
+        }
+        ENDED.notify_all();
+    };
+    if std::thread::Builder::new().name("nccl-end".into()).spawn(work).is_err() {
+        *count -= 1;
+    }
 }
 
 /// Ends a communicator on a thread of its own: a kernel of one may wait behind that of another. See [`Communicator::retire`].
 pub fn retire(communicator: Arc<Communicator>) {
-    let Some(count) = &mut *retiring() else { return };
-    *count += 1;
-    let own = communicator.clone();
-    let work = move || {
-        own.retire();
-        drop(own);
-        if let Some(count) = &mut *retiring() {
-            *count -= 1;
-        }
-        RETIRED.notify_all();
-    };
-    if std::thread::Builder::new().name("nccl-retire".into()).spawn(work).is_err() {
-        *count -= 1;
-    }
+    end_on_thread(move || communicator.retire());
 }
 
 /// Waits, before the process ends, for threads that use NCCL, which must not be unloaded meanwhile. Later calls of [`retire`] do nothing.
 pub fn finish() {
     let until = Instant::now() + GRACE + CLOSE_WAIT;
-    let mut guard = retiring();
+    let mut guard = ending();
     while guard.is_some_and(|count| count > 0) && Instant::now() < until {
-        guard = RETIRED.wait_timeout(guard, GRACE).unwrap_or_else(PoisonError::into_inner).0;
+        guard = ENDED.wait_timeout(guard, GRACE).unwrap_or_else(PoisonError::into_inner).0;
     }
     *guard = None;
 }
 
 /// A place of a device in a group of GPUs that exchange messages.
 pub struct Communicator {
-    api: &'static Api,
-    device: Arc<Device>,
-    /// `None` after it has been aborted.
-    raw: Mutex<Option<Handle<Opaque>>>,
+    pair: Pair,
+    calls: Mutex<Calls>,
+    /// A call has returned.
+    returned: Condvar,
     /// Behind what was queued last.
     last: Event,
+}
+
+#[derive(Default)]
+struct Calls {
+    /// The communicators were aborted, or a thread ends them.
+    is_over: bool,
+    /// A thread is in a call of the second one, which it makes without the lock.
+    is_called: bool,
+}
+
+/// Two communicators of the same GPUs.
+#[derive(Clone)]
+struct Pair {
+    api: &'static Api,
+    device: Arc<Device>,
+    /// Its calls do not block: joins, splits and aborts.
+    meeting: Handle<Opaque>,
+    /// Queues collectives; split from the other one. NCCL writes it when it is complete; null before.
+    queueing: Arc<AtomicPtr<Opaque>>,
 }
 
 /// A function of NCCL with its addresses; lengths as in `library::messages`.
@@ -219,67 +263,71 @@ impl Communicator {
         device.bind()?;
         let bad = || Error::system("cuda", "this is a bug: the name of a communicator has another length");
         let bytes: [u8; ID_BYTES] = id.try_into().map_err(|_| bad())?;
-        let mut config = Config {
-            size: size_of::<Config>(),
-            magic: 0xcafe_beef,
-            version: 21_700,
-            blocking: 0,
-            cga_cluster_size: UNDEFINED,
-            min_ctas: UNDEFINED,
-            max_ctas: UNDEFINED,
-            net_name: std::ptr::null(),
-            split_share: UNDEFINED,
-        };
         let (mut raw, last) = (null_mut(), Event::untimed(device)?);
         let id = Id(bytes.map(|b| b as c_char));
         // SAFETY: the out-pointer and the configuration are locals; NCCL copies the configuration before it returns.
-        let status = unsafe { (api.join)(&mut raw, ranks as c_int, id, rank as c_int, &mut config) };
+        let status = unsafe { (api.join)(&mut raw, ranks as c_int, id, rank as c_int, &mut Config::new(false)) };
         let what = format!("joining {ranks} GPUs");
         if raw.is_null() {
             return Err(failure(api, status, None, &what));
         }
-        let raw = Mutex::new(Some(Handle(raw)));
-        let out = Communicator { api, device: device.clone(), raw, last };
-        out.settle(status, &what, is_cut_off).inspect_err(|_| out.abort())?;
-        Ok(out)
+        let queueing = Arc::new(AtomicPtr::default());
+        let pair = Pair { api, device: device.clone(), meeting: Handle(raw), queueing };
+        let out = Communicator { pair, calls: Mutex::default(), returned: Condvar::new(), last };
+        let split = || {
+            // SAFETY: the communicator is alive, and the out-pointer until it has ended.
+            let status =
+                unsafe { (api.split)(raw, 0, rank as c_int, out.pair.queueing.as_ptr(), &mut Config::new(true)) };
+            // It returns success while it is in progress.
+            out.settle(if status == SUCCESS { out.pair.poll(raw) } else { status }, &what, is_cut_off)
+        };
+        let joined = out.settle(status, &what, is_cut_off).and_then(|()| split());
+        if joined.is_err() && out.take() {
+            let pair = out.pair.clone();
+            end_on_thread(move || pair.abort(|| true));
+        }
+        joined.map(|()| out)
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<Handle<Opaque>>> {
-        self.raw.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock(&self) -> MutexGuard<'_, Calls> {
+        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The state of what was called last.
-    fn poll(&self, raw: Raw) -> c_int {
-        let mut state = SUCCESS;
-        // SAFETY: the caller holds the lock, and the communicator is alive.
-        let status = unsafe { (self.api.state)(raw, &mut state) };
-        if status == SUCCESS { state } else { status }
-    }
-
-    /// Waits until a call is no longer in progress.
+    /// Waits until a call of the first communicator is no longer in progress.
     fn settle(&self, mut status: c_int, what: &str, is_cut_off: &dyn Fn() -> bool) -> Result<()> {
-        let (start, mut is_first) = (Instant::now(), true);
-        loop {
-            let guard = self.lock();
-            let raw = guard.ok_or_else(cut_off)?.0;
-            if !std::mem::take(&mut is_first) {
-                status = self.poll(raw);
-            }
-            match status {
-                SUCCESS => return Ok(()),
-                IN_PROGRESS => {}
-                _ => return Err(failure(self.api, status, Some(raw), what)),
-            }
-            drop(guard);
+        let raw = self.pair.meeting.0;
+        while status == IN_PROGRESS {
             if is_cut_off() {
                 return Err(cut_off());
             }
-            // A thread of NCCL queues a collective within tens of microseconds, for which a sleep would be too long.
-            if start.elapsed() < POLLED {
-                std::thread::yield_now();
-            } else {
-                std::thread::sleep(Duration::from_micros(100));
+            std::thread::sleep(POLLED);
+            status = self.pair.poll(raw);
+        }
+        if status == SUCCESS { Ok(()) } else { Err(failure(self.pair.api, status, Some(raw), what)) }
+    }
+
+    /// Calls functions of the second communicator, which another thread may abort meanwhile.
+    fn call(&self, functions: impl FnOnce(Raw) -> Result<c_int>) -> Result<()> {
+        {
+            let mut calls = self.lock();
+            while calls.is_called {
+                calls = self.returned.wait(calls).unwrap_or_else(PoisonError::into_inner);
             }
+            if calls.is_over {
+                return Err(cut_off());
+            }
+            calls.is_called = true;
+        }
+        let raw = self.pair.queueing.load(Ordering::Acquire);
+        let status = functions(raw);
+        let mut calls = self.lock();
+        calls.is_called = false;
+        self.returned.notify_all();
+        // What a call returns that was aborted is no reason.
+        match (calls.is_over, status?) {
+            (true, _) => Err(cut_off()),
+            (false, SUCCESS) => Ok(()),
+            (false, status) => Err(failure(self.pair.api, status, Some(raw), "a collective")),
         }
     }
 
@@ -288,15 +336,12 @@ impl Communicator {
         if all.is_empty() {
             return Ok(());
         }
-        let api = self.api;
-        let status = {
-            let guard = self.lock();
-            let raw = guard.ok_or_else(cut_off)?.0;
-            let stream = lane.raw();
+        let (api, stream) = (self.pair.api, lane.raw());
+        self.call(|raw| {
             let one = |queued: &Queued| {
                 let (at, to) = (|a: Address| a as *const c_void, |a: Address| a as *mut c_void);
-                // SAFETY: the memory holds what the lengths say (`library::messages`), and lives until the lane has finished; the lock is
-                // held and the communicator alive.
+                // SAFETY: the memory holds what the lengths say (`library::messages`), and lives until the lane has finished; the
+                // communicator is alive until this call has returned.
                 Ok(unsafe {
                     match *queued {
                         Queued::Sum { from, to: out, n, dtype } => {
@@ -319,51 +364,62 @@ impl Communicator {
             };
             // SAFETY: a group belongs to this thread, and is ended below.
             unsafe { (api.begin)() };
-            let mut worst = Ok(SUCCESS);
-            for queued in all {
-                worst = one(queued).map(|status| if status == IN_PROGRESS { SUCCESS } else { status });
-                if !matches!(worst, Ok(SUCCESS)) {
-                    break;
-                }
-            }
+            let worst = all.iter().map(one).find(|status| !matches!(status, Ok(SUCCESS))).unwrap_or(Ok(SUCCESS));
             // SAFETY: as above.
             let ended = unsafe { (api.end)() };
-            match worst? {
+            Ok(match worst? {
                 SUCCESS => ended,
                 status => status,
-            }
-        };
-        self.settle(status, "a collective", &|| false)?;
+            })
+        })?;
         lane.record(&self.last)
     }
 
     /// An error that NCCL has met since the last call, as one of the network.
     pub fn error(&self) -> Option<Error> {
-        let alive = retiring();
+        let alive = ending();
         (*alive)?;
-        let guard = self.lock();
-        let raw = (*guard)?.0;
-        match self.poll(raw) {
+        let calls = self.lock();
+        if calls.is_over {
+            return None;
+        }
+        let raw = self.pair.queueing.load(Ordering::Acquire);
+        match self.pair.poll(raw) {
             SUCCESS | IN_PROGRESS => None,
-            status => Some(failure(self.api, status, Some(raw), "a collective")),
+            status => Some(failure(self.pair.api, status, Some(raw), "a collective")),
         }
     }
 
     /// Waits for what is queued, for a while, and ends the rest. What that had to write is undefined then.
     pub fn retire(&self) {
+        self.wait_for_last(GRACE);
+        self.abort();
+    }
+
+    /// Waits for what is queued, at most so long. Returns whether it is over.
+    fn wait_for_last(&self, most: Duration) -> bool {
         let start = Instant::now();
-        while self.device.bind().is_ok() && !self.last.is_over() && start.elapsed() < GRACE {
+        while self.pair.device.bind().is_ok() && !self.last.is_over() {
+            if start.elapsed() >= most {
+                return false;
+            }
             std::thread::sleep(Duration::from_millis(1));
         }
-        self.abort();
+        true
+    }
+
+    /// Takes the communicators from whoever calls them next. Returns false if they are taken.
+    fn take(&self) -> bool {
+        !std::mem::replace(&mut self.lock().is_over, true)
     }
 
     /// Ends all its operations at once, on any thread. What they had to write is undefined then.
     fn abort(&self) {
-        let raw = self.lock().take();
-        if let Some(Handle(raw)) = raw.filter(|_| self.device.bind().is_ok()) {
-            // SAFETY: no other thread has the communicator any more.
-            unsafe { (self.api.abort)(raw) };
+        if self.take() {
+            self.pair.abort(|| {
+                let waited = self.returned.wait_timeout_while(self.lock(), CLOSE_WAIT, |calls| calls.is_called);
+                !waited.unwrap_or_else(PoisonError::into_inner).0.is_called
+            });
         }
     }
 }
@@ -371,19 +427,57 @@ impl Communicator {
 impl Drop for Communicator {
     /// Waits for what is queued, which other devices may need.
     fn drop(&mut self) {
-        let Some(Handle(raw)) = self.lock().take().filter(|_| self.device.bind().is_ok()) else { return };
-        // SAFETY: nothing else has the communicator any more.
+        if self.take() {
+            let (is_over, pair) = (self.wait_for_last(CLOSE_WAIT), self.pair.clone());
+            end_on_thread(move || if is_over { pair.close() } else { pair.abort(|| true) });
+        }
+    }
+}
+
+impl Pair {
+    /// The state of what was called last of one of both.
+    fn poll(&self, raw: Raw) -> c_int {
+        let mut state = SUCCESS;
+        // SAFETY: the caller knows that it is alive; NCCL refuses null.
+        let status = unsafe { (self.api.state)(raw, &mut state) };
+        if status == SUCCESS { state } else { status }
+    }
+
+    /// Aborts what both have queued. `has_returned` waits for a call of the second one.
+    fn abort(&self, has_returned: impl FnOnce() -> bool) {
+        if self.device.bind().is_err() {
+            return;
+        }
+        // SAFETY: nothing else uses it any more. It ends the call of the other one.
+        unsafe { (self.api.abort)(self.meeting.0) };
+        let raw = self.queueing.load(Ordering::Acquire);
+        if !raw.is_null() && has_returned() {
+            // SAFETY: as above. Otherwise its memory is left to the call.
+            unsafe { (self.api.abort)(raw) };
+        }
+    }
+
+    /// Ends both, whose operations are over. NCCL waits for other processes that have yet to end theirs.
+    fn close(&self) {
+        if self.device.bind().is_err() {
+            return;
+        }
+        let (first, second) = (self.meeting.0, self.queueing.load(Ordering::Acquire));
+        // SAFETY: nothing else uses them any more.
         unsafe {
-            let mut state = (self.api.finalize)(raw);
+            if !second.is_null() {
+                (self.api.destroy)(second);
+            }
+            let mut state = (self.api.finalize)(first);
             let start = Instant::now();
             while state == IN_PROGRESS && start.elapsed() < CLOSE_WAIT {
                 std::thread::sleep(Duration::from_millis(1));
-                state = self.poll(raw);
+                state = self.poll(first);
             }
             if state == SUCCESS {
-                (self.api.destroy)(raw)
+                (self.api.destroy)(first)
             } else {
-                (self.api.abort)(raw)
+                (self.api.abort)(first)
             };
         }
     }

@@ -253,14 +253,26 @@ impl Divider<'_> {
             && input.is_some_and(|placement| placement.is_replicated(mesh))
     }
 
-    /// The whole tensor on the first device, zeros on the others.
+    /// The whole tensor on the first device, zeros on the others. Zeros are so already.
     fn on_the_first(&mut self, whole: NodeId) -> Result<NodeId> {
+        if self.is_zero(whole) {
+            return Ok(whole);
+        }
         let coordinate = self.ramp(1)?;
         let g = &mut self.to.out.graph;
         let coordinate = movement::reshape(g, coordinate, Shape::SCALAR)?;
         let zero = g.int_constant(0);
         let first = g.eq(coordinate, zero)?;
         self.or_zero(first, whole)
+    }
+
+    /// Whether a node of the new graph is a view of the constant 0.
+    fn is_zero(&self, id: NodeId) -> bool {
+        let node = self.to.out.graph.node(id);
+        match node.op.class {
+            Class::View(_) => node.inputs.iter().all(|x| self.is_zero(*x)),
+            _ => node.op == &create::CONSTANT && node.attrs[..] == [0],
+        }
     }
 
     /// `x` where a condition holds, which has the dims of `x` or size 1 instead, else 0. It is the negative zero, which changes no
