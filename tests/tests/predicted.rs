@@ -7,7 +7,7 @@ use perilune_dist::{MeshBackend, MeshOptions};
 use perilune_lua::StateInfo;
 use perilune_plan::estimate::Estimate;
 use perilune_plan::predict::{Calibration, Machine, Prediction};
-use perilune_plan::{Backend, BufferDesc, Memory};
+use perilune_plan::{Backend, BufferDesc, Memory, Schedule};
 use perilune_tests::harness::on_mesh;
 use perilune_tests::scripts::script_on;
 use std::path::Path;
@@ -17,13 +17,13 @@ use std::sync::Arc;
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
-local recipe = pl.recipe { name = "sizes", params = { layers = 3, steps = 10, accumulate = 1, pipeline = "1f1b" } }
+local recipe = pl.recipe { name = "sizes", params = { layers = 3, width = 128, steps = 10, accumulate = 1, pipeline = "1f1b" } }
 function recipe.data(p)
   return { train = pl.data.sequence(pl.randint(0, 256, { 4096 }, { dtype = "i32" })):windows { length = 64, batch = 8, seed = 1 } }
 end
 function recipe.model(p)
-  local m = { embed = nn.Embedding(256, 128), head = nn.Linear(128, 256), blocks = {} }
-  for k = 1, p.layers do m.blocks[k] = nn.TransformerBlock(128, 4, { causal = true }) end
+  local m = { embed = nn.Embedding(256, p.width), head = nn.Linear(p.width, 256), blocks = {} }
+  for k = 1, p.layers do m.blocks[k] = nn.TransformerBlock(p.width, 4, { causal = true }) end
   function m:forward(x)
     x = self.embed(x)
     for _, block in ipairs(self.blocks) do x = block(x) end
@@ -238,6 +238,25 @@ fn gradients_of_weights_keep_no_stage_waiting() {
         let found = bubble(schedule);
         assert!(found < 0.65 * plain, "{schedule}: {found} predicted, {plain} with 1f1b");
     }
+}
+
+/// In a pair one pass computes while the other exchanges tensors with the devices of another axis.
+#[test]
+fn exchanges_run_beside_the_other_pass_of_a_pair() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("sizes.lua");
+    std::fs::write(&file, RECIPE).unwrap();
+    let waited = |schedule: &str| {
+        let mesh = MeshOptions::parse("pp=2,tp=2").unwrap().mesh;
+        let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX).of_mesh(mesh);
+        let params = [("layers", "4"), ("width", "4096"), ("accumulate", "8"), ("pipeline", schedule)];
+        let p = train(Arc::new(estimate), None, &file, &params).prediction;
+        let along_tp = p.sent.iter().filter(|s| s.transfer.axis == Axis::Tp);
+        along_tp.fold([0.0; 2], |sum, s| [sum[0] + s.waited, sum[1] + s.seconds])
+    };
+    let without = Schedule::DualPipeV.table(2, 8).unwrap().to_string();
+    let ([alone, _], [paired, all]) = (waited(&without), waited("dualpipev"));
+    assert!(alone > 0.8 * all && paired < 0.75 * alone, "{paired} in pairs, {alone} without, of {all} seconds");
 }
 
 /// The gradient of a weight that two stages read is sent once a step, whatever the number of micro-batches, and so are the squares of the

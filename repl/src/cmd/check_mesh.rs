@@ -97,11 +97,13 @@ pub fn stages(
     }
     let mut lines = aligned(&rows, 4);
     // A backward pass is two products for each one of the forward pass.
-    let cost = |cell: Cell| {
+    let cost = |cell: &Cell| {
         let forward = costs.get(cell.stage).map_or(0, |c| c.flops);
         if cell.action == Action::Backward { 2 * forward } else { forward }
     };
-    let waits = schedule.table(mesh.size(Axis::Pp), micros).and_then(|table| table.simulate(&cost));
+    let waits = schedule
+        .table(mesh.size(Axis::Pp), micros)
+        .and_then(|table| table.simulate(&|turn| turn.iter().map(cost).sum()));
     if let Ok(time) = waits {
         let idle: u64 = time.idle.iter().sum();
         let waits = 100.0 * idle as f64 / (time.end * mesh.size(Axis::Pp) as u64).max(1) as f64;

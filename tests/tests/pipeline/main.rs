@@ -89,6 +89,10 @@ fn several_stages_on_a_device_equal_one_device() {
         equals_one_device("mlp", &[("pipeline", schedule), ("accumulate", "6"), ("layers", "6")], &["pp=3"]);
     }
     equals_one_device("gpt", &[("pipeline", "interleaved,chunks=3"), ("layers", "6")], &["pp=2", "pp=2,tp=2"]);
+    // Passes in pairs: of the schedule where they exchange tensors, of a recipe's own table anywhere.
+    equals_one_device("gpt", &[("pipeline", "dualpipev")], &["pp=2,tp=2"]);
+    let pairs = "0F0 0F1 0F2 (0F3;0B0) 0I1 0W1 0B2 0B3\n1F0 (1F1;1B0) 1F2 (1B1;1F3) 1B2 1B3";
+    equals_one_device("gpt", &[("pipeline", pairs)], &["pp=2", "pp=2,tp=2", "pp=2,dp=2,zero=3"]);
     // Three stages, of which device 1 has the middle one.
     let own = "0F0 0F1 2F0 2B0 2F1 2B1 0B0 0B1\n1F0 1F1 1I0 1W0 1B1";
     equals_one_device("gpt", &[("pipeline", own), ("accumulate", "2")], &["pp=2"]);

@@ -1,6 +1,7 @@
 //! Generates the tables of the named pipeline schedules.
 
 use super::table::{Action, Cell, Table};
+use rustc_hash::FxHashSet;
 use std::collections::VecDeque;
 
 /// The table of stages that only compute forward. `devices`: the device of each stage.
@@ -11,7 +12,7 @@ pub fn forward_only(devices: &[usize], micros: usize) -> Table {
             lines[*device].push(Cell::new(stage, Action::Forward, micro));
         }
     }
-    Table { lines }
+    Table::of(lines)
 }
 
 pub fn fill_drain(stages: usize, micros: usize) -> Table {
@@ -19,7 +20,7 @@ pub fn fill_drain(stages: usize, micros: usize) -> Table {
         let forward = (0..micros).map(move |m| Cell::new(s, Action::Forward, m));
         forward.chain((0..micros).map(move |m| Cell::new(s, Action::Backward, m))).collect()
     };
-    Table { lines: (0..stages).map(line).collect() }
+    Table::of((0..stages).map(line).collect())
 }
 
 pub fn one_forward_one_backward(stages: usize, micros: usize) -> Table {
@@ -34,7 +35,7 @@ pub fn one_forward_one_backward(stages: usize, micros: usize) -> Table {
         }
         line
     };
-    Table { lines: (0..stages).map(line).collect() }
+    Table::of((0..stages).map(line).collect())
 }
 
 /// Fills the table of ZB-H1 step by step with actions of equal duration. A device takes forward passes until as many are ahead as with 1F1B, then
@@ -68,7 +69,7 @@ pub fn zero_bubble(stages: usize, micros: usize) -> Table {
             }
         }
     }
-    Table { lines }
+    Table::of(lines)
 }
 
 /// Deals groups of as many micro-batches as devices to the chunks of a device in turn; backward passes go to the chunks in reverse. A
@@ -90,7 +91,7 @@ pub fn interleaved(devices: usize, chunks: usize, micros: usize) -> Table {
         }
         line
     };
-    Table { lines: (0..devices).map(line).collect() }
+    Table::of((0..devices).map(line).collect())
 }
 
 /// A device with two stages along a V, and what it has taken of each.
@@ -172,14 +173,20 @@ pub fn zero_bubble_v(devices: usize, micros: usize) -> Table {
         p.line.retain(|cell| cell.micro < micros);
         p.line
     };
-    Table { lines: (0..devices).map(line).collect() }
+    Table::of((0..devices).map(line).collect())
 }
 
-/// The phases of DualPipeV as DeepSeek publishes them. A pair that it overlaps, the forward pass of a chunk and the backward pass of the
-/// other, is two cells in a row. Needs two micro-batches a device.
-pub fn dual_pipe_v(devices: usize, micros: usize) -> Table {
-    let line = |device: usize| {
+/// The phases of DualPipeV as DeepSeek publishes them. Where they overlap the forward pass of a chunk and the backward pass of the other,
+/// the table has a pair with `is_paired`, and two cells in a row without. Needs two micro-batches a device.
+pub fn dual_pipe_v(devices: usize, micros: usize, is_paired: bool) -> Table {
+    let mut seconds = FxHashSet::default();
+    let mut line = |device: usize| {
         let (mut p, behind, upto) = (Pair::new(devices, device), devices - device - 1, device + 1);
+        let mut overlap = |p: &mut Pair, forward: usize, backward: usize, may: bool| {
+            p.forward(forward);
+            p.backward(backward);
+            seconds.extend(p.line.last().filter(|_| is_paired && may));
+        };
         (0..2 * behind).for_each(|_| p.forward(0));
         for _ in 0..upto {
             p.forward(0);
@@ -190,16 +197,14 @@ pub fn dual_pipe_v(devices: usize, micros: usize) -> Table {
             p.weight();
             p.forward(1);
         }
-        for _ in 0..micros + upto - 2 * devices {
-            p.forward(0);
-            p.backward(1);
-            p.forward(1);
-            p.backward(0);
+        for k in 0..micros + upto - 2 * devices {
+            // The first gradient of the last device is that of the pass before it: the bubble is smaller if it comes alone.
+            overlap(&mut p, 0, 1, k > 0 || device + 1 < devices);
+            overlap(&mut p, 1, 0, true);
         }
         for _ in 0..behind {
             p.backward(1);
-            p.forward(1);
-            p.backward(0);
+            overlap(&mut p, 1, 0, true);
         }
         for (k, chunk) in (0..upto).flat_map(|k| [(k, 1), (k, 0)]) {
             // From the middle on, gradients of weights are put off.
@@ -213,5 +218,6 @@ pub fn dual_pipe_v(devices: usize, micros: usize) -> Table {
         p.line.extend(&p.later);
         p.line
     };
-    Table { lines: (0..devices).map(line).collect() }
+    let lines = (0..devices).map(&mut line).collect();
+    Table { lines, seconds }
 }

@@ -7,44 +7,39 @@
 
 use super::table::{Action, Cell, Table};
 use perilune_core::error::Result;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use std::collections::VecDeque;
 
 /// A device takes a `W` if it would wait for more than this share of its time, in quarters.
 const QUARTERS: [u64; 5] = [0, 1, 2, 3, 4];
 
-/// Returns the table in which gradients of weights run where devices would wait, given the time of each cell; the table itself if
-/// none of those tried ends earlier. Tables without `I` and `W` stay as they are.
-pub fn place(table: Table, cost: &dyn Fn(Cell) -> u64) -> Result<Table> {
+/// Returns the table in which gradients of weights run where devices would wait, given the time of each cell and pair, and when it ends;
+/// the table itself if none of those tried ends earlier. Tables without `I` and `W` stay as they are.
+pub fn place(table: Table, cost: &dyn Fn(&[Cell]) -> u64) -> Result<(u64, Table)> {
+    let end = table.simulate(cost)?.end;
     if !table.lines.iter().flatten().any(|cell| cell.action == Action::Weight) {
-        return Ok(table);
+        return Ok((end, table));
     }
     let kept = table.kept();
-    let parted = in_parts(&table);
-    let mut best = (table.simulate(cost)?.end, table);
+    let mut best = (end, table.clone());
+    let divides: &[bool] = if table.seconds.is_empty() { &[true] } else { &[true, false] };
     for quarters in QUARTERS {
-        let found = fill(&parted, cost, &kept, quarters);
-        let end = found.simulate(cost)?.end;
-        if end < best.0 {
-            best = (end, found);
+        for is_divided in divides {
+            let found = fill(&table, cost, &kept, quarters, *is_divided);
+            let end = found.simulate(cost)?.end;
+            if end < best.0 {
+                best = (end, found);
+            }
         }
     }
-    Ok(best.1)
-}
-
-/// The table with every backward pass in two parts.
-fn in_parts(table: &Table) -> Table {
-    let parts = |cell: &Cell| match cell.action {
-        Action::Backward => vec![Cell { action: Action::Input, ..*cell }, Cell { action: Action::Weight, ..*cell }],
-        _ => vec![*cell],
-    };
-    Table { lines: table.lines.iter().map(|line| line.iter().flat_map(parts).collect()).collect() }
+    Ok(best)
 }
 
 /// A device while the table runs.
 struct Device {
-    /// Its cells but `W`, and those of them that are done.
-    cells: Vec<Cell>,
+    /// Its cells but `W`, those of a pair together, and how many of them are done. Of whole backward passes they have the first part,
+    /// but of one in a pair only if pairs are divided.
+    turns: Vec<Vec<Cell>>,
     done: usize,
     /// The `W` whose `I` is done.
     open: VecDeque<Cell>,
@@ -56,72 +51,90 @@ struct Device {
 }
 
 impl Device {
-    fn new(line: &[Cell]) -> Device {
-        let cells = line.iter().copied().filter(|cell| cell.action != Action::Weight).collect();
-        Device { cells, done: 0, open: VecDeque::new(), line: Vec::new(), time: 0, kept: 0 }
+    fn new<'a>(turns: impl Iterator<Item = &'a [Cell]>, is_divided: bool) -> Device {
+        let first = |cell: &Cell, is_whole: bool| match cell.action {
+            Action::Weight => None,
+            Action::Backward if !is_whole => Some(Cell { action: Action::Input, ..*cell }),
+            _ => Some(*cell),
+        };
+        let firsts = |turn: &[Cell]| {
+            let is_whole = turn.len() > 1 && !is_divided;
+            turn.iter().filter_map(|cell| first(cell, is_whole)).collect::<Vec<_>>()
+        };
+        let turns = turns.map(firsts).filter(|turn| !turn.is_empty());
+        Device { turns: turns.collect(), done: 0, open: VecDeque::new(), line: Vec::new(), time: 0, kept: 0 }
     }
 
-    fn take(&mut self, cell: Cell, start: u64, cost: u64) {
-        self.line.push(cell);
+    fn take(&mut self, turn: &[Cell], start: u64, cost: u64) {
+        self.line.extend(turn);
         self.time = start + cost;
-        match cell.action {
-            Action::Forward => self.kept += 1,
-            Action::Input => self.open.push_back(Cell { action: Action::Weight, ..cell }),
-            Action::Weight | Action::Backward => self.kept = self.kept.saturating_sub(1),
+        for cell in turn {
+            match cell.action {
+                Action::Forward => self.kept += 1,
+                Action::Input => self.open.push_back(Cell { action: Action::Weight, ..*cell }),
+                Action::Weight | Action::Backward => self.kept = self.kept.saturating_sub(1),
+            }
         }
     }
 }
 
 /// Runs the table, whose `W` come where a device waits, or may keep no further activations. `kept`: the most of each device.
-fn fill(table: &Table, cost: &dyn Fn(Cell) -> u64, kept: &[usize], quarters: u64) -> Table {
+fn fill(table: &Table, cost: &dyn Fn(&[Cell]) -> u64, kept: &[usize], quarters: u64, is_divided: bool) -> Table {
     let stages = table.stages();
-    let mut devices: Vec<Device> = table.lines.iter().map(|line| Device::new(line)).collect();
+    let mut devices: Vec<Device> =
+        (0..table.lines.len()).map(|device| Device::new(table.turns(device), is_divided)).collect();
+    let seconds = devices.iter().flat_map(|device| &device.turns).filter_map(|turn| turn.get(1)).copied().collect();
+    let has: FxHashSet<Cell> = devices.iter().flat_map(|device| device.turns.iter().flatten()).copied().collect();
     let mut ends: FxHashMap<Cell, u64> = FxHashMap::default();
     // The next cell of a device that begins first. The others begin no earlier, so what they end changes nothing of it.
     let next = |devices: &[Device], ends: &FxHashMap<Cell, u64>| {
         let start = |(k, d): (usize, &Device)| {
-            let cell = *d.cells.get(d.done)?;
-            let known = Table::waits(cell, stages).filter(|x| x.action != Action::Backward);
+            let turn = d.turns.get(d.done)?;
+            let waits = turn.iter().flat_map(|cell| Table::waits(*cell, stages));
+            let known = waits.filter(|x| has.contains(x));
             let arrival = known.map(|x| ends.get(&x).copied()).try_fold(0, |latest, end| Some(latest.max(end?)))?;
-            Some((arrival.max(d.time), k, cell))
+            Some((arrival.max(d.time), k))
         };
         devices.iter().enumerate().filter_map(start).min_by_key(|found| (found.0, found.1))
     };
-    while let Some((start, k, cell)) = next(&devices, &ends) {
+    while let Some((start, k)) = next(&devices, &ends) {
         let device = &mut devices[k];
-        let is_full = cell.action == Action::Forward && device.kept >= kept[k];
-        let fits = |late: &&Cell| is_full || (start - device.time) * 4 > quarters * cost(**late);
+        let turn = device.turns[device.done].clone();
+        let is_full = turn.iter().any(|cell| cell.action == Action::Forward) && device.kept >= kept[k];
+        let fits = |late: &&Cell| is_full || (start - device.time) * 4 > quarters * cost(&[**late]);
         if let Some(late) = device.open.front().filter(fits).copied() {
             device.open.pop_front();
-            device.take(late, device.time, cost(late));
+            device.take(&[late], device.time, cost(&[late]));
             continue;
         }
-        device.take(cell, start, cost(cell));
+        device.take(&turn, start, cost(&turn));
         device.done += 1;
-        ends.insert(cell, device.time);
+        ends.extend(turn.into_iter().map(|cell| (cell, device.time)));
     }
     let line = |mut device: Device| {
         device.line.extend(device.open);
         device.line
     };
-    Table { lines: devices.into_iter().map(line).collect() }
+    Table { lines: devices.into_iter().map(line).collect(), seconds }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::pipelining::Schedule;
+    use crate::pipelining::generators::dual_pipe_v;
 
     /// F, I and W of a stage of GPT-2 1558M on an H200, in tens of microseconds.
     const TRANSFORMER: [u64; 3] = [299, 386, 237];
 
-    fn costs([f, i, w]: [u64; 3]) -> impl Fn(Cell) -> u64 {
-        move |cell| match cell.action {
+    fn costs([f, i, w]: [u64; 3]) -> impl Fn(&[Cell]) -> u64 {
+        let of = move |cell: &Cell| match cell.action {
             Action::Forward => f,
             Action::Input => i,
             Action::Weight => w,
             Action::Backward => i + w,
-        }
+        };
+        move |turn| turn.iter().map(of).sum()
     }
 
     #[test]
@@ -129,14 +142,18 @@ mod tests {
         for times in [[1, 1, 1], TRANSFORMER, [10, 10, 1], [1, 10, 10], [7, 0, 3]] {
             let cost = costs(times);
             for (p, m) in [(1, 4), (2, 4), (3, 7), (4, 8), (4, 13), (8, 16)] {
+                let mut tables: Vec<(&str, Table)> = Vec::new();
                 for schedule in [Schedule::ZeroBubble, Schedule::ZeroBubbleV, Schedule::DualPipeV] {
-                    let Ok(table) = schedule.table(p, m) else { continue };
-                    let placed = place(table.clone(), &cost).unwrap();
+                    tables.extend(schedule.table(p, m).map(|table| (schedule.name(), table)));
+                }
+                tables.extend((m >= 2 * p).then(|| ("pairs", dual_pipe_v(p, m, true))));
+                for (name, table) in tables {
+                    let (_, placed) = place(table.clone(), &cost).unwrap();
                     let most = table.kept().into_iter().max().unwrap();
-                    placed.check(p, m, most).unwrap_or_else(|e| panic!("{}, {p} {m}: {}", schedule.name(), e.message));
+                    placed.check(p, m, most).unwrap_or_else(|e| panic!("{name}, {p} {m}: {}", e.message));
                     assert!(placed.kept().iter().zip(table.kept()).all(|(a, b)| *a <= b), "{placed}\n{table}");
                     let end = |t: &Table| t.simulate(&cost).unwrap().end;
-                    assert!(end(&placed) <= end(&table), "{}, {p} {m} {times:?}", schedule.name());
+                    assert!(end(&placed) <= end(&table), "{name}, {p} {m} {times:?}");
                     assert_eq!(placed.devices(), table.devices());
                 }
             }
@@ -151,7 +168,7 @@ mod tests {
             1.0 - work as f64 / table.simulate(&cost).unwrap().end as f64
         };
         let table = Schedule::DualPipeV.table(4, 8).unwrap();
-        let placed = place(table.clone(), &cost).unwrap();
+        let (_, placed) = place(table.clone(), &cost).unwrap();
         // The first forward pass on its way to the last device is 0.057 of a step.
         let (before, after) = (bubble(&table), bubble(&placed));
         assert!(before > 0.08 && after < 0.065, "{before} {after}");
@@ -161,7 +178,7 @@ mod tests {
     fn tables_without_parts_stay() {
         for schedule in [Schedule::FillDrain, Schedule::OneForwardOneBackward, Schedule::Interleaved(2)] {
             let table = schedule.table(4, 8).unwrap();
-            assert_eq!(place(table.clone(), &costs(TRANSFORMER)).unwrap(), table);
+            assert_eq!(place(table.clone(), &costs(TRANSFORMER)).unwrap().1, table);
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Names the pipeline schedules, and the device of each stage.
 
+use super::cell_work::CellWork;
 use super::generators as generate;
 use super::late_weights;
 use super::table::{Action, Cell, MOST_STAGES, Table};
@@ -25,8 +26,8 @@ pub enum Schedule {
     /// Two stages a device, along a V: device d has stages d and 2P - 1 - d of 2P (Qi et al., arXiv:2405.15362). A device keeps the
     /// activations of as many micro-batches as with 1F1B, and waits only until the first one arrives if all passes take equal time.
     ZeroBubbleV,
-    /// The stages of a V; the forward pass of one micro-batch is followed by the backward pass of another (DeepSeek-AI, DualPipe,
-    /// arXiv:2412.19437, halved to DualPipeV).
+    /// The stages of a V; the forward pass of one micro-batch is followed by the backward pass of another, or runs beside it where the
+    /// passes exchange tensors along other axes (DeepSeek-AI, DualPipe, arXiv:2412.19437, halved to DualPipeV).
     DualPipeV,
     /// A recipe's own table.
     Own(Arc<Table>),
@@ -150,7 +151,7 @@ impl Schedule {
                         format!("accumulate at least {} micro-batches, or use zbv", 2 * devices),
                     );
                 }
-                generate::dual_pipe_v(devices, micros)
+                generate::dual_pipe_v(devices, micros, false)
             }
             Schedule::Own(table) => {
                 table.check(devices, micros, micros.saturating_mul(table.stages()))?;
@@ -159,20 +160,34 @@ impl Schedule {
         })
     }
 
-    /// The table, with gradients of weights where devices would wait. `work`: that of each cell `F`, `I` and `W`, in any unit. A
-    /// recipe's own table stays as it is.
-    pub fn timed(&self, devices: usize, micros: usize, work: &FxHashMap<Cell, u64>) -> Result<Table> {
+    /// The table, with gradients of weights where devices would wait. `dualpipev` has pairs if it ends earlier with them. A recipe's own
+    /// table stays as it is.
+    pub(super) fn timed(&self, devices: usize, micros: usize, work: &CellWork) -> Result<Table> {
         let table = self.table(devices, micros)?;
         // The sum of all cells, and four times it, stays within 64 bits, however large the model is.
-        let most = u64::MAX / (16 * table.lines.iter().map(Vec::len).sum::<usize>().max(1) as u64);
-        let of = |cell: Cell, action| work.get(&Cell { action, ..cell }).map_or(0, |own| (*own).min(most));
-        let cost = |cell: Cell| match cell.action {
-            Action::Backward => of(cell, Action::Input) + of(cell, Action::Weight),
-            action => of(cell, action),
+        let most = u64::MAX / (32 * table.lines.iter().map(Vec::len).sum::<usize>().max(1) as u64);
+        let of = |all: &FxHashMap<Cell, u64>, cell: Cell| {
+            let part = |action| all.get(&Cell { action, ..cell }).map_or(0, |own| (*own).min(most));
+            match cell.action {
+                Action::Backward => part(Action::Input) + part(Action::Weight),
+                action => part(action),
+            }
+        };
+        let sum = |of_cell: &dyn Fn(Cell) -> u64, turn: &[Cell]| turn.iter().map(|cell| of_cell(*cell)).sum::<u64>();
+        let (computes, exchanges) = (|cell| of(&work.computes, cell), |cell| of(&work.exchanges, cell));
+        // In a pair one cell computes while the other exchanges.
+        let cost = |turn: &[Cell]| match turn {
+            [_, _] => sum(&computes, turn).max(sum(&exchanges, turn)),
+            _ => sum(&computes, turn) + sum(&exchanges, turn),
         };
         match self {
             Schedule::Own(_) => Ok(table),
-            _ => late_weights::place(table, &cost),
+            Schedule::DualPipeV if !work.exchanges.is_empty() => {
+                let paired = late_weights::place(generate::dual_pipe_v(devices, micros, true), &cost)?;
+                let placed = late_weights::place(table, &cost)?;
+                Ok(if paired.0 < placed.0 { paired.1 } else { placed.1 })
+            }
+            _ => Ok(late_weights::place(table, &cost)?.1),
         }
     }
 }
@@ -204,13 +219,13 @@ mod tests {
 
     /// Costs of F, I, W; a whole backward pass is both parts.
     fn end(table: &Table, [f, i, w]: [u64; 3]) -> u64 {
-        let cost = |c: Cell| match c.action {
+        let of = |c: &Cell| match c.action {
             Action::Forward => f,
             Action::Input => i,
             Action::Weight => w,
             Action::Backward => i + w,
         };
-        table.simulate(&cost).unwrap().end
+        table.simulate(&|turn| turn.iter().map(of).sum()).unwrap().end
     }
 
     #[test]
@@ -288,6 +303,8 @@ mod tests {
                         // F and B are two actions, and the next stage begins an F earlier.
                         let published = (p - 1) * ((f + i + w) + (i + w) - 3 * w);
                         assert_eq!(bubble(&Schedule::DualPipeV, 2), published - (p - 1) * f, "{case}");
+                        let paired = generate::dual_pipe_v(p as usize, m as usize, true);
+                        assert_eq!(end(&paired, [f, i, w]) - m * 2 * (f + i + w), published, "{case}");
                     }
                 }
             }
@@ -302,10 +319,59 @@ mod tests {
                 let parts = |cell: &Cell| {
                     [Action::Forward, Action::Input, Action::Weight].map(|action| (Cell { action, ..*cell }, own))
                 };
-                let work = table.lines.iter().flatten().flat_map(parts).collect();
-                let placed = schedule.timed(4, 12, &work).unwrap();
-                assert!(placed.check(4, 12, stash(schedule, 4, 12)).is_ok(), "{}, {own}", schedule.name());
+                let all: FxHashMap<Cell, u64> = table.lines.iter().flatten().flat_map(parts).collect();
+                for exchanges in [FxHashMap::default(), all.clone()] {
+                    let placed = schedule.timed(4, 12, &CellWork { computes: all.clone(), exchanges }).unwrap();
+                    assert!(placed.check(4, 12, stash(schedule, 4, 12)).is_ok(), "{}, {own}", schedule.name());
+                }
             }
+        }
+    }
+
+    #[test]
+    fn passes_run_in_pairs_where_they_exchange() {
+        let all = |[f, i, w]: [u64; 3]| -> FxHashMap<Cell, u64> {
+            let parts = [(Action::Forward, f), (Action::Input, i), (Action::Weight, w)];
+            let cells = (0..8).flat_map(|stage| (0..12).map(move |micro| (stage, micro)));
+            let cell = |(stage, micro)| parts.map(|(action, own)| (Cell::new(stage, action, micro), own));
+            cells.flat_map(cell).collect()
+        };
+        let is_paired = |schedule: &Schedule, exchanges| {
+            let work = CellWork { computes: all([299, 386, 237]), exchanges };
+            !schedule.timed(4, 12, &work).unwrap().seconds.is_empty()
+        };
+        assert!(is_paired(&Schedule::DualPipeV, all([200, 200, 0])));
+        // Two passes that wait for each other's first results wait longer than they save.
+        assert!(!is_paired(&Schedule::DualPipeV, all([1, 1, 0])));
+        assert!(!is_paired(&Schedule::DualPipeV, FxHashMap::default()));
+        assert!(!is_paired(&Schedule::ZeroBubbleV, all([200, 200, 0])));
+    }
+
+    #[test]
+    fn pairs_begin_and_end_together() {
+        let text = "0F0 (0F1;0B0) 0B1\n1F0 1B0 1F1 1B1\n";
+        let table = Table::parse(text).unwrap();
+        assert_eq!(table.to_string(), text);
+        assert_eq!(table.kept(), [2, 1]);
+        assert_eq!(table.check(2, 2, 2).unwrap().end, 8);
+        // Without the pair 0F1 ends before 1B0, and the second device does not wait for it.
+        assert_eq!(Table::parse("0F0 0F1 0B0 0B1\n1F0 1B0 1F1 1B1").unwrap().check(2, 2, 2).unwrap().end, 6);
+        assert_ne!(table.words().collect::<Vec<_>>(), Table::of(table.lines.clone()).words().collect::<Vec<_>>());
+        // The activations of both passes are kept, whichever is written first.
+        let table = Table::parse("0F0 (0B0;0F1) 0B1\n1F0 1B0 1F1 1B1").unwrap();
+        let e = table.check(2, 2, 1).unwrap_err();
+        assert_eq!(e.message, "at 0B0 device 0 keeps the activations of 2 passes, more than 1");
+        let e = Table::parse("(0F0;0B0) 0F1 0B1\n1F0 1B0 1F1 1B1").unwrap().check(2, 2, 2).unwrap_err();
+        assert_eq!(e.message, "the schedule is a deadlock: 0B0 waits for 0F0, which is beside 0B0");
+        let e = Table::parse("0F0 (0F1;0B0) 0B1\n1F0 (1F1;1B0) 1B1").unwrap().check(2, 2, 2).unwrap_err();
+        assert_eq!(
+            e.message,
+            "the schedule is a deadlock: 0B0 waits for 1B0, which is beside 1F1; 1F1 waits for 0F1, which is beside 0B0"
+        );
+        for word in ["(0F0;0B0", "0F0;0B0)", "(0F0)", "0F0;0B0", "(0F0,0B0)", "((0F0;0B0))", "(0F0;0B0;0F1)", "(0F0;)"]
+        {
+            let e = Table::parse(&format!("{word} 0F1 0B1\n1F0 1B0 1F1 1B1")).unwrap_err();
+            assert!(e.hint.is_some_and(|hint| hint.contains("0F3")), "{word}: {}", e.message);
         }
     }
 

@@ -5,7 +5,7 @@
 //! first use. As each device's transfers keep that order and sending does not wait, no devices can wait for each other in a circle.
 
 use super::assign::{self, Assignment, Needs};
-use super::cell_work;
+use super::cell_work::{self, CellWork};
 use super::generators::forward_only;
 use super::regroup;
 use super::table::{Action, Cell};
@@ -17,7 +17,7 @@ use perilune_core::graph::{Graph, Node, NodeId};
 use perilune_core::mesh::Axis;
 use perilune_core::ops::collective;
 use perilune_core::{DType, Shape};
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::smallvec;
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -95,12 +95,21 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, dev
     let sent = assign::sent_gradients(step, a, needs);
     let table = match a.passes {
         0 => forward_only(&a.devices, 1),
-        passes => division.schedule.timed(devices, passes, &cell_work::of(step, a, needs, &sent))?,
+        passes => division.schedule.timed(devices, passes, &CellWork::of(step, &division.mesh, a, needs, &sent))?,
     };
-    let cells = table.simulate(&|_| 1)?.order;
-    let rank: FxHashMap<Cell, usize> = cells.into_iter().enumerate().map(|(k, cell)| (cell, k)).collect();
+    // The nodes of both cells of a pair have one rank, and take turns.
+    let mut rank: FxHashMap<Cell, usize> = FxHashMap::default();
+    for cell in table.simulate(&|turn| turn.len() as u64)?.order {
+        let last = rank.len();
+        rank.insert(cell, if table.seconds.contains(&cell) { last.saturating_sub(1) } else { last });
+    }
+    let turns = match table.seconds.is_empty() {
+        true => FxHashMap::default(),
+        false => cell_work::turns(step, &division.mesh, a, needs, &sent, &table),
+    };
+    let paired: FxHashSet<usize> = table.seconds.iter().map(|cell| rank[cell]).collect();
     let stages = |device: usize| (0..a.devices.len()).filter(move |stage| a.devices[*stage] == device);
-    let priority = |(id, device): Instance| {
+    let rank_of = |(id, device): Instance| {
         let Some((action, micro)) = a.part[id.index()].action() else { return rank.len() };
         let cell = |stage, action| rank.get(&Cell::new(stage, action, micro)).copied();
         // What is no part of a stage of the device comes with the first that may read it.
@@ -108,14 +117,23 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, dev
             Some(stage) => cell(stage, action),
             None => stages(device).filter_map(|stage| cell(stage, action)).min(),
         };
-        let whole = at(action);
-        let parts = || if sent.contains(&id) { at(Action::Input) } else { at(Action::Weight) };
-        whole.or_else(parts).unwrap_or(rank.len())
+        // Of the stages of a device some may have whole backward passes, and others parts.
+        let part = match action {
+            Action::Backward if sent.contains(&id) => at(Action::Input),
+            Action::Backward => at(Action::Weight),
+            _ => None,
+        };
+        at(action).into_iter().chain(part).min().unwrap_or(rank.len())
+    };
+    let priority = |instance: Instance| {
+        let rank = rank_of(instance);
+        let turn = turns.get(&instance.0).filter(|_| paired.contains(&rank));
+        (rank, turn.copied().unwrap_or(0))
     };
     // How many operands of an instance have yet to come, and who reads it.
     let mut waits: FxHashMap<Instance, usize> = FxHashMap::default();
     let mut readers: FxHashMap<Instance, Vec<Instance>> = FxHashMap::default();
-    let mut ready: BinaryHeap<Reverse<(usize, NodeId, usize)>> = BinaryHeap::new();
+    let mut ready: BinaryHeap<Reverse<((usize, u32), NodeId, usize)>> = BinaryHeap::new();
     let bits = |set: u64| (0..devices).filter(move |d| set & 1 << d != 0);
     for id in step.graph.ids() {
         for device in bits(needs.computed[id.index()]) {

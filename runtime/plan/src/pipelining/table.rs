@@ -5,6 +5,9 @@
 //! before waits for) and `W` (gradients of the weights, which only the update waits for; Qi et al., Zero Bubble Pipeline Parallelism,
 //! arXiv:2401.10241). A line may have the cells of several stages, each of which is on one device. Transfers follow from the cells and
 //! are not written. Devices do not wait for what they send to be received.
+//!
+//! A *pair*, `(0F3;1B2)`, is two cells whose kernels take turns, so that one computes while the other exchanges tensors with the devices
+//! of another axis (DeepSeek-AI, DualPipe, arXiv:2412.19437). It begins when both may begin, and both end with it.
 
 use perilune_core::error::{Error, Result};
 use rustc_hash::{FxHashMap, FxHashSet};
@@ -42,6 +45,11 @@ impl Cell {
     pub fn new(stage: usize, action: Action, micro: usize) -> Cell {
         Cell { stage, action, micro }
     }
+
+    /// Whether it needs the activations of its micro-batch last.
+    fn ends_pass(self) -> bool {
+        matches!(self.action, Action::Backward | Action::Weight)
+    }
 }
 
 impl Display for Cell {
@@ -55,12 +63,15 @@ impl Display for Cell {
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Table {
     pub lines: Vec<Vec<Cell>>,
+    /// The second cell of each pair, which is behind the first one in its line.
+    pub seconds: FxHashSet<Cell>,
 }
 
 /// When the cells of a table run.
 #[derive(Clone, Debug)]
 pub struct Timeline {
-    /// All cells in an order in which each comes after those that it waits for, and those of a device are in their order.
+    /// All cells in an order in which each comes after those that it waits for, and those of a device are in their order. The cells
+    /// of a pair are neighbours.
     pub order: Vec<Cell>,
     pub end: u64,
     /// For each device, the time in which it waits before `end`.
@@ -72,7 +83,12 @@ fn fail(message: String, hint: &str) -> Error {
 }
 
 impl Table {
-    /// Parses a line for each device: cells between spaces. Empty lines are skipped.
+    /// A table without pairs.
+    pub fn of(lines: Vec<Vec<Cell>>) -> Table {
+        Table { lines, seconds: FxHashSet::default() }
+    }
+
+    /// Parses a line for each device: cells and pairs between spaces. Empty lines are skipped.
     pub fn parse(text: &str) -> Result<Table> {
         let cell = |word: &str| {
             let at = word.find(|c: char| !c.is_ascii_digit());
@@ -89,9 +105,48 @@ impl Table {
                 false => Err(fail(format!("{word}: a model has at most {MOST_STAGES} stages"), "use fewer stages")),
             }
         };
-        let lines = text.lines().map(str::trim).filter(|line| !line.is_empty());
-        let lines = lines.map(|line| line.split_whitespace().map(cell).collect::<Result<Vec<_>>>());
-        Ok(Table { lines: lines.collect::<Result<_>>()? })
+        let mut out = Table::default();
+        for line in text.lines().map(str::trim).filter(|line| !line.is_empty()) {
+            let mut cells = Vec::new();
+            for word in line.split_whitespace() {
+                if !word.contains(['(', ';', ')']) {
+                    cells.push(cell(word)?);
+                    continue;
+                }
+                let inner = word.strip_prefix('(').and_then(|rest| rest.strip_suffix(')'));
+                let Some((first, second)) = inner.and_then(|inner| inner.split_once(';')) else {
+                    let hint = "write two cells that run beside each other without spaces: (0F3;1B2)";
+                    return Err(fail(format!("{word:?} is no pair of cells"), hint));
+                };
+                let second = cell(second)?;
+                out.seconds.insert(second);
+                cells.extend([cell(first)?, second]);
+            }
+            out.lines.push(cells);
+        }
+        Ok(out)
+    }
+
+    /// The pair of a line that begins with the cell at `k`, or this cell alone.
+    fn turn(&self, device: usize, k: usize) -> &[Cell] {
+        let rest = &self.lines[device][k..];
+        let is_pair = rest.get(1).is_some_and(|second| self.seconds.contains(second));
+        &rest[..rest.len().min(1 + usize::from(is_pair))]
+    }
+
+    /// All pairs.
+    pub(super) fn pairs(&self) -> impl Iterator<Item = &[Cell]> {
+        (0..self.lines.len()).flat_map(|device| self.turns(device)).filter(|turn| turn.len() == 2)
+    }
+
+    /// The pairs and other cells of a line, in order.
+    pub(super) fn turns(&self, device: usize) -> impl Iterator<Item = &[Cell]> {
+        let mut k = 0;
+        std::iter::from_fn(move || {
+            let turn = self.turn(device, k);
+            k += turn.len();
+            (!turn.is_empty()).then_some(turn)
+        })
     }
 
     /// The number of stages: one more than the last that a cell names.
@@ -112,18 +167,16 @@ impl Table {
 
     /// For each device, the most pairs of a stage and a micro-batch whose activations it keeps at once.
     pub fn kept(&self) -> Vec<usize> {
-        let most = |line: &Vec<Cell>| {
-            let open = line.iter().scan(0usize, |open, cell| {
-                match cell.action {
-                    Action::Forward => *open += 1,
-                    Action::Backward | Action::Weight => *open = open.saturating_sub(1),
-                    Action::Input => {}
-                }
-                Some(*open)
-            });
-            open.max().unwrap_or(0)
+        let most = |device: usize| {
+            let (mut open, mut most) = (0usize, 0);
+            for turn in self.turns(device) {
+                open += turn.iter().filter(|cell| cell.action == Action::Forward).count();
+                most = most.max(open);
+                open = open.saturating_sub(turn.iter().filter(|cell| cell.ends_pass()).count());
+            }
+            most
         };
-        self.lines.iter().map(most).collect()
+        (0..self.lines.len()).map(most).collect()
     }
 
     /// Checks that the table is one of `devices` lines and `micros` micro-batches: each stage is on one device and takes every action on
@@ -139,7 +192,6 @@ impl Table {
         let home = self.devices();
         let mut seen: FxHashSet<Cell> = FxHashSet::default();
         for (device, line) in self.lines.iter().enumerate() {
-            let mut open = 0;
             for cell in line {
                 if home[cell.stage] != device {
                     return Err(fail(
@@ -164,17 +216,18 @@ impl Table {
                     let message = format!("{cell}: this backward pass is in the schedule whole and in parts");
                     return Err(fail(message, "write B, or I and W"));
                 }
-                match cell.action {
-                    Action::Forward => open += 1,
-                    Action::Backward | Action::Weight => open -= 1,
-                    Action::Input => {}
-                }
+            }
+            let mut open = 0;
+            for turn in self.turns(device) {
+                open += turn.iter().filter(|cell| cell.action == Action::Forward).count() as i64;
                 if open > stash as i64 {
+                    let cell = turn[0];
                     return Err(fail(
                         format!("at {cell} device {device} keeps the activations of {open} passes, more than {stash}"),
                         "begin backward passes earlier",
                     ));
                 }
+                open -= turn.iter().filter(|cell| cell.ends_pass()).count() as i64;
             }
             if line.is_empty() {
                 let message = format!("line {device} of the schedule has no cells");
@@ -192,7 +245,7 @@ impl Table {
             let message = format!("{stage}{missing}{micro} is missing in the schedule");
             return Err(fail(message, "a stage takes every action on each micro-batch"));
         }
-        self.simulate(&|_| 1)
+        self.simulate(&|turn| turn.len() as u64)
     }
 
     /// The cells that a cell waits for, apart from those before it in its line. Those of them that the table lacks do not count.
@@ -214,8 +267,9 @@ impl Table {
         list.into_iter().flatten()
     }
 
-    /// Runs the table with a cost for each cell; transfers take no time. A deadlock is an error that names its cycle.
-    pub fn simulate(&self, cost: &dyn Fn(Cell) -> u64) -> Result<Timeline> {
+    /// Runs the table with a cost for each pair and each other cell; transfers take no time. A deadlock is an error that names its
+    /// cycle.
+    pub fn simulate(&self, cost: &dyn Fn(&[Cell]) -> u64) -> Result<Timeline> {
         let (devices, stages) = (self.lines.len(), self.stages());
         let place: FxHashMap<Cell, (usize, usize)> = (self.lines.iter().enumerate())
             .flat_map(|(d, line)| line.iter().enumerate().map(move |(k, cell)| (*cell, (d, k))))
@@ -229,17 +283,21 @@ impl Table {
         while starts.len() < total {
             let before = starts.len();
             for d in 0..devices {
-                while let Some(cell) = self.lines[d].get(next[d]).copied() {
-                    let known = || Table::waits(cell, stages).filter(|x| place.contains_key(x));
-                    if !known().all(|x| done.contains_key(&x)) {
+                loop {
+                    let turn = self.turn(d, next[d]);
+                    let waits = || turn.iter().flat_map(|cell| Table::waits(*cell, stages));
+                    let known = || waits().filter(|x| place.contains_key(x));
+                    if turn.is_empty() || !known().all(|x| done.contains_key(&x)) {
                         break;
                     }
                     let start = known().map(|x| done[&x]).max().unwrap_or(0).max(free[d]);
-                    free[d] = start + cost(cell);
-                    busy[d] += cost(cell);
-                    done.insert(cell, free[d]);
-                    starts.push((start, d, next[d], cell));
-                    next[d] += 1;
+                    free[d] = start + cost(turn);
+                    busy[d] += cost(turn);
+                    for cell in turn {
+                        done.insert(*cell, free[d]);
+                        starts.push((start, d, next[d], *cell));
+                        next[d] += 1;
+                    }
                 }
             }
             if starts.len() == before {
@@ -255,9 +313,9 @@ impl Table {
     /// The error of a table in which no device can go on. `next`: the cell of each line that waits.
     fn deadlock(&self, next: &[usize], place: &FxHashMap<Cell, (usize, usize)>, done: &FxHashMap<Cell, u64>) -> Error {
         let waits_for = |d: usize| {
-            let cell = *self.lines[d].get(next[d])?;
             let missing = |x: &Cell| place.contains_key(x) && !done.contains_key(x);
-            let missing = Table::waits(cell, self.stages()).find(missing)?;
+            let found = |cell: &Cell| Some((*cell, Table::waits(*cell, self.stages()).find(missing)?));
+            let (cell, missing) = self.turn(d, next[d]).iter().find_map(found)?;
             Some((cell, missing, place[&missing].0))
         };
         // From any device that waits, following what it waits for ends in the cycle.
@@ -271,8 +329,10 @@ impl Table {
         let first = path.iter().position(|d| *d == at).unwrap_or(0);
         let step = |d: &usize| {
             waits_for(*d).map_or_else(String::new, |(cell, missing, other)| {
-                let behind = self.lines[other].get(next[other]).filter(|head| **head != missing);
-                let behind = behind.map_or_else(String::new, |head| format!(", which is behind {head}"));
+                let beside = self.turn(other, next[other]).contains(&missing);
+                let behind = waits_for(other).map(|waits| waits.0).filter(|head| *head != missing);
+                let word = if beside { "beside" } else { "behind" };
+                let behind = behind.map_or_else(String::new, |head| format!(", which is {word} {head}"));
                 format!("{cell} waits for {missing}{behind}")
             })
         };
@@ -286,7 +346,8 @@ impl Table {
     /// Words that differ for different tables, for plan keys.
     pub fn words(&self) -> impl Iterator<Item = u64> + '_ {
         self.lines.iter().flat_map(|line| {
-            let cell = |c: &Cell| (c.stage as u64) << 40 | (c.action as u64) << 32 | c.micro as u64;
+            let pair = |c: &Cell| u64::from(self.seconds.contains(c)) << 62;
+            let cell = move |c: &Cell| pair(c) | (c.stage as u64) << 40 | (c.action as u64) << 32 | c.micro as u64;
             std::iter::once(line.len() as u64 | 1 << 63).chain(line.iter().map(cell))
         })
     }
@@ -301,9 +362,12 @@ impl Hash for Table {
 impl Display for Table {
     /// As [`Table::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for line in &self.lines {
-            let cells: Vec<String> = line.iter().map(Cell::to_string).collect();
-            writeln!(f, "{}", cells.join(" "))?;
+        for device in 0..self.lines.len() {
+            let turn = |turn: &[Cell]| match turn {
+                [first, second] => format!("({first};{second})"),
+                cells => cells.iter().map(Cell::to_string).collect(),
+            };
+            writeln!(f, "{}", self.turns(device).map(turn).collect::<Vec<_>>().join(" "))?;
         }
         Ok(())
     }

@@ -201,13 +201,13 @@ mod tests {
     fn every_schedule_takes_the_time_of_its_table() {
         for text in ["fill-drain", "1f1b", "zb-h1", "interleaved", "zbv", "dualpipev"] {
             let table = Schedule::parse(text).unwrap().table(4, 12).unwrap();
-            let cost = |cell: Cell| match cell.action {
+            let cost = |cell: &Cell| match cell.action {
                 Action::Forward => 5,
                 Action::Backward => 11,
                 Action::Input => 7,
                 Action::Weight => 4,
             };
-            let want = table.simulate(&cost).unwrap();
+            let want = table.simulate(&|turn| turn.iter().map(cost).sum()).unwrap();
             let got = run(&programs(&table, [5.0, 7.0, 4.0, 0.0]), true);
             assert_eq!(got.end, want.end as f64, "{text}");
             let idle: Vec<f64> = got.busy.iter().map(|busy| got.end - busy).collect();
