@@ -24,7 +24,7 @@ COLUMNS = ["date", "commit", "machine", "case", "ours", "rival", "rival_name", "
 
 # unit -> its text on the page, and whether more is better
 UNITS = {"us": ("µs", False), "ms": ("ms", False), "s": ("s", False), "GiB": ("GiB", False), "MB": ("MB", False), "loss": ("loss", False),
-         "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "MB/s": ("MB/s", True), "images/s": ("images/s", True),
+         "TFLOP/s": ("TFLOP/s", True), "TB/s": ("TB/s", True), "GB/s": ("GB/s", True), "MB/s": ("MB/s", True), "images/s": ("images/s", True),
          "accuracy": ("accuracy", True)}
 
 HEAD = """# Benchmarks

@@ -26,6 +26,11 @@ pub const UP: usize = 2;
 const DOWN: usize = 3;
 pub const GRADIENT: usize = 4;
 
+/// Attribute numbers: 1 for the tanh form of GELU; how many rows there are for one that has an expert, where a device has slots for more
+/// rows than come.
+const TANH: usize = 0;
+pub const SLOTS: usize = 1;
+
 /// If operand `k` of a node names experts: the operand whose first dim counts them.
 pub fn number_of_experts(op: &Op, k: usize) -> Option<usize> {
     (k == EXPERT && (op == &EXPERT_MLP || op == &EXPERT_MLP_BACKWARD)).then_some(UP)
@@ -42,11 +47,13 @@ struct Rows {
     /// Where the rows of each expert end: (E).
     ends: NodeId,
     shape: Shape,
+    /// The attributes of grouped products.
+    slots: SmallVec<[i64; 1]>,
 }
 
 impl Rows {
     /// Sorts the rows of `expert` (N, K). Those of no expert come last.
-    fn sort(g: &mut Graph, expert: NodeId, experts: usize) -> Result<Rows> {
+    fn sort(g: &mut Graph, expert: NodeId, experts: usize, attrs: &[i64]) -> Result<Rows> {
         let shape = g.shape(expert);
         let flat = g.reshape(expert, &[shape.numel()])?;
         let order = g.push(&sort::ARGSORT, &[flat], &[0, 0])?;
@@ -57,7 +64,8 @@ impl Rows {
         let hits = g.cast(hits, DType::I64)?;
         let counts = g.sum(hits, &[0], false)?;
         let ends = g.push(&scan::CUMSUM, &[counts], &[0])?;
-        Ok(Rows { order, places, tokens, ends, shape })
+        let slots = attrs.get(SLOTS).copied().into_iter().collect();
+        Ok(Rows { order, places, tokens, ends, shape, slots })
     }
 
     /// Element `at` of each row of `x` (M, ..), in the order of experts or back.
@@ -73,7 +81,7 @@ impl Rows {
     }
 
     fn product(&self, g: &mut Graph, x: NodeId, w: NodeId) -> Result<NodeId> {
-        g.push(&grouped::GROUPED_MATMUL, &[x, w, self.ends], &[])
+        g.push(&grouped::GROUPED_MATMUL, &[x, w, self.ends], &self.slots)
     }
 
     /// As `product`, by the transposes of the matrices.
@@ -83,7 +91,7 @@ impl Rows {
     }
 
     fn sums(&self, g: &mut Graph, a: NodeId, b: NodeId) -> Result<NodeId> {
-        g.push(&grouped::GROUPED_SUMS, &[a, b, self.ends], &[])
+        g.push(&grouped::GROUPED_SUMS, &[a, b, self.ends], &self.slots)
     }
 }
 
@@ -105,7 +113,7 @@ impl Hidden {
         let x = Rows::take(g, x, rows.tokens)?;
         let up = rows.product(g, x, up)?;
         let Some(gate) = gate else {
-            let h = g.push(&activation::GELU, &[up], attrs)?;
+            let h = g.push(&activation::GELU, &[up], &attrs[..=TANH])?;
             return Ok(Hidden { x, up, gate: None, open: None, h });
         };
         let gate = rows.product(g, x, gate)?;
@@ -127,18 +135,19 @@ fn through(g: &mut Graph, op: &'static Op, x: NodeId, attrs: &[i64], grad: NodeI
 
 /// Inputs: x (N, C), expert (N, K) i64, up (E, C, H), down (E, H, D), gate (E, C, H)? -> (N, K, D): each token through each of its
 /// experts, silu(x gate) * (x up) times down, or gelu(x up) times down without a gate. An expert is from 0 to E - 1; E is none, whose
-/// result is 0. The experts of a token differ. `attrs`: [1 for the tanh form of GELU].
+/// result is 0. The experts of a token differ. `attrs`: [`TANH`], and [`SLOTS`] where a mesh divides the experts.
 pub static EXPERT_MLP: Op = Op {
     name: "expert_mlp",
     flops: Some(|w| {
-        let (matrices, rows) = (w.inputs.len() as u64 - DOWN as u64, w.numel(EXPERT));
+        let rows = grouped::expected(w.numel(EXPERT), w.attrs.get(SLOTS));
+        let matrices = w.inputs.len() as u64 - DOWN as u64;
         let wide = times([2, matrices, rows, w.dim(UP, 1), w.dim(UP, 0)]);
         wide.saturating_add(times([2, rows, w.dim(DOWN, 1), w.dim(DOWN, 0)]))
     }),
     shard: Some(crate::sharding::expert_mlp),
     class: Class::Fused(|g, x, attrs| {
         let experts = g.shape(x[UP]).dims()[0];
-        let rows = Rows::sort(g, x[EXPERT], experts)?;
+        let rows = Rows::sort(g, x[EXPERT], experts, attrs)?;
         let hidden = Hidden::of(g, &rows, x[0], x[UP], x.get(4).copied(), attrs)?;
         let y = rows.product(g, hidden.h, x[DOWN])?;
         rows.back(g, y).map(one)
@@ -169,14 +178,16 @@ pub static EXPERT_MLP: Op = Op {
 pub static EXPERT_MLP_BACKWARD: Op = Op {
     name: "expert_mlp_backward",
     flops: Some(|w| {
-        let (matrices, rows) = (w.inputs.len() as u64 - GRADIENT as u64, w.numel(EXPERT));
+        let rows = grouped::expected(w.numel(EXPERT), w.attrs.get(SLOTS));
+        let matrices = w.inputs.len() as u64 - GRADIENT as u64;
         let wide = times([4, matrices, rows, w.dim(UP, 1), w.dim(UP, 0)]);
         wide.saturating_add(times([4, rows, w.dim(DOWN, 1), w.dim(DOWN, 0)]))
     }),
     shard: Some(crate::sharding::expert_mlp_backward),
     class: Class::Fused(|g, x, attrs| {
         let (up, down, gate) = (x[UP], x[DOWN], x.get(5).copied());
-        let rows = Rows::sort(g, x[EXPERT], g.shape(up).dims()[0])?;
+        let experts = g.shape(up).dims()[0];
+        let rows = Rows::sort(g, x[EXPERT], experts, attrs)?;
         let hidden = Hidden::of(g, &rows, x[0], up, gate, attrs)?;
         let width = g.shape(x[GRADIENT]).dims()[2];
         let d = g.reshape(x[GRADIENT], &[rows.shape.numel(), width])?;
@@ -188,7 +199,7 @@ pub static EXPERT_MLP_BACKWARD: Op = Op {
                 let d_open = g.mul(dh, hidden.up)?;
                 (g.mul(dh, open)?, Some(through(g, &activation::SILU, gate, &[], d_open)?))
             }
-            _ => (through(g, &activation::GELU, hidden.up, attrs, dh)?, None),
+            _ => (through(g, &activation::GELU, hidden.up, &attrs[..=TANH], dh)?, None),
         };
         let mut dx = rows.product_t(g, d_up, up)?;
         let mut out: Out = smallvec![rows.sums(g, hidden.x, d_up)?, d_down];

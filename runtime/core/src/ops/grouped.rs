@@ -14,10 +14,15 @@ use smallvec::smallvec;
 
 pub static OPS: &[&Op] = &[&GROUPED_MATMUL, &GROUPED_SUMS];
 
+/// The share of the work on all rows that is expected: of so many rows one is in a group. 1 unless it is given.
+pub(crate) fn expected(all: u64, slots: Option<&i64>) -> u64 {
+    all / slots.map_or(1, |slots| (*slots).max(1) as u64)
+}
+
 /// Reports group ends that are out of range, for both ops in the name of the one that recipes call.
 const ENDS: fn(&[i64]) -> IndexFault = |_| IndexFault { op: "grouped_matmul", kind: IndexKind::Ends };
 
-/// x (T, K), w (E, K, N), ends (E) i64 -> (T, N).
+/// x (T, K), w (E, K, N), ends (E) i64 -> (T, N). `attrs`: [of how many rows one is expected in a group]?, which only counts of work read.
 pub static GROUPED_MATMUL: Op = Op {
     name: "grouped_matmul",
     index_fault: Some(ENDS),
@@ -30,7 +35,7 @@ pub static GROUPED_MATMUL: Op = Op {
           `matmul`. Ends that descend, are negative or above T are an error when the step runs. PyTorch's\n\
           torch.nn.functional.grouped_mm(x, w, offs=ends).",
     results: Results::One,
-    flops: Some(super::product_flops),
+    flops: Some(|w| expected(super::product_flops(w), w.attrs.first())),
     class: Class::Library,
     infer: |i| {
         let (x, w) = (i.shape(0), i.shape(1));
@@ -44,7 +49,7 @@ pub static GROUPED_MATMUL: Op = Op {
         let (x, w, ends) = (c.x(0), c.x(1), c.x(2));
         let dx = if c.needs[0] {
             let wt = g.t(w)?;
-            Some(g.push(&GROUPED_MATMUL, &[c.grad, wt, ends], &[])?)
+            Some(g.push(&GROUPED_MATMUL, &[c.grad, wt, ends], c.attrs)?)
         } else {
             None
         };
@@ -52,10 +57,10 @@ pub static GROUPED_MATMUL: Op = Op {
         let dw = match (c.needs[1], is_transpose(g, w)) {
             (false, _) => None,
             (true, true) => {
-                let d = sums(g, c.grad, x, ends)?;
+                let d = sums(g, c.grad, x, ends, c.attrs)?;
                 Some(g.t(d)?)
             }
-            (true, false) => Some(sums(g, x, c.grad, ends)?),
+            (true, false) => Some(sums(g, x, c.grad, ends, c.attrs)?),
         };
         Ok(smallvec![dx, dw, None])
     }),
@@ -75,11 +80,12 @@ pub static GROUPED_MATMUL: Op = Op {
     ..Op::BASE
 };
 
-/// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): for each group, the transposed rows of a times the rows of b.
+/// a (T, M), b (T, N), ends (E) i64 -> (E, M, N): for each group, the transposed rows of a times the rows of b. `attrs` as
+/// [`GROUPED_MATMUL`].
 pub static GROUPED_SUMS: Op = Op {
     name: "grouped_sums",
     index_fault: Some(ENDS),
-    flops: Some(|w| times([2, w.numel(0), w.dim(1, 0)])),
+    flops: Some(|w| expected(times([2, w.numel(0), w.dim(1, 0)]), w.attrs.first())),
     class: Class::Library,
     infer: |i| {
         let (a, b) = (i.shape(0), i.shape(1));
@@ -89,11 +95,11 @@ pub static GROUPED_SUMS: Op = Op {
         let (a, b, ends) = (c.x(0), c.x(1), c.x(2));
         let da = if c.needs[0] {
             let dt = g.t(c.grad)?;
-            Some(g.push(&GROUPED_MATMUL, &[b, dt, ends], &[])?)
+            Some(g.push(&GROUPED_MATMUL, &[b, dt, ends], c.attrs)?)
         } else {
             None
         };
-        let db = if c.needs[1] { Some(g.push(&GROUPED_MATMUL, &[a, c.grad, ends], &[])?) } else { None };
+        let db = if c.needs[1] { Some(g.push(&GROUPED_MATMUL, &[a, c.grad, ends], c.attrs)?) } else { None };
         Ok(smallvec![da, db, None])
     }),
     amp: Amp::Low,
@@ -101,8 +107,8 @@ pub static GROUPED_SUMS: Op = Op {
     ..Op::BASE
 };
 
-fn sums(g: &mut Graph, a: NodeId, b: NodeId, ends: NodeId) -> Result<NodeId> {
-    g.push(&GROUPED_SUMS, &[a, b, ends], &[])
+fn sums(g: &mut Graph, a: NodeId, b: NodeId, ends: NodeId, attrs: &[i64]) -> Result<NodeId> {
+    g.push(&GROUPED_SUMS, &[a, b, ends], attrs)
 }
 
 /// Checks and promotes the operands, and selects one of the two products.
@@ -133,7 +139,7 @@ fn grouped(g: &mut Graph, x: NodeId, w: NodeId, ends: NodeId) -> Result<NodeId> 
         return g.push(&GROUPED_MATMUL, &[x, w, ends], &[]);
     }
     let xt = g.t(x)?;
-    sums(g, xt, w, ends)
+    sums(g, xt, w, ends, &[])
 }
 
 /// The error for a group end outside `rows` rows, or before the end of the previous group; `at` is its index, if known.

@@ -13,7 +13,7 @@ use super::divider::Divider;
 use super::part::Part;
 use perilune_core::error::{Error, Result};
 use perilune_core::graph::{Inputs, Node, NodeId};
-use perilune_core::ops::experts::{self, EXPERT, EXPERT_MLP_BACKWARD, GRADIENT, UP};
+use perilune_core::ops::experts::{self, EXPERT, EXPERT_MLP_BACKWARD, GRADIENT, SLOTS, UP};
 use perilune_core::ops::{collective, elementwise, index, scan, sort};
 use perilune_core::sharding::Meeting;
 use perilune_core::{DType, Shape};
@@ -61,6 +61,13 @@ impl Divider<'_> {
         }
         let main = self.to.copy_over(self.from, id, inputs);
         let count = self.devices * slots.block;
+        // On average as many rows come as leave.
+        let rows = self.to.out.graph.shape(own).numel().max(1);
+        let mut attrs = node.attrs.clone();
+        let before = attrs.get(SLOTS).copied().unwrap_or(1);
+        attrs.truncate(SLOTS);
+        attrs.push(before * (count / rows).max(1) as i64);
+        self.to.out.graph.set_attrs(main, attrs);
         let width = node.shape.dims()[node.shape.rank() - 1];
         let local = if backward { Shape::of(&[count, width]) } else { Shape::of(&[count, 1, width]) };
         self.to.out.graph.set_shape(main, local);
