@@ -259,6 +259,22 @@ fn exchanges_run_beside_the_other_pass_of_a_pair() {
     assert!(alone > 0.8 * all && paired < 0.75 * alone, "{paired} in pairs, {alone} without, of {all} seconds");
 }
 
+/// A device has slots for all rows that may come to its experts. Its work is that on the rows that come on average.
+#[test]
+fn products_of_experts_count_the_rows_that_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("experts.lua");
+    let experts = "{ causal = true, mlp = \"swiglu\", experts = 4, top = 2 }";
+    std::fs::write(&file, RECIPE.replace("{ causal = true }", experts)).unwrap();
+    let flops = |mesh: &str| {
+        let estimate = Estimate::new(Arc::new(Cpu::new(Some(1))), usize::MAX);
+        let estimate = estimate.of_mesh(MeshOptions::parse(mesh).unwrap().mesh);
+        train(Arc::new(estimate), None, &file, &[]).prediction.flops
+    };
+    let (dp, ep) = (flops("dp=2"), flops("ep=2"));
+    assert!((ep / dp - 1.0).abs() < 0.01, "{ep} with ep=2, {dp} with dp=2");
+}
+
 /// The gradient of a weight that two stages read is sent once a step, whatever the number of micro-batches, and so are the squares of the
 /// gradient norm.
 #[test]

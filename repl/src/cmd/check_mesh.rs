@@ -103,7 +103,7 @@ pub fn stages(
     };
     let waits = schedule
         .table(mesh.size(Axis::Pp), micros)
-        .and_then(|table| table.simulate(&|turn| turn.iter().map(cost).sum()));
+        .and_then(|table| table.simulate(&|entry| entry.iter().map(cost).sum()));
     if let Ok(time) = waits {
         let idle: u64 = time.idle.iter().sum();
         let waits = 100.0 * idle as f64 / (time.end * mesh.size(Axis::Pp) as u64).max(1) as f64;

@@ -1,10 +1,10 @@
 //! Wraps NCCL: a communicator of several GPUs, each driven by a thread of one of several processes.
 //!
-//! GPUs meet in a communicator whose calls do not block, so that the wait for the others has an end; NCCL makes a thread for each call of
-//! such a one. Collectives therefore belong to a second communicator, split from the first, whose calls queue at once and block only
-//! where two GPUs connect. Both share what they allocate and the flag that aborts them: aborting the first one ends the kernels and a
-//! call in progress of the second, from any thread ([`Communicator::retire`]). NCCL ends a communicator only when the other processes
-//! end theirs, so a thread of its own does that, and the process goes on. Types and functions are declared here, because those of cudarc panic where only
+//! GPUs join a communicator whose calls do not block, so that the wait for the others has an end. NCCL starts a thread for each call of
+//! such a communicator, so collectives use a second one, split from the first. Its calls return when they are queued, and wait only where
+//! two GPUs connect. Both share their memory and the flag that aborts them: aborting the first one ends the kernels and a call in
+//! progress of the second, from any thread ([`Communicator::retire`]). NCCL ends a communicator when the other processes end theirs, so
+//! a thread of its own waits for that. Types and functions are declared here, because those of cudarc panic where only
 //! `libnccl.so.2` is installed, and because results are plain numbers, which newer versions extend.
 
 use crate::driver::{Address, Device, Event, Handle, Lane};
@@ -50,7 +50,7 @@ struct Config {
 const UNDEFINED: c_int = c_int::MIN;
 
 impl Config {
-    /// `is_blocking`: its calls return when they are queued. Communicators that are split from it share its memory and its fate.
+    /// `is_blocking`: calls return when they are queued. Communicators that are split from it share its memory and its abort flag.
     fn new(is_blocking: bool) -> Config {
         Config {
             size: size_of::<Config>(),
@@ -282,7 +282,7 @@ impl Communicator {
             out.settle(if status == SUCCESS { out.pair.poll(raw) } else { status }, &what, is_cut_off)
         };
         let joined = out.settle(status, &what, is_cut_off).and_then(|()| split());
-        if joined.is_err() && out.take() {
+        if joined.is_err() && out.close_to_calls() {
             let pair = out.pair.clone();
             end_on_thread(move || pair.abort(|| true));
         }
@@ -408,14 +408,14 @@ impl Communicator {
         true
     }
 
-    /// Takes the communicators from whoever calls them next. Returns false if they are taken.
-    fn take(&self) -> bool {
+    /// Refuses all later calls. Returns whether this call is the first to do so: its caller ends the communicators.
+    fn close_to_calls(&self) -> bool {
         !std::mem::replace(&mut self.lock().is_over, true)
     }
 
     /// Ends all its operations at once, on any thread. What they had to write is undefined then.
     fn abort(&self) {
-        if self.take() {
+        if self.close_to_calls() {
             self.pair.abort(|| {
                 let waited = self.returned.wait_timeout_while(self.lock(), CLOSE_WAIT, |calls| calls.is_called);
                 !waited.unwrap_or_else(PoisonError::into_inner).0.is_called
@@ -427,7 +427,7 @@ impl Communicator {
 impl Drop for Communicator {
     /// Waits for what is queued, which other devices may need.
     fn drop(&mut self) {
-        if self.take() {
+        if self.close_to_calls() {
             let (is_over, pair) = (self.wait_for_last(CLOSE_WAIT), self.pair.clone());
             end_on_thread(move || if is_over { pair.close() } else { pair.abort(|| true) });
         }

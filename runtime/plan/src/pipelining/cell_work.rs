@@ -1,5 +1,5 @@
-//! Counts the work of the cells of a schedule: by it gradients of weights come where devices would wait ([`super::late_weights`]), and the
-//! kernels of a pair take turns.
+//! Counts the work of the cells of a schedule, by which gradients of weights come where devices would wait ([`super::late_weights`]), and
+//! orders the nodes of the two cells of a pair.
 //!
 //! Work is counted in operations of products, of nodes that are not fused yet: only the ratios of the passes matter. It is counted in
 //! integers, so that all processes of a job find the same order.
@@ -43,12 +43,10 @@ impl CellWork {
         let mut out = CellWork::default();
         for (id, cell) in cells(step, a, needs) {
             let cell = part(cell, sent.contains(&id));
-            let (all, own) = match exchanges(step, mesh, id) {
-                Some(own) if cell.action != Action::Weight || is_routed(step, id) => (&mut out.exchanges, own),
-                _ => (&mut out.computes, computes(step, id)),
-            };
+            let task = Task::of(step, mesh, id, cell);
+            let all = if task.is_exchange { &mut out.exchanges } else { &mut out.computes };
             let all = all.entry(cell).or_default();
-            *all = all.saturating_add(own);
+            *all = all.saturating_add(task.work);
         }
         out
     }
@@ -119,7 +117,7 @@ fn part(pass: Cell, is_sent: bool) -> Cell {
 
 /// The order of the nodes of each pair of a table, as numbers that grow. Each cell keeps its own order. While one exchanges, the other
 /// computes; of two that may go on, the one that is less far.
-pub(super) fn turns(
+pub(super) fn pair_order(
     step: &Lowered,
     mesh: &Mesh,
     a: &Assignment,
@@ -127,40 +125,48 @@ pub(super) fn turns(
     sent: &FxHashSet<NodeId>,
     table: &Table,
 ) -> FxHashMap<NodeId, u32> {
-    let mut nodes: FxHashMap<Cell, Vec<NodeId>> = table.pairs().flatten().map(|cell| (*cell, Vec::new())).collect();
+    let mut nodes: FxHashMap<Cell, Vec<(NodeId, Task)>> = table.pairs().flatten().map(|c| (*c, Vec::new())).collect();
     for (id, pass) in cells(step, a, needs) {
-        let of_part = nodes.contains_key(&part(pass, sent.contains(&id)));
-        let cell = if of_part { part(pass, sent.contains(&id)) } else { pass };
+        let part = part(pass, sent.contains(&id));
+        // A table has a backward pass whole or in parts.
+        let cell = if nodes.contains_key(&part) { part } else { pass };
         if let Some(all) = nodes.get_mut(&cell) {
-            all.push(id);
+            all.push((id, Task::of(step, mesh, id, part)));
         }
     }
     let mut out = FxHashMap::default();
     for pair in table.pairs() {
-        let task = |id: &NodeId| match exchanges(step, mesh, *id) {
-            Some(seconds) => Task { seconds, is_exchange: true },
-            None => Task { seconds: computes(step, *id), is_exchange: false },
-        };
         let all = [&nodes[&pair[0]], &nodes[&pair[1]]];
-        let order = alternate(all.map(|nodes| nodes.iter().map(task).collect()));
+        let order = alternate(all.map(|nodes| nodes.iter().map(|node| node.1).collect()));
         let mut next = [0; 2];
-        for (turn, cell) in order.into_iter().enumerate() {
-            out.insert(all[cell][next[cell]], turn as u32);
+        for (place, cell) in order.into_iter().enumerate() {
+            out.insert(all[cell][next[cell]].0, place as u32);
             next[cell] += 1;
         }
     }
     out
 }
 
+/// The work of a node, and whether the links do it.
 #[derive(Clone, Copy)]
 struct Task {
-    seconds: u64,
+    work: u64,
     is_exchange: bool,
+}
+
+impl Task {
+    /// `part`: the cell `F`, `I` or `W` of the node. In `W` the sum of a gradient is no exchange that the next node waits for.
+    fn of(step: &Lowered, mesh: &Mesh, id: NodeId, part: Cell) -> Task {
+        match exchanges(step, mesh, id) {
+            Some(work) if part.action != Action::Weight || is_routed(step, id) => Task { work, is_exchange: true },
+            _ => Task { work: computes(step, id), is_exchange: false },
+        }
+    }
 }
 
 /// Merges two lists of tasks: which list each next task is from.
 fn alternate(lists: [Vec<Task>; 2]) -> Vec<usize> {
-    let whole = lists.each_ref().map(|list| list.iter().map(|task| u128::from(task.seconds)).sum::<u128>());
+    let whole = lists.each_ref().map(|list| list.iter().map(|task| u128::from(task.work)).sum::<u128>());
     // When the kernels and the link are free, and when each list may go on.
     let (mut kernels, mut link) = (0u128, 0u128);
     let (mut ready, mut done, mut next) = ([0u128; 2], [0u128; 2], [0usize; 2]);
@@ -174,11 +180,11 @@ fn alternate(lists: [Vec<Task>; 2]) -> Vec<usize> {
     };
     while let Some((.., k)) = (0..2).filter_map(|k| key(k, &next, &ready, &done, kernels)).min() {
         let task = lists[k][next[k]];
-        let seconds = u128::from(task.seconds);
+        let work = u128::from(task.work);
         let clock = if task.is_exchange { &mut link } else { &mut kernels };
-        *clock = (*clock).max(ready[k]) + seconds;
+        *clock = (*clock).max(ready[k]) + work;
         ready[k] = *clock;
-        (done[k], next[k]) = (done[k] + seconds, next[k] + 1);
+        (done[k], next[k]) = (done[k] + work, next[k] + 1);
         order.push(k);
     }
     order
@@ -190,12 +196,12 @@ mod tests {
 
     #[test]
     fn lists_compute_while_the_other_exchanges() {
-        let list = |tasks: &[(u64, bool)]| tasks.iter().map(|t| Task { seconds: t.0, is_exchange: t.1 }).collect();
+        let list = |tasks: &[(u64, bool)]| tasks.iter().map(|t| Task { work: t.0, is_exchange: t.1 }).collect();
         let (kernel, exchange) = ((3, false), (3, true));
         // Both begin with a kernel. The exchange of the first list runs beside the second kernel of the other, and so on.
         let both = [list(&[kernel, exchange, kernel]), list(&[kernel, kernel, exchange])];
         assert_eq!(alternate(both), [0, 0, 1, 1, 1, 0]);
-        // Without exchanges they take turns by their shares.
+        // Without exchanges they alternate by their shares.
         assert_eq!(alternate([list(&[kernel; 2]), list(&[kernel; 4])]), [0, 1, 1, 0, 1, 1]);
         assert_eq!(alternate([list(&[]), list(&[kernel, exchange])]), [1, 1]);
         assert_eq!(alternate([list(&[(u64::MAX, false); 2]), list(&[(u64::MAX, true); 2])]).len(), 4);

@@ -39,7 +39,7 @@ pub fn place(table: Table, cost: &dyn Fn(&[Cell]) -> u64) -> Result<(u64, Table)
 struct Device {
     /// Its cells but `W`, those of a pair together, and how many of them are done. Of whole backward passes they have the first part,
     /// but of one in a pair only if pairs are divided.
-    turns: Vec<Vec<Cell>>,
+    entries: Vec<Vec<Cell>>,
     done: usize,
     /// The `W` whose `I` is done.
     open: VecDeque<Cell>,
@@ -51,24 +51,24 @@ struct Device {
 }
 
 impl Device {
-    fn new<'a>(turns: impl Iterator<Item = &'a [Cell]>, is_divided: bool) -> Device {
+    fn new<'a>(entries: impl Iterator<Item = &'a [Cell]>, is_divided: bool) -> Device {
         let first = |cell: &Cell, is_whole: bool| match cell.action {
             Action::Weight => None,
             Action::Backward if !is_whole => Some(Cell { action: Action::Input, ..*cell }),
             _ => Some(*cell),
         };
-        let firsts = |turn: &[Cell]| {
-            let is_whole = turn.len() > 1 && !is_divided;
-            turn.iter().filter_map(|cell| first(cell, is_whole)).collect::<Vec<_>>()
+        let firsts = |entry: &[Cell]| {
+            let is_whole = entry.len() > 1 && !is_divided;
+            entry.iter().filter_map(|cell| first(cell, is_whole)).collect::<Vec<_>>()
         };
-        let turns = turns.map(firsts).filter(|turn| !turn.is_empty());
-        Device { turns: turns.collect(), done: 0, open: VecDeque::new(), line: Vec::new(), time: 0, kept: 0 }
+        let entries = entries.map(firsts).filter(|entry| !entry.is_empty());
+        Device { entries: entries.collect(), done: 0, open: VecDeque::new(), line: Vec::new(), time: 0, kept: 0 }
     }
 
-    fn take(&mut self, turn: &[Cell], start: u64, cost: u64) {
-        self.line.extend(turn);
+    fn take(&mut self, entry: &[Cell], start: u64, cost: u64) {
+        self.line.extend(entry);
         self.time = start + cost;
-        for cell in turn {
+        for cell in entry {
             match cell.action {
                 Action::Forward => self.kept += 1,
                 Action::Input => self.open.push_back(Cell { action: Action::Weight, ..*cell }),
@@ -82,15 +82,15 @@ impl Device {
 fn fill(table: &Table, cost: &dyn Fn(&[Cell]) -> u64, kept: &[usize], quarters: u64, is_divided: bool) -> Table {
     let stages = table.stages();
     let mut devices: Vec<Device> =
-        (0..table.lines.len()).map(|device| Device::new(table.turns(device), is_divided)).collect();
-    let seconds = devices.iter().flat_map(|device| &device.turns).filter_map(|turn| turn.get(1)).copied().collect();
-    let has: FxHashSet<Cell> = devices.iter().flat_map(|device| device.turns.iter().flatten()).copied().collect();
+        (0..table.lines.len()).map(|device| Device::new(table.entries(device), is_divided)).collect();
+    let seconds = devices.iter().flat_map(|device| &device.entries).filter_map(|entry| entry.get(1)).copied().collect();
+    let has: FxHashSet<Cell> = devices.iter().flat_map(|device| device.entries.iter().flatten()).copied().collect();
     let mut ends: FxHashMap<Cell, u64> = FxHashMap::default();
     // The next cell of a device that begins first. The others begin no earlier, so what they end changes nothing of it.
     let next = |devices: &[Device], ends: &FxHashMap<Cell, u64>| {
         let start = |(k, d): (usize, &Device)| {
-            let turn = d.turns.get(d.done)?;
-            let waits = turn.iter().flat_map(|cell| Table::waits(*cell, stages));
+            let entry = d.entries.get(d.done)?;
+            let waits = entry.iter().flat_map(|cell| Table::waits(*cell, stages));
             let known = waits.filter(|x| has.contains(x));
             let arrival = known.map(|x| ends.get(&x).copied()).try_fold(0, |latest, end| Some(latest.max(end?)))?;
             Some((arrival.max(d.time), k))
@@ -99,17 +99,17 @@ fn fill(table: &Table, cost: &dyn Fn(&[Cell]) -> u64, kept: &[usize], quarters: 
     };
     while let Some((start, k)) = next(&devices, &ends) {
         let device = &mut devices[k];
-        let turn = device.turns[device.done].clone();
-        let is_full = turn.iter().any(|cell| cell.action == Action::Forward) && device.kept >= kept[k];
+        let entry = device.entries[device.done].clone();
+        let is_full = entry.iter().any(|cell| cell.action == Action::Forward) && device.kept >= kept[k];
         let fits = |late: &&Cell| is_full || (start - device.time) * 4 > quarters * cost(&[**late]);
         if let Some(late) = device.open.front().filter(fits).copied() {
             device.open.pop_front();
             device.take(&[late], device.time, cost(&[late]));
             continue;
         }
-        device.take(&turn, start, cost(&turn));
+        device.take(&entry, start, cost(&entry));
         device.done += 1;
-        ends.extend(turn.into_iter().map(|cell| (cell, device.time)));
+        ends.extend(entry.into_iter().map(|cell| (cell, device.time)));
     }
     let line = |mut device: Device| {
         device.line.extend(device.open);
@@ -134,7 +134,7 @@ mod tests {
             Action::Weight => w,
             Action::Backward => i + w,
         };
-        move |turn| turn.iter().map(of).sum()
+        move |entry| entry.iter().map(of).sum()
     }
 
     #[test]

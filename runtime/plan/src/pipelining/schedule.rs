@@ -21,7 +21,7 @@ pub enum Schedule {
     /// As 1F1B, with the gradients of weights computed later, where a device would wait (Qi et al., arXiv:2401.10241). Every stage
     /// keeps the activations of as many micro-batches as there are stages.
     ZeroBubble,
-    /// As 1F1B with so many stages (chunks) a device, dealt to the devices in turn (Narayanan et al., Megatron-LM, arXiv:2104.04473).
+    /// As 1F1B with so many stages (chunks) a device, dealt to the devices in entry (Narayanan et al., Megatron-LM, arXiv:2104.04473).
     Interleaved(usize),
     /// Two stages a device, along a V: device d has stages d and 2P - 1 - d of 2P (Qi et al., arXiv:2405.15362). A device keeps the
     /// activations of as many micro-batches as with 1F1B, and waits only until the first one arrives if all passes take equal time.
@@ -173,12 +173,12 @@ impl Schedule {
                 action => part(action),
             }
         };
-        let sum = |of_cell: &dyn Fn(Cell) -> u64, turn: &[Cell]| turn.iter().map(|cell| of_cell(*cell)).sum::<u64>();
+        let sum = |of_cell: &dyn Fn(Cell) -> u64, entry: &[Cell]| entry.iter().map(|cell| of_cell(*cell)).sum::<u64>();
         let (computes, exchanges) = (|cell| of(&work.computes, cell), |cell| of(&work.exchanges, cell));
         // In a pair one cell computes while the other exchanges.
-        let cost = |turn: &[Cell]| match turn {
-            [_, _] => sum(&computes, turn).max(sum(&exchanges, turn)),
-            _ => sum(&computes, turn) + sum(&exchanges, turn),
+        let cost = |entry: &[Cell]| match entry {
+            [_, _] => sum(&computes, entry).max(sum(&exchanges, entry)),
+            _ => sum(&computes, entry) + sum(&exchanges, entry),
         };
         match self {
             Schedule::Own(_) => Ok(table),
@@ -225,7 +225,7 @@ mod tests {
             Action::Weight => w,
             Action::Backward => i + w,
         };
-        table.simulate(&|turn| turn.iter().map(of).sum()).unwrap().end
+        table.simulate(&|entry| entry.iter().map(of).sum()).unwrap().end
     }
 
     #[test]

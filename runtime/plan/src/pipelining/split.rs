@@ -97,15 +97,15 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, dev
         0 => forward_only(&a.devices, 1),
         passes => division.schedule.timed(devices, passes, &CellWork::of(step, &division.mesh, a, needs, &sent))?,
     };
-    // The nodes of both cells of a pair have one rank, and take turns.
+    // The nodes of both cells of a pair have one rank, and alternate.
     let mut rank: FxHashMap<Cell, usize> = FxHashMap::default();
-    for cell in table.simulate(&|turn| turn.len() as u64)?.order {
+    for cell in table.simulate(&|entry| entry.len() as u64)?.order {
         let last = rank.len();
         rank.insert(cell, if table.seconds.contains(&cell) { last.saturating_sub(1) } else { last });
     }
-    let turns = match table.seconds.is_empty() {
+    let within = match table.seconds.is_empty() {
         true => FxHashMap::default(),
-        false => cell_work::turns(step, &division.mesh, a, needs, &sent, &table),
+        false => cell_work::pair_order(step, &division.mesh, a, needs, &sent, &table),
     };
     let paired: FxHashSet<usize> = table.seconds.iter().map(|cell| rank[cell]).collect();
     let stages = |device: usize| (0..a.devices.len()).filter(move |stage| a.devices[*stage] == device);
@@ -127,8 +127,8 @@ fn order(step: &Lowered, a: &Assignment, needs: &Needs, division: &Division, dev
     };
     let priority = |instance: Instance| {
         let rank = rank_of(instance);
-        let turn = turns.get(&instance.0).filter(|_| paired.contains(&rank));
-        (rank, turn.copied().unwrap_or(0))
+        let place = within.get(&instance.0).filter(|_| paired.contains(&rank));
+        (rank, place.copied().unwrap_or(0))
     };
     // How many operands of an instance have yet to come, and who reads it.
     let mut waits: FxHashMap<Instance, usize> = FxHashMap::default();

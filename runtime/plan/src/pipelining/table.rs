@@ -6,7 +6,7 @@
 //! arXiv:2401.10241). A line may have the cells of several stages, each of which is on one device. Transfers follow from the cells and
 //! are not written. Devices do not wait for what they send to be received.
 //!
-//! A *pair*, `(0F3;1B2)`, is two cells whose kernels take turns, so that one computes while the other exchanges tensors with the devices
+//! A *pair*, `(0F3;1B2)`, is two cells whose kernels alternate, so that one computes while the other exchanges tensors with the devices
 //! of another axis (DeepSeek-AI, DualPipe, arXiv:2412.19437). It begins when both may begin, and both end with it.
 
 use perilune_core::error::{Error, Result};
@@ -128,7 +128,7 @@ impl Table {
     }
 
     /// The pair of a line that begins with the cell at `k`, or this cell alone.
-    fn turn(&self, device: usize, k: usize) -> &[Cell] {
+    fn entry(&self, device: usize, k: usize) -> &[Cell] {
         let rest = &self.lines[device][k..];
         let is_pair = rest.get(1).is_some_and(|second| self.seconds.contains(second));
         &rest[..rest.len().min(1 + usize::from(is_pair))]
@@ -136,16 +136,16 @@ impl Table {
 
     /// All pairs.
     pub(super) fn pairs(&self) -> impl Iterator<Item = &[Cell]> {
-        (0..self.lines.len()).flat_map(|device| self.turns(device)).filter(|turn| turn.len() == 2)
+        (0..self.lines.len()).flat_map(|device| self.entries(device)).filter(|entry| entry.len() == 2)
     }
 
     /// The pairs and other cells of a line, in order.
-    pub(super) fn turns(&self, device: usize) -> impl Iterator<Item = &[Cell]> {
+    pub(super) fn entries(&self, device: usize) -> impl Iterator<Item = &[Cell]> {
         let mut k = 0;
         std::iter::from_fn(move || {
-            let turn = self.turn(device, k);
-            k += turn.len();
-            (!turn.is_empty()).then_some(turn)
+            let entry = self.entry(device, k);
+            k += entry.len();
+            (!entry.is_empty()).then_some(entry)
         })
     }
 
@@ -169,10 +169,10 @@ impl Table {
     pub fn kept(&self) -> Vec<usize> {
         let most = |device: usize| {
             let (mut open, mut most) = (0usize, 0);
-            for turn in self.turns(device) {
-                open += turn.iter().filter(|cell| cell.action == Action::Forward).count();
+            for entry in self.entries(device) {
+                open += entry.iter().filter(|cell| cell.action == Action::Forward).count();
                 most = most.max(open);
-                open = open.saturating_sub(turn.iter().filter(|cell| cell.ends_pass()).count());
+                open = open.saturating_sub(entry.iter().filter(|cell| cell.ends_pass()).count());
             }
             most
         };
@@ -218,16 +218,16 @@ impl Table {
                 }
             }
             let mut open = 0;
-            for turn in self.turns(device) {
-                open += turn.iter().filter(|cell| cell.action == Action::Forward).count() as i64;
+            for entry in self.entries(device) {
+                open += entry.iter().filter(|cell| cell.action == Action::Forward).count() as i64;
                 if open > stash as i64 {
-                    let cell = turn[0];
+                    let cell = entry[0];
                     return Err(fail(
                         format!("at {cell} device {device} keeps the activations of {open} passes, more than {stash}"),
                         "begin backward passes earlier",
                     ));
                 }
-                open -= turn.iter().filter(|cell| cell.ends_pass()).count() as i64;
+                open -= entry.iter().filter(|cell| cell.ends_pass()).count() as i64;
             }
             if line.is_empty() {
                 let message = format!("line {device} of the schedule has no cells");
@@ -245,7 +245,7 @@ impl Table {
             let message = format!("{stage}{missing}{micro} is missing in the schedule");
             return Err(fail(message, "a stage takes every action on each micro-batch"));
         }
-        self.simulate(&|turn| turn.len() as u64)
+        self.simulate(&|entry| entry.len() as u64)
     }
 
     /// The cells that a cell waits for, apart from those before it in its line. Those of them that the table lacks do not count.
@@ -284,16 +284,16 @@ impl Table {
             let before = starts.len();
             for d in 0..devices {
                 loop {
-                    let turn = self.turn(d, next[d]);
-                    let waits = || turn.iter().flat_map(|cell| Table::waits(*cell, stages));
+                    let entry = self.entry(d, next[d]);
+                    let waits = || entry.iter().flat_map(|cell| Table::waits(*cell, stages));
                     let known = || waits().filter(|x| place.contains_key(x));
-                    if turn.is_empty() || !known().all(|x| done.contains_key(&x)) {
+                    if entry.is_empty() || !known().all(|x| done.contains_key(&x)) {
                         break;
                     }
                     let start = known().map(|x| done[&x]).max().unwrap_or(0).max(free[d]);
-                    free[d] = start + cost(turn);
-                    busy[d] += cost(turn);
-                    for cell in turn {
+                    free[d] = start + cost(entry);
+                    busy[d] += cost(entry);
+                    for cell in entry {
                         done.insert(*cell, free[d]);
                         starts.push((start, d, next[d], *cell));
                         next[d] += 1;
@@ -315,7 +315,7 @@ impl Table {
         let waits_for = |d: usize| {
             let missing = |x: &Cell| place.contains_key(x) && !done.contains_key(x);
             let found = |cell: &Cell| Some((*cell, Table::waits(*cell, self.stages()).find(missing)?));
-            let (cell, missing) = self.turn(d, next[d]).iter().find_map(found)?;
+            let (cell, missing) = self.entry(d, next[d]).iter().find_map(found)?;
             Some((cell, missing, place[&missing].0))
         };
         // From any device that waits, following what it waits for ends in the cycle.
@@ -329,7 +329,7 @@ impl Table {
         let first = path.iter().position(|d| *d == at).unwrap_or(0);
         let step = |d: &usize| {
             waits_for(*d).map_or_else(String::new, |(cell, missing, other)| {
-                let beside = self.turn(other, next[other]).contains(&missing);
+                let beside = self.entry(other, next[other]).contains(&missing);
                 let behind = waits_for(other).map(|waits| waits.0).filter(|head| *head != missing);
                 let word = if beside { "beside" } else { "behind" };
                 let behind = behind.map_or_else(String::new, |head| format!(", which is {word} {head}"));
@@ -363,11 +363,11 @@ impl Display for Table {
     /// As [`Table::parse`] reads it.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for device in 0..self.lines.len() {
-            let turn = |turn: &[Cell]| match turn {
+            let entry = |entry: &[Cell]| match entry {
                 [first, second] => format!("({first};{second})"),
                 cells => cells.iter().map(Cell::to_string).collect(),
             };
-            writeln!(f, "{}", self.turns(device).map(turn).collect::<Vec<_>>().join(" "))?;
+            writeln!(f, "{}", self.entries(device).map(entry).collect::<Vec<_>>().join(" "))?;
         }
         Ok(())
     }

@@ -207,7 +207,7 @@ mod tests {
                 Action::Input => 7,
                 Action::Weight => 4,
             };
-            let want = table.simulate(&|turn| turn.iter().map(cost).sum()).unwrap();
+            let want = table.simulate(&|entry| entry.iter().map(cost).sum()).unwrap();
             let got = run(&programs(&table, [5.0, 7.0, 4.0, 0.0]), true);
             assert_eq!(got.end, want.end as f64, "{text}");
             let idle: Vec<f64> = got.busy.iter().map(|busy| got.end - busy).collect();
