@@ -26,6 +26,9 @@ mod terminal;
 use failure::Failure;
 use std::process::ExitCode;
 
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// Prints a panic as one line; the backtrace follows with RUST_BACKTRACE.
 fn install_panic_hook() {
     let default = std::panic::take_hook();

@@ -28,3 +28,7 @@ pub mod sample;
 pub mod scripts;
 pub mod skip;
 pub mod virtual_devices;
+
+/// That of the program.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
