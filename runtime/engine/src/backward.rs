@@ -20,9 +20,9 @@ impl Engine {
     pub fn set_state_grad(&mut self, id: StateId, grad: Option<NodeId>) -> Result<()> {
         let state = self.states.get(id)?;
         if let Some(g) = grad
-            && self.recorder.graph.shape(g) != state.desc.shape
+            && self.recorder.graph.shape(g) != state.about.desc.shape
         {
-            let (got, want, name) = (self.recorder.graph.shape(g), state.desc.shape, state.name());
+            let (got, want, name) = (self.recorder.graph.shape(g), state.about.desc.shape, state.name());
             return Err(Error::shape("grad", format!("a gradient of shape {got} for a State of shape {want}{name}")));
         }
         self.states.get_mut(id)?.grad = grad.map(Deferred::Node);

@@ -93,7 +93,7 @@ impl Engine {
         }
         let (states, recorder) = (&self.states, &self.recorder);
         self.executor.tracer.divide(&mesh, self.strict, |buffer| match buffer {
-            InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.desc.placement),
+            InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.about.desc.placement),
             InputBuffer::Leaf(uid) => recorder.live(uid).map_or(Placement::REPLICATED, |v| v.placement_on(&mesh)),
         });
     }
@@ -107,7 +107,7 @@ impl Engine {
     /// assignment; then nothing may have been recorded since the last step ended.
     pub fn place_state(&mut self, id: StateId, placement: Placement) -> std::result::Result<(), Fault> {
         let mesh = self.mesh();
-        let desc = self.states.get(id)?.desc;
+        let desc = self.states.get(id)?.about.desc;
         if desc.placement == placement {
             return Ok(());
         }

@@ -22,9 +22,9 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
 pub struct StateId(pub u64);
 
-/// The order of the fields is that in memory: each step reads and writes those at the head.
+/// What each step reads and writes of a State: a table of those of a large model is read in order, from as few cache lines as
+/// possible.
 #[derive(Debug)]
-#[repr(C)]
 pub(crate) struct State {
     /// The node of the current value, after the first read: the leaf of the current generation, or the value assigned in it.
     current: Option<NodeId>,
@@ -33,10 +33,16 @@ pub(crate) struct State {
     /// For a State made in this generation: its initial value, which is kept if the step fails.
     initial: Option<NodeId>,
     pub grad: Option<Deferred>,
-    buffer: Option<Buffer>,
     pub trainable: bool,
-    role: Role,
     refs: u32,
+    pub about: Box<About>,
+}
+
+/// What a step that repeats does not read of a State.
+#[derive(Debug)]
+pub(crate) struct About {
+    buffer: Option<Buffer>,
+    role: Role,
     pub desc: BufferDesc,
     /// Its path in the run (`model.blocks.3.attn.wq`), once it has one. Checkpoints, shards and errors name it by this.
     path: Option<Arc<str>>,
@@ -47,13 +53,14 @@ pub(crate) struct State {
 impl State {
     /// Returns role, line, dtype, shape and bytes on one device of `mesh`.
     fn entry(&self, mesh: &Mesh) -> Entry {
-        let nbytes = self.desc.local(mesh).map_or(self.desc.nbytes(), |part| part.nbytes());
-        (self.role, self.loc, self.desc.dtype, self.desc.shape, nbytes)
+        let about = &self.about;
+        let nbytes = about.desc.local(mesh).map_or(about.desc.nbytes(), |part| part.nbytes());
+        (about.role, about.loc, about.desc.dtype, about.desc.shape, nbytes)
     }
 
     /// Returns its path for messages, in brackets behind a space; empty if it has none.
     pub fn name(&self) -> String {
-        self.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
+        self.about.path.as_ref().map_or_else(String::new, |path| format!(" ({path})"))
     }
 }
 
@@ -113,18 +120,18 @@ impl StateTable {
     /// Bytes of all States on one device of `mesh`.
     pub fn nbytes(&self, mesh: &Mesh) -> usize {
         // Of the device along pp that has the most.
-        let device = |k| self.all.values().map(|s| s.desc.bytes_along_pp(mesh, k)).sum::<usize>();
+        let device = |k| self.all.values().map(|s| s.about.desc.bytes_along_pp(mesh, k)).sum::<usize>();
         (0..mesh.size(Axis::Pp)).map(device).max().unwrap_or(0)
     }
 
     /// Returns role, line, dtype, shape and bytes on one device of `mesh` of each State that has memory.
     pub fn entries(&self, mesh: Mesh) -> impl Iterator<Item = Entry> {
-        self.all.values().filter(|s| s.buffer.is_some()).map(move |s| s.entry(&mesh))
+        self.all.values().filter(|s| s.about.buffer.is_some()).map(move |s| s.entry(&mesh))
     }
 
     /// Returns the same of each State that has no memory yet.
     pub fn unborn_entries(&self, mesh: Mesh) -> impl Iterator<Item = Entry> {
-        self.all.values().filter(|s| s.buffer.is_none()).map(move |s| s.entry(&mesh))
+        self.all.values().filter(|s| s.about.buffer.is_none()).map(move |s| s.entry(&mesh))
     }
 
     pub fn get(&self, id: StateId) -> Result<&State> {
@@ -138,10 +145,10 @@ impl StateTable {
     /// Returns the State's buffer, allocated when first needed.
     pub fn buffer(&mut self, id: StateId, backend: &dyn Backend) -> Result<Buffer> {
         let s = self.get_mut(id)?;
-        if s.buffer.is_none() {
-            s.buffer = Some(backend.alloc(&s.desc)?);
+        if s.about.buffer.is_none() {
+            s.about.buffer = Some(backend.alloc(&s.about.desc)?);
         }
-        s.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
+        s.about.buffer.clone().ok_or_else(|| Error::system("state", "this is a bug: no buffer"))
     }
 
     /// Returns the buffers of the inputs of a run. Those of leaves come from `leaf`.
@@ -181,7 +188,7 @@ impl StateTable {
 
     /// Returns the State's buffer, if it contains the current value.
     pub fn written_buffer(&self, id: StateId) -> Option<Buffer> {
-        self.all.get(&id.0).filter(|s| s.assigned.is_none())?.buffer.clone()
+        self.all.get(&id.0).filter(|s| s.assigned.is_none())?.about.buffer.clone()
     }
 
     /// Moves the values of all States to another device, where each is whole.
@@ -191,9 +198,9 @@ impl StateTable {
             if let Some(Deferred::Value(v)) = &s.grad {
                 v.to_host(old)?;
             }
-            s.desc.placement = Placement::REPLICATED;
-            if let Some(buffer) = &s.buffer {
-                s.buffer = Some(new.upload(&s.desc, &old.download(buffer)?)?);
+            s.about.desc.placement = Placement::REPLICATED;
+            if let Some(buffer) = &s.about.buffer {
+                s.about.buffer = Some(new.upload(&s.about.desc, &old.download(buffer)?)?);
             }
         }
         Ok(())
@@ -203,8 +210,8 @@ impl StateTable {
     pub fn place(&mut self, id: StateId, placement: Placement) -> Result<Option<Buffer>> {
         self.bound = Bound::default();
         let s = self.get_mut(id)?;
-        s.desc.placement = placement;
-        let old = s.buffer.take();
+        s.about.desc.placement = placement;
+        let old = s.about.buffer.take();
         let all = &mut self.all;
         self.shadow_weights.retain(|(base, _), copy| {
             let other = *base != id.0;
@@ -218,7 +225,7 @@ impl StateTable {
 
     /// The recipe line that made it.
     pub fn loc(&self, id: StateId) -> SourceLoc {
-        self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.loc)
+        self.all.get(&id.0).map_or(SourceLoc::NONE, |s| s.about.loc)
     }
 
     /// Returns (payload, value) of every pending assignment, in order.
@@ -245,20 +252,19 @@ impl StateTable {
         }
         self.next += 1;
         let copy = ShadowWeight { state: StateId(self.next), valid: false };
-        let (loc, placement) =
-            self.all.get(&base).map_or((SourceLoc::NONE, Placement::REPLICATED), |s| (s.loc, s.desc.placement));
+        let (loc, placement) = self
+            .all
+            .get(&base)
+            .map_or((SourceLoc::NONE, Placement::REPLICATED), |s| (s.about.loc, s.about.desc.placement));
+        let desc = BufferDesc { shape, dtype, placement };
         let state = State {
-            path: None,
-            desc: BufferDesc { shape, dtype, placement },
-            trainable: false,
-            buffer: None,
             current: None,
             assigned: None,
             initial: None,
             grad: None,
+            trainable: false,
             refs: 1,
-            role: Role::ShadowWeights,
-            loc,
+            about: Box::new(About { buffer: None, role: Role::ShadowWeights, desc, path: None, loc }),
         };
         self.all.insert(copy.state.0, state);
         self.shadow_weights.insert((base, dtype), copy);
@@ -339,7 +345,7 @@ impl StateTable {
         self.bound = Bound::default();
         let all = &mut self.all;
         self.gone.retain(|id| {
-            let unborn = all.get(&id.0).is_some_and(|s| s.refs == 0 && s.initial.is_some() && s.buffer.is_none());
+            let unborn = all.get(&id.0).is_some_and(|s| s.refs == 0 && s.initial.is_some() && s.about.buffer.is_none());
             if unborn {
                 all.remove(&id.0);
             }
@@ -395,18 +401,16 @@ impl Engine {
         }
         self.states.next += 1;
         let id = StateId(self.states.next);
+        let role = if trainable { Role::Weights } else { Role::Buffers };
+        let (desc, loc) = (BufferDesc::new(shape, dtype), self.recorder.graph.modes.loc);
         let state = State {
-            path: None,
-            desc: BufferDesc::new(shape, dtype),
-            trainable,
-            buffer: None,
             current: None,
             assigned: Some(init),
             initial: Some(init),
             grad: None,
+            trainable,
             refs: 1,
-            role: if trainable { Role::Weights } else { Role::Buffers },
-            loc: self.recorder.graph.modes.loc,
+            about: Box::new(About { buffer: None, role, desc, path: None, loc }),
         };
         self.states.all.insert(id.0, state);
         self.states.order.push((id, init));
@@ -420,16 +424,19 @@ impl Engine {
 
     pub fn state_info(&self, id: StateId) -> Result<StateInfo> {
         self.states.get(id).map(|s| {
-            let BufferDesc { shape, dtype, placement } = s.desc;
-            let frozen = s.role == Role::Weights && !s.trainable;
+            let BufferDesc { shape, dtype, placement } = s.about.desc;
+            let frozen = s.about.role == Role::Weights && !s.trainable;
             StateInfo { shape, dtype, placement, trainable: s.trainable, frozen }
         })
     }
 
     pub fn set_trainable(&mut self, id: StateId, on: bool) -> Result<()> {
         let s = self.states.get_mut(id)?;
-        if on && !s.desc.dtype.is_float() {
-            return Err(Error::dtype("state", format!("a trainable State must be a float, not {}", s.desc.dtype)));
+        if on && !s.about.desc.dtype.is_float() {
+            return Err(Error::dtype(
+                "state",
+                format!("a trainable State must be a float, not {}", s.about.desc.dtype),
+            ));
         }
         s.trainable = on;
         Ok(())
@@ -438,20 +445,20 @@ impl Engine {
     /// Names a State by its path in the run. A State with several paths (tied weights) has the first.
     pub fn set_state_path(&mut self, id: StateId, path: &str) -> Result<()> {
         let s = self.states.get_mut(id)?;
-        if s.path.as_deref() != Some(path) {
-            s.path = Some(path.into());
+        if s.about.path.as_deref() != Some(path) {
+            s.about.path = Some(path.into());
         }
         Ok(())
     }
 
     /// Returns the path of a State in its run, if it has one.
     pub fn state_path(&self, id: StateId) -> Option<Arc<str>> {
-        self.states.get(id).ok()?.path.clone()
+        self.states.get(id).ok()?.about.path.clone()
     }
 
     /// Sets the role of a State in memory statistics.
     pub fn set_role(&mut self, id: StateId, role: Role) -> Result<()> {
-        self.states.get_mut(id)?.role = role;
+        self.states.get_mut(id)?.about.role = role;
         Ok(())
     }
 
@@ -490,7 +497,7 @@ impl Engine {
             None => match self.recorder.graph.state_again(id.0) {
                 Some(node) => node,
                 None => {
-                    let (shape, dtype) = (s.desc.shape, s.desc.dtype);
+                    let (shape, dtype) = (s.about.desc.shape, s.about.desc.dtype);
                     let leaf = |g: &mut Graph| Ok(g.leaf(&create::STATE, shape, dtype, &[], id.0));
                     self.recorder.graph.with_no_grad(false, leaf)?
                 }
@@ -505,15 +512,19 @@ impl Engine {
     pub fn assign(&mut self, id: StateId, value: NodeId) -> Result<()> {
         let s = self.states.get(id)?;
         // A State without a path does not belong to the run: an observer may keep some of its own.
-        if let Some(rule) = self.states.read_only.filter(|_| s.path.is_some()) {
+        if let Some(rule) = self.states.read_only.filter(|_| s.about.path.is_some()) {
             return Err(Error::argument(
                 "assign",
                 format!("the State{} is assigned in {rule}, which only observes the run", s.name()),
             )
             .hint("change States in recipe.step or recipe.after_step, which a resumed run repeats exactly"));
         }
-        let (shape, dtype) = (s.desc.shape, s.desc.dtype);
-        let from = self.recorder.graph.shape(value);
+        let graph = &self.recorder.graph;
+        let (shape, dtype) = match s.current {
+            Some(read) => (graph.shape(read), graph.dtype(read)),
+            None => (s.about.desc.shape, s.about.desc.dtype),
+        };
+        let from = graph.shape(value);
         if Shape::broadcast(&from, &shape) != Some(shape) {
             let name = s.name();
             return Err(Error::shape(
@@ -553,7 +564,7 @@ impl Engine {
     /// Returns the States that the open step changes but did not make, with the lines that made them.
     pub fn changed_states(&self) -> Vec<(StateId, SourceLoc)> {
         let old = |(id, _): &(StateId, NodeId)| {
-            self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.loc))
+            self.states.all.get(&id.0).filter(|s| s.initial.is_none()).map(|s| (*id, s.about.loc))
         };
         self.states.order.iter().filter_map(old).collect()
     }
@@ -562,9 +573,9 @@ impl Engine {
     pub fn read_state(&mut self, id: StateId) -> std::result::Result<HostTensor, Fault> {
         let s = self.states.get(id)?;
         if s.assigned.is_none()
-            && let Some(buffer) = s.buffer.clone()
+            && let Some(buffer) = s.about.buffer.clone()
         {
-            let (shape, dtype) = (s.desc.shape, s.desc.dtype);
+            let (shape, dtype) = (s.about.desc.shape, s.about.desc.dtype);
             return self.bring(&buffer, shape, dtype);
         }
         let node = self.state_node(id)?;
@@ -577,14 +588,14 @@ impl Engine {
         let buffer = self.states.buffer(id, &*backend)?;
         let s = self.states.get(id)?;
         let bytes = backend.download(&buffer)?;
-        Ok(HostTensor::new(s.desc.dtype, s.desc.shape, bytes))
+        Ok(HostTensor::new(s.about.desc.dtype, s.about.desc.shape, bytes))
     }
 
     /// Overwrites a State from host memory (a checkpoint), between steps. Shape and dtype must be equal.
     pub fn write_state(&mut self, id: StateId, t: &HostTensor) -> Result<()> {
         let s = self.states.get(id)?;
-        if s.desc.shape != t.shape || s.desc.dtype != t.dtype {
-            let (desc, name) = (s.desc, s.name());
+        if s.about.desc.shape != t.shape || s.about.desc.dtype != t.dtype {
+            let (desc, name) = (s.about.desc, s.name());
             let message = format!(
                 "a {} tensor of shape {} does not fit a {} State of shape {}{name}",
                 t.dtype, t.shape, desc.dtype, desc.shape
