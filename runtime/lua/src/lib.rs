@@ -26,6 +26,7 @@ mod inspect;
 mod json;
 mod kernel_includes;
 mod kernels;
+mod letter_case;
 mod library_env;
 mod load_run;
 mod loader;

@@ -7,7 +7,7 @@ use crate::functions::{self, host};
 use crate::host::INTERNAL;
 use crate::module_files::{self, Found, MAX_TEXT};
 use crate::runtime::{Failed, Place};
-use crate::{errors, library_env, no_tail_calls, source_text};
+use crate::{errors, letter_case, library_env, no_tail_calls, source_text};
 use mlua::{Lua, LuaOptions, MultiValue, StdLib, Table, Value};
 use perilune_core::error::did_you_mean;
 use perilune_policy::open_named;
@@ -89,6 +89,7 @@ pub fn bounded_lua() -> mlua::Result<Lua> {
         })?,
     )?;
     boundary::install(&lua)?;
+    letter_case::install(&state)?;
     library_env::protect_strings(&state)?;
     Ok(state)
 }

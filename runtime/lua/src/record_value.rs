@@ -89,8 +89,10 @@ pub(crate) fn from_lua(lua: &Lua, value: &LuaValue) -> mlua::Result<Result<Value
     let mut reader = Reader::default();
     // SAFETY: exec_raw calls it protected, with the value on the stack; the closure owns nothing.
     #[allow(unsafe_code)]
-    let top = unsafe { lua.exec_raw(value, |state| reader.read(state))? };
-    Ok(reader.result(&top))
+    let mut read = None;
+    #[allow(unsafe_code)]
+    let top = unsafe { lua.exec_raw(value, |state| read = reader.read(state))? };
+    Ok(read.ok_or_else(|| reader.refused(&top)))
 }
 
 /// Converts a table with string keys.
@@ -112,35 +114,52 @@ pub(crate) enum Argument<'a> {
     Number(u64),
 }
 
-/// Calls a function with a record, and with `more` where there is one, and converts what it returns: all in one protected call.
+/// Calls a function with each of `arguments`, and with `more` where there is one, and converts what it returns, up to the first that
+/// is refused: all in one protected call. What an error leaves in `out` are the results before it.
 ///
 /// # Errors
-/// The outer one is that of the function, or of Lua: its memory is exhausted.
-pub(crate) fn call(
+/// That of the function, or of Lua: its memory is exhausted.
+pub(crate) fn call_each<'a>(
     lua: &Lua,
     reader: &mut Reader,
     function: &Function,
-    argument: Argument,
     more: Option<&Function>,
-) -> mlua::Result<Result<Value, Refused>> {
-    // SAFETY: exec_raw calls it protected, with the function and `more` on the stack; the closure owns nothing, so an error of the
-    // function passes it by.
+    arguments: impl Iterator<Item = Argument<'a>>,
+    out: &mut Vec<Value>,
+) -> mlua::Result<Option<Refused>> {
+    let mut arguments = arguments;
+    // The closure only borrows what owns memory, so an error of the function passes it by.
+    let (arguments, count) = (&mut arguments, if more.is_some() { 2 } else { 1 });
+    let mut whole = true;
+    // SAFETY: exec_raw calls it protected, with the function and `more`, or nil, on the stack; there is room for copies and an argument.
     #[allow(unsafe_code)]
     let top = unsafe {
         lua.exec_raw((function, more), |state| {
-            match argument {
-                Argument::Record(record) => stack::push_record(state, record),
-                // Lua's integers have 64 bits with a sign; no dataset has 2^63 records.
-                Argument::Number(index) => ffi::lua_pushinteger(state, index as i64),
+            ffi::luaL_checkstack(state, 3, std::ptr::null());
+            for argument in arguments {
+                ffi::lua_settop(state, 2);
+                ffi::lua_pushvalue(state, 1);
+                match argument {
+                    Argument::Record(record) => stack::push_record(state, record),
+                    // Lua's integers have 64 bits with a sign; no dataset has 2^63 records.
+                    Argument::Number(index) => ffi::lua_pushinteger(state, index as i64),
+                }
+                if count == 2 {
+                    ffi::lua_pushvalue(state, 2);
+                }
+                ffi::lua_call(state, count, 1);
+                match reader.read(state) {
+                    Some(value) => out.push(value),
+                    None => {
+                        whole = false;
+                        return;
+                    }
+                }
             }
-            ffi::lua_insert(state, 2);
-            let count = if more.is_some() { 2 } else { 1 };
-            ffi::lua_settop(state, 1 + count);
-            ffi::lua_call(state, count, 1);
-            reader.read(state);
+            ffi::lua_settop(state, 1);
         })?
     };
-    Ok(reader.result(&top))
+    Ok((!whole).then(|| reader.refused(&top)))
 }
 
 #[cfg(test)]

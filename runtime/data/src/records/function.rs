@@ -12,6 +12,19 @@ pub trait RecordFn: Send + Sync + 'static {
     /// The function fails, or returns what is no value of a record. The stage adds the origin of the record.
     fn call(&self, record: Record, index: u64) -> Result<Value>;
 
+    /// Computes the results for several records, those before the first that fails, with its error. What a call costs beside the
+    /// function itself is shared among them.
+    fn call_many(&self, records: Vec<Record>, indices: &[u64]) -> (Vec<Value>, Option<Error>) {
+        let mut out = Vec::with_capacity(records.len());
+        for (record, index) in records.into_iter().zip(indices) {
+            match self.call(record, *index) {
+                Ok(value) => out.push(value),
+                Err(e) => return (out, Some(e)),
+            }
+        }
+        (out, None)
+    }
+
     /// Where it is defined, for messages: "sft.lua:31".
     fn place(&self) -> &str;
 

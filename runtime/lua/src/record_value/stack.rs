@@ -135,11 +135,11 @@ fn small(n: usize) -> c_int {
 }
 
 impl Reader {
-    /// Reads the value on top of the stack. It replaces all else on the stack, or what is refused in it does.
+    /// Reads the value on top of the stack. If it is refused, what is refused in it replaces all else on the stack.
     ///
     /// # Safety
     /// That of [`push_record`].
-    pub(super) unsafe fn read(&mut self, state: *mut ffi::lua_State) {
+    pub(super) unsafe fn read(&mut self, state: *mut ffi::lua_State) -> Option<Value> {
         // What an earlier value left that an error ended; names stay known.
         self.values.clear();
         self.names.clear();
@@ -148,17 +148,18 @@ impl Reader {
         // SAFETY: that of this function; there is a value.
         unsafe {
             self.refused = self.read_value(state, 0).err();
-            ffi::lua_copy(state, -1, 1);
-            ffi::lua_settop(state, 1);
+            if self.refused.is_some() {
+                ffi::lua_copy(state, -1, 1);
+                ffi::lua_settop(state, 1);
+                return None;
+            }
         }
+        Some(self.values.pop().unwrap_or(Value::Null))
     }
 
-    /// The value that was read; `top` is what is left on the stack.
-    pub(super) fn result(&mut self, top: &LuaValue) -> Result<Value, Refused> {
-        match self.refused {
-            Some(why) => Err(Refused::of(why, &self.path, top)),
-            None => Ok(self.values.pop().unwrap_or(Value::Null)),
-        }
+    /// What was refused when nothing was read; `top` is what is left on the stack.
+    pub(super) fn refused(&self, top: &LuaValue) -> Refused {
+        Refused::of(self.refused.unwrap_or(Why::Type), &self.path, top)
     }
 
     /// Reads the value on top of the stack, and leaves it there. A refusal leaves what is refused on top.

@@ -87,21 +87,34 @@ fn a_reader_goes_on_after_refusals_and_errors() {
     let function = lua.load(text).into_function().expect("a function");
     let double = lua.load("return 2 * ...").into_function().expect("a function");
     for round in 0..3 {
-        let mut call = |k, more| {
-            let record = fields(&[("k", Value::Int(k))]);
-            super::call(&lua, &mut reader, &function, Argument::Record(&record), more)
+        let mut call = |numbers: &[i64], more| {
+            let records: Vec<_> = numbers.iter().map(|k| fields(&[("k", Value::Int(*k))])).collect();
+            let (arguments, mut out) = (records.iter().map(Argument::Record), Vec::new());
+            let result = call_each(&lua, &mut reader, &function, more, arguments, &mut out);
+            (result, out)
         };
-        let refused = call(1, None).expect("it returns").expect_err("a function");
+        let of = |k| Value::Map(fields(&[("k", Value::Int(k))]));
+        // Results before the one that is refused or fails stay, and those behind it are not computed.
+        let (result, out) = call(&[3, 4, 1, 2], None);
+        let refused = result.expect("it returns").expect("a function");
         assert_eq!(refused.message(), "'a.b[1]' is a function", "round {round}");
-        assert!(call(2, None).is_err());
-        let found = call(3, Some(&double)).expect("it returns").expect("a record");
-        assert_eq!(found, Value::Map(fields(&[("k", Value::Int(3)), ("more", Value::Int(6))])));
-        let found = call(4, None).expect("it returns").expect("a record");
-        assert_eq!(found, Value::Map(fields(&[("k", Value::Int(4))])));
+        assert_eq!(out, [of(3), of(4)]);
+        let (result, out) = call(&[5, 2, 1], None);
+        assert!(result.is_err());
+        assert_eq!(out, [of(5)]);
+        let (result, out) = call(&[3, 6], Some(&double));
+        assert!(result.expect("it returns").is_none());
+        let with = |k, more| Value::Map(fields(&[("k", Value::Int(k)), ("more", Value::Int(more))]));
+        assert_eq!(out, [with(3, 6), with(6, 12)]);
+        let (result, out) = call(&[], None);
+        assert!(result.expect("it returns").is_none() && out.is_empty());
     }
     let number = lua.load("return { n = ... }").into_function().expect("a function");
-    let found = super::call(&lua, &mut reader, &number, Argument::Number(7), None).expect("it returns");
-    assert_eq!(found.expect("a record"), Value::Map(fields(&[("n", Value::Int(7))])));
+    let mut out = Vec::new();
+    let arguments = [7, 8].into_iter().map(Argument::Number);
+    let refused = call_each(&lua, &mut reader, &number, None, arguments, &mut out).expect("it returns");
+    assert!(refused.is_none());
+    assert_eq!(out, [7, 8].map(|n| Value::Map(fields(&[("n", Value::Int(n))]))));
 }
 
 /// Lua's allocator refuses what is above the limit, at any moment of a conversion.

@@ -23,8 +23,8 @@ use crate::boundary::memory_limit;
 use carried::Carried;
 use mlua::{Function, Lua};
 use perilune_core::Interrupt;
-use perilune_data::Result;
 use perilune_data::records::{Fingerprint, Record, RecordFn, Value};
+use perilune_data::{Error, Result};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -135,7 +135,12 @@ fn key(carried: &Carried, seed: u64) -> u64 {
 
 impl RecordFn for LuaFunction {
     fn call(&self, record: Record, index: u64) -> Result<Value> {
-        state::call(self, &record, index)
+        let (mut values, failed) = state::call_many(self, &[record], &[index]);
+        failed.map_or_else(|| Ok(values.pop().unwrap_or(Value::Null)), Err)
+    }
+
+    fn call_many(&self, records: Vec<Record>, indices: &[u64]) -> (Vec<Value>, Option<Error>) {
+        state::call_many(self, &records, indices)
     }
 
     fn place(&self) -> &str {

@@ -8,6 +8,7 @@ use crate::console::interrupt::listen_to;
 use crate::errors::{Cause, RecipeError};
 use crate::loader;
 use crate::record_value::{self, Argument, Reader, Refused};
+use mlua::state::{GcIncParams, GcMode};
 use mlua::{Function, Lua, Table};
 use perilune_core::Interrupt;
 use perilune_data::records::{Record, Value};
@@ -20,6 +21,9 @@ use std::sync::{Arc, Weak};
 /// The most states that a thread keeps; beyond it the one that was used least recently is closed. States of functions that no
 /// pipeline has any more are closed when the thread opens another one.
 const MAX_STATES: usize = 32;
+/// Garbage beside what lives in a state when it is collected, in bytes. What a record leaves is small beside the function and the
+/// libraries: by Lua's default of as much garbage as live values, a tenth of the time would go into marking those.
+const GARBAGE: usize = 4 << 20;
 
 /// The states of a thread by the number of their function, each with the time of its last use.
 #[derive(Default)]
@@ -71,8 +75,17 @@ pub fn with_states<T>(states: States, f: impl FnOnce() -> T) -> (T, States) {
     (out, STATES.replace(own))
 }
 
-/// Calls a function in this thread's state for it.
-pub fn call(of: &LuaFunction, record: &Record, index: u64) -> Result<Value> {
+/// Calls a function in this thread's state for it with each record and its index. Returns the results up to the first that fails,
+/// and the error.
+pub fn call_many(of: &LuaFunction, records: &[Record], indices: &[u64]) -> (Vec<Value>, Option<Error>) {
+    let mut out = Vec::with_capacity(records.len());
+    let Some(first) = indices.first() else { return (out, None) };
+    let failed = state(of, *first).and_then(|state| state.call_many(of, records, indices, &mut out)).err();
+    (out, failed)
+}
+
+/// Returns this thread's state for a function, opened for the record `index` if there is none.
+fn state(of: &LuaFunction, index: u64) -> Result<Rc<State>> {
     let found = STATES.with_borrow_mut(|states| {
         states.uses += 1;
         let uses = states.uses;
@@ -81,17 +94,14 @@ pub fn call(of: &LuaFunction, record: &Record, index: u64) -> Result<Value> {
             state.clone()
         })
     });
-    let state = match found {
-        Some(state) => state,
-        None => {
-            let state = Rc::new(State::open(of).map_err(|e| failed(of, index, &e))??);
-            // Closing a state may run code, so it happens after the borrow.
-            let closed = STATES.with_borrow_mut(|states| states.keep(of.id, state.clone()));
-            drop(closed);
-            state
-        }
-    };
-    state.call(of, record, index)
+    if let Some(state) = found {
+        return Ok(state);
+    }
+    let state = Rc::new(State::open(of).map_err(|e| failed(of, index, &e))??);
+    // Closing a state may run code, so it happens after the borrow.
+    let closed = STATES.with_borrow_mut(|states| states.keep(of.id, state.clone()));
+    drop(closed);
+    Ok(state)
 }
 
 impl State {
@@ -114,6 +124,7 @@ impl State {
         interrupt.end();
         match built {
             Ok(function) => {
+                collect_rarely(&lua)?;
                 let (reader, function_lives) = (RefCell::default(), Arc::downgrade(&of.lives));
                 Ok(Ok(State { lua, function, random, draws, reader, interrupt, function_lives }))
             }
@@ -123,22 +134,26 @@ impl State {
         }
     }
 
-    fn call(&self, of: &LuaFunction, record: &Record, index: u64) -> Result<Value> {
-        self.draws.begin(index);
-        self.interrupt.begin(of.limits.time);
-        let result = caught(&self.lua, || {
-            let argument = match of.takes {
+    /// Calls the function with each record, and adds the results to `out`, which has none. An error is that of the record behind them.
+    fn call_many(&self, of: &LuaFunction, records: &[Record], indices: &[u64], out: &mut Vec<Value>) -> Result<()> {
+        let arguments = records.iter().zip(indices).map(|(record, index)| {
+            self.draws.begin(*index);
+            self.interrupt.begin(of.limits.time);
+            match of.takes {
                 Takes::Record => Argument::Record(record),
-                Takes::Number => Argument::Number(index),
-            };
+                Takes::Number => Argument::Number(*index),
+            }
+        });
+        let result = caught(&self.lua, || {
             let mut reader = self.reader.borrow_mut();
-            record_value::call(&self.lua, &mut reader, &self.function, argument, self.random.as_ref())
+            record_value::call_each(&self.lua, &mut reader, &self.function, self.random.as_ref(), arguments, out)
         });
         let late = result.is_err() && self.interrupt.is_late();
         self.interrupt.end();
+        let index = indices.get(out.len()).copied().unwrap_or(0);
         match result {
-            Ok(Ok(value)) => Ok(value),
-            Ok(Err(refused)) => {
+            Ok(None) => Ok(()),
+            Ok(Some(refused)) => {
                 let text = format!("of what it returns, {}\n  hint: {}", refused.message(), Refused::hint());
                 Err(Error::function(format!("{}: {text}", named(of, index))))
             }
@@ -147,6 +162,16 @@ impl State {
             Err(e) => Err(failed(of, index, &e)),
         }
     }
+}
+
+/// Lets garbage grow to as much as what lives now and [`GARBAGE`] before it is collected, or to nine times what lives.
+fn collect_rarely(lua: &Lua) -> mlua::Result<()> {
+    lua.gc_collect()?;
+    let live = lua.used_memory().max(1);
+    // In percent of what lives after a collection.
+    let pause = (200 + GARBAGE.saturating_mul(100) / live).min(1000);
+    lua.gc_set_mode(GcMode::Incremental(GcIncParams::default().pause(pause as i32)));
+    Ok(())
 }
 
 /// "records:map at sft.lua:31, record 17".

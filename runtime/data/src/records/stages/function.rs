@@ -27,13 +27,14 @@ impl Map {
         Map { inner, f }
     }
 
-    fn apply(&self, record: Record, index: u64) -> Result<Record> {
-        let result = match self.f.call(record, index) {
-            Ok(Value::Map(record)) => return Ok(record),
-            Ok(other) => Err(wrong("map", &*self.f, &other, "return a table of named fields: { text = ... }")),
-            Err(e) => Err(e),
-        };
-        result.map_err(|e| at(&*self.inner, index, e))
+    fn record(&self, value: Value, index: u64) -> Result<Record> {
+        match value {
+            Value::Map(record) => Ok(record),
+            other => {
+                let e = wrong("map", &*self.f, &other, "return a table of named fields: { text = ... }");
+                Err(at(&*self.inner, index, e))
+            }
+        }
     }
 }
 
@@ -43,12 +44,19 @@ impl Dataset for Map {
     }
 
     fn get(&self, index: u64) -> Result<Record> {
-        self.apply(self.inner.get(index)?, index)
+        let value = self.f.call(self.inner.get(index)?, index).map_err(|e| at(&*self.inner, index, e))?;
+        self.record(value, index)
     }
 
     fn get_many(&self, indices: &[u64]) -> Result<Vec<Record>> {
-        let records = self.inner.get_many(indices)?;
-        records.into_iter().zip(indices).map(|(record, index)| self.apply(record, *index)).collect()
+        let (values, failed) = self.f.call_many(self.inner.get_many(indices)?, indices);
+        let count = values.len();
+        let records =
+            values.into_iter().zip(indices).map(|(value, index)| self.record(value, *index)).collect::<Result<_>>()?;
+        match failed {
+            Some(e) => Err(at(&*self.inner, indices[count], e)),
+            None => Ok(records),
+        }
     }
 
     fn origins(&self, index: u64) -> Result<Vec<Origin>> {

@@ -19,7 +19,7 @@ struct Groups {
 /// # Errors
 /// The function fails, or returns something else than a string, a number or a boolean.
 pub fn group(inner: Arc<dyn Dataset>, f: &dyn RecordFn, scan: &Scan) -> Result<Arc<dyn Dataset>> {
-    let keys = scan.each(&*inner, |i, record| match f.call(record, i)? {
+    let keys = scan.results(&*inner, f, |value| match value {
         key @ (Value::Int(_) | Value::Float(_) | Value::Text(_) | Value::Bool(_)) => Ok(key),
         other => Err(super::function::wrong("group", f, &other, "return a string, a number or a boolean")),
     })?;

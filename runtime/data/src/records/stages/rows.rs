@@ -81,7 +81,7 @@ fn kept(keep: Vec<bool>) -> Vec<u64> {
 /// # Errors
 /// The function fails or returns no boolean.
 pub fn filter(inner: Arc<dyn Dataset>, f: &dyn RecordFn, scan: &Scan) -> Result<Arc<dyn Dataset>> {
-    let keep = scan.each(&*inner, |i, record| match f.call(record, i)? {
+    let keep = scan.results(&*inner, f, |value| match value {
         Value::Bool(keep) => Ok(keep),
         other => Err(wrong("filter", f, &other, "return true or false: r.text ~= nil, not r.text")),
     })?;
@@ -193,7 +193,7 @@ fn contents(dataset: &dyn Dataset, fields: &[String], scan: &Scan) -> Result<(Ve
 /// # Errors
 /// The function fails, or returns something else, or numbers for some and strings for others.
 pub fn sort(inner: Arc<dyn Dataset>, f: &dyn RecordFn, descending: bool, scan: &Scan) -> Result<Arc<dyn Dataset>> {
-    let keys = scan.each(&*inner, |i, record| match f.call(record, i)? {
+    let keys = scan.results(&*inner, f, |value| match value {
         Value::Float(x) if x.is_nan() => {
             Err(Error::function(format!("the function of sort at {} returns NaN", f.place())))
         }

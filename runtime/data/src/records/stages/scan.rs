@@ -1,7 +1,7 @@
 //! Reads all records of one epoch in parallel, for stages that depend on them.
 
 use crate::error::{Error, Result};
-use crate::records::{Dataset, Record};
+use crate::records::{Dataset, Record, RecordFn, Value};
 use crate::source;
 use perilune_core::Interrupt;
 use rayon::ThreadPool;
@@ -39,6 +39,38 @@ impl Scan {
         dataset: &dyn Dataset,
         f: impl Fn(u64, Record) -> Result<T> + Sync,
     ) -> Result<Vec<T>> {
+        let located = |i, e| super::located(dataset, i, e);
+        self.chunks(dataset, |indices, records| {
+            indices.iter().zip(records).map(|(i, r)| f(*i, r).map_err(|e| located(*i, e))).collect()
+        })
+    }
+
+    /// Computes something of the result of `f` for each record of an epoch, in their order.
+    ///
+    /// # Errors
+    /// That of the first record that cannot be read or computed, or an interrupt.
+    pub(crate) fn results<T: Send>(
+        &self,
+        dataset: &dyn Dataset,
+        f: &dyn RecordFn,
+        then: impl Fn(Value) -> Result<T> + Sync,
+    ) -> Result<Vec<T>> {
+        let located = |i, e| super::located(dataset, i, e);
+        self.chunks(dataset, |indices, records| {
+            let (values, failed) = f.call_many(records, indices);
+            let count = values.len();
+            let out = values.into_iter().zip(indices).map(|(value, i)| then(value).map_err(|e| located(*i, e)));
+            let out = out.collect::<Result<_>>()?;
+            failed.map_or(Ok(out), |e| Err(located(indices[count], e)))
+        })
+    }
+
+    /// Computes something of the records of each chunk of an epoch, in their order.
+    fn chunks<T: Send>(
+        &self,
+        dataset: &dyn Dataset,
+        f: impl Fn(&[u64], Vec<Record>) -> Result<Vec<T>> + Sync,
+    ) -> Result<Vec<T>> {
         let len = dataset.len();
         if len > MAX_SCANNED {
             let rule = format!("has {len} records, and a stage that reads all of them takes at most {MAX_SCANNED}");
@@ -55,8 +87,7 @@ impl Scan {
                     return Err(Error::Interrupted);
                 }
                 let indices: Vec<u64> = (chunk * CHUNK..len.min((chunk + 1) * CHUNK)).collect();
-                let records = dataset.get_many(&indices)?;
-                indices.iter().zip(records).map(|(i, r)| f(*i, r).map_err(|e| super::located(dataset, *i, e))).collect()
+                f(&indices, dataset.get_many(&indices)?)
             };
             one().inspect_err(|_| {
                 failed.fetch_min(chunk, Ordering::Relaxed);
