@@ -285,8 +285,12 @@ fn token_files_are_checked_by_command_and_before_a_run() {
         "{}",
         r.err
     );
-    let r = p.run(&["run", "windows.lua", "--run-dir", "c", "--strict"]);
-    assert!(r.status == Some(4) && !p.path("c/run.json").exists(), "{:?} {}", r.status, r.err);
+    // On the devices of a mesh too.
+    for more in [&[][..], &["--set", "device=true", "--device", "cpu", "--mesh", "dp=2"]] {
+        let r = p.run(&[&["run", "windows.lua", "--run-dir", "c", "--strict"], more].concat());
+        assert!(r.status == Some(4) && !p.path("c/run.json").exists(), "{more:?} {:?} {}", r.status, r.err);
+        assert!(r.err.contains("valid: stand in the training part: 1 of 156 windows"), "{more:?} {}", r.err);
+    }
 
     // The manifest of an encoder knows the vocabulary.
     let shard = serde_json::json!({ "file": "all.bin", "tokens": ids.len(), "documents": 1, "blake3": "" });
@@ -341,13 +345,22 @@ fn rows_of_tensors_are_checked_by_command_and_before_a_run() {
         let r = p.run(&["data", "check", "rows.lua", "--set", &set]);
         assert_eq!((r.status, r.err.as_str()), (Some(1), ""), "{fault}: {}", r.out);
         assert!(r.out.contains(message) && r.out.contains(place), "{fault}: {}", r.out);
-        let r = p.run(&["run", "rows.lua", "--set", &set, "--run-dir", fault, "--strict"]);
-        assert!(r.status == Some(4) && !p.path(fault).join("run.json").exists(), "{fault}: {:?} {}", r.status, r.err);
+        for mesh in [&[][..], &["--device", "cpu", "--mesh", "dp=2"]] {
+            let r = p.run(&[&["run", "rows.lua", "--set", &set, "--run-dir", fault, "--strict"], mesh].concat());
+            assert!(
+                r.status == Some(4) && !p.path(fault).join("run.json").exists(),
+                "{fault}: {:?} {}",
+                r.status,
+                r.err
+            );
+        }
     }
     // The check changes no random number of a run.
     let weights = |r: &support::Ran| r.events().pop().unwrap()["weights"].clone();
-    let checked = p.run(&["run", "rows.lua", "--json", "--run-dir", "a", "--strict"]);
-    let unchecked = p.run(&["run", "rows.lua", "--json", "--run-dir", "b", "--no-data-check"]);
-    assert_eq!((checked.status, checked.err.as_str()), (Some(0), ""), "{}", checked.out);
-    assert!(weights(&checked).is_string() && weights(&checked) == weights(&unchecked));
+    for (mesh, dirs) in [(&[][..], ["a", "b"]), (&["--device", "cpu", "--mesh", "dp=2"], ["c", "d"])] {
+        let run = |dir, check| p.run(&[&["run", "rows.lua", "--json", "--run-dir", dir, check], mesh].concat());
+        let (checked, unchecked) = (run(dirs[0], "--strict"), run(dirs[1], "--no-data-check"));
+        assert_eq!((checked.status, checked.err.as_str()), (Some(0), ""), "{mesh:?} {}", checked.out);
+        assert!(weights(&checked).is_string() && weights(&checked) == weights(&unchecked), "{mesh:?}");
+    }
 }

@@ -2,14 +2,11 @@
 --
 -- Pieces of one size have one plan. They are evaluated outside of a step, and change neither States nor random numbers of a run.
 
----@type string, table the name of this module, and what only the library may call
-local _, native = ...
 local pl = require "perilune"
 local tree = require "perilune.tree"
 
 ---@class perilune.CheckedCorpus the part of a corpus behind a loader
 ---@field tokens perilune.NativeTokens? ids that the host holds
----@field device (fun(): boolean)? of ids on the device: whether one device holds them, so that they can be copied
 ---@field copy (fun(first: integer): perilune.Tensor)? of ids on the device: the `piece` tokens from a token of the part on
 ---@field piece integer? tokens of a copy
 ---@field low integer first token of the part in the corpus
@@ -22,7 +19,6 @@ local tree = require "perilune.tree"
 ---@field index integer[]? the rows of the view, as rows of the source; all when absent
 ---@field names string[] the columns
 ---@field numbers integer numbers in a row of all columns
----@field device fun(): boolean whether one device holds the tensors, so that rows can be copied
 ---@field read fun(rows: integer[]): perilune.Tensor[] copies rows of the source: a tensor of each column
 
 -- Tokens of a copy: 512 KiB of i64.
@@ -39,8 +35,6 @@ local function evaluated(fn)
   end)
 end
 
-local function on_one_device() return not native.mesh() end
-
 ---Describes a part of a corpus.
 ---@param text perilune.Corpus
 ---@param low integer
@@ -51,7 +45,7 @@ local function on_one_device() return not native.mesh() end
 local function corpus(text, low, high, vocabulary, vocab)
   local out = { tokens = text.native, low = low, high = high, vocabulary = vocabulary or vocab and vocab:size(), vocab = vocab }
   if not text.native then
-    out.piece, out.device = math.min(PIECE, high - low), on_one_device
+    out.piece = math.min(PIECE, high - low)
     local reader = text.reader(low, high, out.piece)
     function out.copy(first)
       return evaluated(function() return { reader.batch({ first }, first) } end)[1] --[[@as perilune.Tensor]]
@@ -78,7 +72,7 @@ local function rows(set, reader)
       return out
     end)
   end
-  return { n = set.n, index = set.index, names = names, numbers = numbers, device = on_one_device, read = read }
+  return { n = set.n, index = set.index, names = names, numbers = numbers, read = read }
 end
 
 return { corpus = corpus, rows = rows }

@@ -88,8 +88,8 @@ impl Run {
             let tokens = tokens.borrow::<TokensData>()?.0.clone();
             return Ok(Checked::Some(CheckedCorpus { tokens, part, first: 0, context, vocabulary, characters }));
         }
-        if !corpus.get::<Function>("device")?.call::<bool>(())? {
-            return Ok(Checked::Not("its token ids are on a mesh".into()));
+        if self.shares_devices() {
+            return Ok(Checked::Not("its token ids are on a mesh of several processes".into()));
         }
         let len = part.end.saturating_sub(part.start);
         if len > most {
@@ -98,6 +98,11 @@ impl Run {
         let tokens = Arc::new(self.copied_ids(&corpus, len)?);
         let first = part.start;
         Ok(Checked::Some(CheckedCorpus { tokens, part: 0..len, first, context, vocabulary, characters }))
+    }
+
+    /// Whether other processes have parts of the tensors. All would have to copy the same, and a check may end at a time limit.
+    fn shares_devices(&self) -> bool {
+        self.host.engine.borrow().backend().processes() > 1
     }
 
     /// Copies the ids of a part from the device, in pieces.
@@ -125,8 +130,8 @@ impl Run {
     pub fn rows(&self, split: &str) -> Result<Checked<CheckedRows>, Failed> {
         let Some(loader) = self.loader(split) else { return Ok(Checked::None) };
         let Some(rows) = loader.get::<Option<Table>>("rows")? else { return Ok(Checked::None) };
-        if !rows.get::<Function>("device")?.call::<bool>(())? {
-            return Ok(Checked::Not("its tensors are on a mesh".into()));
+        if self.shares_devices() {
+            return Ok(Checked::Not("its tensors are on a mesh of several processes".into()));
         }
         Ok(Checked::Some(CheckedRows {
             names: rows.get("names")?,
