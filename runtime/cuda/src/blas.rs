@@ -9,7 +9,7 @@ mod problem;
 pub use problem::{Problem, Product, product};
 
 use crate::autotune::{Table, Trial};
-use crate::driver::{Address, Device};
+use crate::driver::{Address, Device, outside_captures};
 use crate::dylib;
 use cudarc::cublaslt::sys;
 use perilune_core::DType;
@@ -83,7 +83,7 @@ impl Drop for Blas {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: made by `new`.
-            unsafe { sys::cublasLtDestroy(self.handle) };
+            outside_captures(|| unsafe { sys::cublasLtDestroy(self.handle) });
         }
     }
 }

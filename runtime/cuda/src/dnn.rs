@@ -7,7 +7,7 @@
 //! symbol.
 
 use crate::conv::{Kind, Problem};
-use crate::driver::{Address, Device};
+use crate::driver::{Address, Device, outside_captures};
 use crate::dylib;
 use cudarc::cudnn::sys::cudnnBackendAttributeName_t::{self as Attribute, *};
 use cudarc::cudnn::sys::cudnnBackendAttributeType_t::{self as AttributeType, *};
@@ -424,7 +424,7 @@ impl Drop for Dnn {
     fn drop(&mut self) {
         if self.device.bind().is_ok() {
             // SAFETY: made by `new`.
-            unsafe { (self.api.destroy)(self.handle) };
+            outside_captures(|| unsafe { (self.api.destroy)(self.handle) });
         }
     }
 }

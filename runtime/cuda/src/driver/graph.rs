@@ -3,7 +3,17 @@
 use super::{Device, check, sys};
 use perilune_core::error::Result;
 use std::ptr::null_mut;
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Read while a stream is captured, written while something waits for all work of a device: that ends captures of other threads, since
+/// the streams of all runtimes on a GPU are in its one context.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// Runs `f`, which waits for all work of a device, while no stream is captured.
+pub fn outside_captures<T>(f: impl FnOnce() -> T) -> T {
+    let _none = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+    f()
+}
 
 /// A recorded sequence of launches that is replayed with one call.
 pub struct Replay {
@@ -17,6 +27,7 @@ unsafe impl Send for Replay {}
 impl Replay {
     /// Records what `f` queues instead of running it.
     pub fn capture(device: &Arc<Device>, f: impl FnOnce() -> Result<()>) -> Result<Replay> {
+        let _undisturbed = CAPTURES.read().unwrap_or_else(PoisonError::into_inner);
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream is the device's; every capture that begins is ended.
         unsafe {

@@ -22,7 +22,7 @@ pub use alloc::{Allocation, CudaBuffer, Heap, Pinned, Range};
 pub use context::{Context, Handle};
 pub use copy_streams::CopyStreams;
 pub use device::Device;
-pub use graph::Replay;
+pub use graph::{Replay, outside_captures};
 pub use lane::Lane;
 pub use mailbox::{Outbox, SLOTS, Slot};
 pub use module::{Entry, Module, TensorMap};
