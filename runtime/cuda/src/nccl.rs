@@ -182,14 +182,23 @@ pub fn retire(communicator: Arc<Communicator>) {
     end_on_thread(move || communicator.retire());
 }
 
-/// Waits, before the process ends, for threads that use NCCL, which must not be unloaded meanwhile. Later calls of [`retire`] do nothing.
+/// Waits for threads that end communicators. NCCL must not be unloaded under them, as it is when a process ends.
+pub fn settle() {
+    drop(settled());
+}
+
+/// Waits, before the process ends, for threads that end communicators. Later calls of [`retire`] do nothing.
 pub fn finish() {
+    *settled() = None;
+}
+
+fn settled() -> MutexGuard<'static, Option<usize>> {
     let until = Instant::now() + GRACE + CLOSE_WAIT;
     let mut guard = ending();
     while guard.is_some_and(|count| count > 0) && Instant::now() < until {
         guard = ENDED.wait_timeout(guard, GRACE).unwrap_or_else(PoisonError::into_inner).0;
     }
-    *guard = None;
+    guard
 }
 
 /// A place of a device in a group of GPUs that exchange messages.

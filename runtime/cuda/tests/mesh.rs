@@ -25,7 +25,7 @@ use perilune_core::{DType, HostTensor, Mesh, Shape};
 use perilune_cpu::Cpu;
 use perilune_cuda::Cuda;
 use perilune_plan::{Backend, Null, lanes};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 use virtual_mesh::{Device, Exchanges, Planned, Rank, each};
 
@@ -67,8 +67,19 @@ fn target() -> Option<Box<dyn Backend>> {
     }
 }
 
-fn alone() -> std::sync::MutexGuard<'static, ()> {
-    ALONE.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
+/// A test that runs. The harness may end the process behind it.
+struct Alone {
+    _guard: MutexGuard<'static, ()>,
+}
+
+impl Drop for Alone {
+    fn drop(&mut self) {
+        perilune_cuda::nccl::settle();
+    }
+}
+
+fn alone() -> Alone {
+    Alone { _guard: ALONE.lock().unwrap_or_else(PoisonError::into_inner) }
 }
 
 /// Runs cases on virtual devices, each `runs` times, and compares with CPU devices.

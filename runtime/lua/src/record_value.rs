@@ -86,10 +86,8 @@ pub(crate) fn to_lua(lua: &Lua, value: &Value) -> mlua::Result<LuaValue> {
 /// # Errors
 /// The outer one is that of Lua: its memory is exhausted.
 pub(crate) fn from_lua(lua: &Lua, value: &LuaValue) -> mlua::Result<Result<Value, Refused>> {
-    let mut reader = Reader::default();
+    let (mut reader, mut read) = (Reader::default(), None);
     // SAFETY: exec_raw calls it protected, with the value on the stack; the closure owns nothing.
-    #[allow(unsafe_code)]
-    let mut read = None;
     #[allow(unsafe_code)]
     let top = unsafe { lua.exec_raw(value, |state| read = reader.read(state))? };
     Ok(read.ok_or_else(|| reader.refused(&top)))
@@ -124,10 +122,9 @@ pub(crate) fn call_each<'a>(
     reader: &mut Reader,
     function: &Function,
     more: Option<&Function>,
-    arguments: impl Iterator<Item = Argument<'a>>,
+    mut arguments: impl Iterator<Item = Argument<'a>>,
     out: &mut Vec<Value>,
 ) -> mlua::Result<Option<Refused>> {
-    let mut arguments = arguments;
     // The closure only borrows what owns memory, so an error of the function passes it by.
     let (arguments, count) = (&mut arguments, if more.is_some() { 2 } else { 1 });
     let mut whole = true;
