@@ -349,7 +349,7 @@ fn rows_of_tensors_are_checked_by_command_and_before_a_run() {
             let r = p.run(&[&["run", "rows.lua", "--set", &set, "--run-dir", fault, "--strict"], mesh].concat());
             assert!(
                 r.status == Some(4) && !p.path(fault).join("run.json").exists(),
-                "{fault}: {:?} {}",
+                "{fault} {mesh:?}: {:?} {}",
                 r.status,
                 r.err
             );

@@ -368,6 +368,38 @@ fn a_record_has_limits_of_time_and_memory() {
 }
 
 #[test]
+fn records_that_are_passed_together_are_computed_as_alone() {
+    let runtime = runtime();
+    let code = "return function(r)\n  if r.n == 3 then error('three') end\n  if r.n == 4 then return print end\n  \
+                while r.n == 5 do end\n  return { n = r.n, draw = math.random() }\nend";
+    let limits = Limits { memory: 32 << 20, time: Duration::from_millis(100) };
+    let f = carry_with(runtime.lua(), "map", &function(&runtime, code), 7, Takes::Record, limits).expect("copied");
+    let many = |numbers: &[i64], indices: &[u64]| {
+        f.call_many(numbers.iter().map(|n| record(&[("n", Value::Int(*n))])).collect(), indices)
+    };
+    let one = |n: i64, index: u64| {
+        let (mut values, failed) = many(&[n], &[index]);
+        assert!(failed.is_none());
+        values.pop().expect("a result")
+    };
+    let (values, failed) = many(&[1, 2, 1], &[10, 11, 30]);
+    assert!(failed.is_none());
+    assert_eq!(values, [one(1, 10), one(2, 11), one(1, 30)]);
+    assert_ne!(field(values[0].clone(), "draw"), field(values[2].clone(), "draw"), "draws depend on the index");
+    for (fault, expected) in [
+        (3, "record 21: sft.lua:2: three"),
+        (4, "record 21: of what it returns, it is a function"),
+        (5, "record 21: sft.lua:4: it has not ended within 0.1 s"),
+    ] {
+        let (values, failed) = many(&[1, fault, 2], &[20, 21, 22]);
+        let message = failed.expect("a fault").to_string();
+        assert!(message.contains(expected), "{message}");
+        assert_eq!(values, [one(1, 20)]);
+    }
+    assert!(matches!(many(&[], &[]), (values, None) if values.is_empty()));
+}
+
+#[test]
 fn an_interrupt_of_the_run_ends_workers() {
     let runtime = runtime();
     let f = carried(&runtime, "return function(r) while r.n < 1 do end return { n = r.n } end");
