@@ -9,7 +9,7 @@
 
 local pl = require "perilune"
 
-local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 5, most = 32 }
+local p = pl.params { op = "all_reduce", mib = "1,16,128,1024", devices = 2, rounds = 5, runs = 20, most = 32 }
 
 -- The operand: pieces that the devices have already.
 local makers = {

@@ -6,7 +6,7 @@ use crate::ir::{Kernel, Value, ValueId};
 use crate::lanes::{self, BUCKET_BYTES};
 use crate::late_products;
 use perilune_core::ops::collective;
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 use std::collections::{BTreeSet, BinaryHeap};
@@ -14,15 +14,24 @@ use std::collections::{BTreeSet, BinaryHeap};
 /// For each value, the values that must be computed before it (see `Lowered::control_deps`).
 pub(crate) type ControlDeps = FxHashMap<ValueId, SmallVec<[ValueId; 2]>>;
 
+/// Kernels in their order.
+pub(crate) struct Sorted {
+    pub kernels: Vec<Kernel>,
+    /// A result of the last large combination, if products wait for its start: it completes its bucket.
+    pub last: Option<ValueId>,
+    /// The results of exchanges of terms ([`lanes::exchanges`]).
+    pub exchanged: FxHashSet<ValueId>,
+}
+
 /// Sorts kernels topologically; among the ready ones, the earliest anchor comes first. With `group`, similar kernels
 /// that are ready at the same time become one launch. Collectives start as early as they can, and the last large one runs beside
-/// products: returns its result too, if products wait for its start.
+/// products.
 pub(crate) fn sort(
     mut kernels: Vec<(u32, Kernel)>,
     values: &[Value],
     control_deps: &ControlDeps,
     group: bool,
-) -> (Vec<Kernel>, Option<ValueId>) {
+) -> Sorted {
     let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
         for v in kernel.writes() {
@@ -50,9 +59,12 @@ pub(crate) fn sort(
         hasten(&mut kernels, &producers, &users);
     }
     let (mut gathered, mut last) = (vec![None; kernels.len()], None);
+    let mut exchanged = FxHashSet::default();
     if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
         lanes::advance(&mut kernels, &producers, &users);
-        last = late_products::delay(&mut kernels, values, &producers, &users);
+        let exchanges = lanes::exchanges(&kernels, &users);
+        last = late_products::delay(&mut kernels, values, &producers, &users, &exchanges);
+        exchanged.extend((0..kernels.len()).filter(|k| exchanges[*k]).flat_map(|k| kernels[k].1.writes()));
         gathered = gathered_updates::order(&mut kernels, values, &users);
     }
     let mut movable = if group { horizontal_fusion::movable(&kernels, values) } else { vec![false; kernels.len()] };
@@ -78,14 +90,14 @@ pub(crate) fn sort(
     assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
     let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
     let mut take = |k: usize| kernels[k].take();
-    let order = order
+    let kernels = order
         .into_iter()
         .filter_map(|batch| match batch[..] {
             [k] => take(k),
             _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
         })
         .collect();
-    (order, last)
+    Sorted { kernels, last, exchanged }
 }
 
 /// Whether a kernel sends to another pipeline stage, or receives from one.

@@ -3,18 +3,18 @@
 //! A collective starts as soon as its operands are computed, and is waited for before the first kernel that reads a result
 //! ([`InFlight`]). Combinations (all-reduce, reduce-scatter) are merged into buckets in the order in which their operands are
 //! completed, since a small message costs mostly latency: the first bucket is small, so that sending begins early, later ones have
-//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). Others (gatherings) are merged only if they start together,
-//! since each starts one layer ahead of its use. A call that moves several tensors combines each element as a call of its own
-//! would: in the order of the devices' coordinates.
+//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). So are exchanges of terms ([`exchanges`]). Others
+//! (gatherings) are merged only if they start together, since each starts one layer ahead of its use. A call that moves several
+//! tensors combines each element as a call of its own would: in the order of the devices' coordinates.
 //!
 //! All of it is a function of the program alone, so all devices and processes decide alike.
 
 use crate::ir::*;
-use crate::kernel_order::ControlDeps;
+use crate::kernel_order::{ControlDeps, Sorted};
 use perilune_core::DType;
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Axis;
-use perilune_core::ops::collective::{self, ALL_REDUCE, REDUCE_SCATTER};
+use perilune_core::ops::collective::{self, ALL_REDUCE, COLLECTIVE_PERMUTE, REDUCE_SCATTER};
 use perilune_core::ops::slicing::STRIDED_PAD;
 use rustc_hash::FxHashSet;
 
@@ -45,6 +45,20 @@ fn operands(l: &Library) -> impl Iterator<Item = ValueId> + '_ {
     l.inputs.iter().filter_map(|o| if let Operand::View(v, _) = o { Some(*v) } else { None })
 }
 
+/// Which kernels exchange terms of sums that their readers add (`passes/shard/terms.rs`): regions that read the other device's term read
+/// this one's too. `users`: for each kernel, those that follow it.
+pub(crate) fn exchanges(kernels: &[(u32, Kernel)], users: &[impl AsRef<[usize]>]) -> Vec<bool> {
+    let adds = |u: &usize, l: &Library| {
+        let (kernel, reads) = (&kernels[*u].1, kernels[*u].1.reads());
+        matches!(kernel, Kernel::Region(_)) && operands(l).all(|x| reads.contains(&x))
+    };
+    let exchanges = |k: usize| {
+        let l = collective(&kernels[k].1).filter(|l| l.op == &COLLECTIVE_PERMUTE);
+        l.is_some_and(|l| !users[k].as_ref().is_empty() && users[k].as_ref().iter().all(|u| adds(u, l)))
+    };
+    (0..kernels.len()).map(exchanges).collect()
+}
+
 /// Moves the anchors of collectives right behind their producers, and so those of the paddings that only collectives read.
 /// `producers`: for each kernel, those that it follows. A kernel that follows a collective stays where it was recorded: before it can
 /// start, the collective has to be waited for.
@@ -72,6 +86,8 @@ struct Kind {
     dtype: DType,
     /// The attribute that stands for the combination.
     combine: Option<i64>,
+    /// Whether it combines or exchanges terms, so that others may join it until a result is read.
+    of_terms: bool,
     /// Whether its operands can lie one behind the other (see [`flat`]).
     is_flat: bool,
 }
@@ -87,21 +103,22 @@ struct Bucket {
 }
 
 /// Merges ordered collectives into buckets of at most `most` bytes, each at the place of its last member. `kept`: values that are
-/// stored in a buffer of their own, as results and new values of States. `last`: a result that completes its bucket.
+/// stored in a buffer of their own, as results and new values of States.
 pub(crate) fn merge(
-    kernels: Vec<Kernel>,
+    sorted: Sorted,
     values: &[Value],
     deps: &ControlDeps,
     kept: &FxHashSet<ValueId>,
-    last: Option<ValueId>,
     most: usize,
 ) -> Vec<Kernel> {
+    let Sorted { kernels, last, exchanged } = sorted;
     if !kernels.iter().any(|k| collective(k).is_some()) {
         return kernels;
     }
     let mut buckets: Vec<Bucket> = Vec::new();
     // The bucket that will compute a value.
     let mut pending: IdMap<ValueId, usize> = IdMap::default();
+    let mut ends = false;
     for (at, kernel) in kernels.iter().enumerate() {
         let follows = kernel.writes().into_iter().filter_map(|v| deps.get(&v)).flatten().copied();
         for v in kernel.reads().into_iter().chain(follows) {
@@ -111,7 +128,7 @@ pub(crate) fn merge(
         }
         let Some(l) = collective(kernel) else {
             // What moves tensors as they are is not held back: a gathering is not for one of the next layer.
-            buckets.iter_mut().filter(|b| b.kind.combine.is_none()).for_each(|b| b.is_open = false);
+            buckets.iter_mut().filter(|b| !b.kind.of_terms).for_each(|b| b.is_open = false);
             continue;
         };
         let nbytes = |v: ValueId| values[v.0 as usize].nbytes();
@@ -127,9 +144,10 @@ pub(crate) fn merge(
         let is_flat =
             l.op == &ALL_REDUCE && l.inputs.iter().all(computed) && !l.outputs.iter().any(|v| kept.contains(v));
         let dtype = values[l.outputs[0].0 as usize].dtype;
-        let kind = Kind { op: l.op.name, axis: axis(l), dtype, combine, is_flat };
-        let begins = combine.is_some() && !buckets.iter().any(|b| b.kind == kind && b.is_full);
-        let limit = if begins { most.min(FIRST_BUCKET_BYTES) } else { most };
+        let of_terms = combine.is_some() || l.outputs.iter().all(|v| exchanged.contains(v));
+        let kind = Kind { op: l.op.name, axis: axis(l), dtype, combine, of_terms, is_flat };
+        let begins = of_terms && !buckets.iter().any(|b| b.kind == kind && b.is_full);
+        let limit = if begins || ends && of_terms { most.min(FIRST_BUCKET_BYTES) } else { most };
         let open = buckets.iter().rposition(|b| b.kind == kind && b.is_open);
         let b = match open.filter(|b| buckets[*b].bytes + bytes <= limit) {
             Some(b) => b,
@@ -142,7 +160,9 @@ pub(crate) fn merge(
         buckets[b].members.push(at);
         buckets[b].bytes += bytes;
         if last.is_some_and(|last| l.outputs.contains(&last)) {
-            (buckets[b].is_open, buckets[b].is_full) = (false, true);
+            // What starts behind it is waited for soon.
+            ends = true;
+            buckets.iter_mut().filter(|b| b.is_open).for_each(|b| (b.is_open, b.is_full) = (false, true));
         }
         pending.extend(l.outputs.iter().map(|v| (*v, b)));
     }

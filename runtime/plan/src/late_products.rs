@@ -1,13 +1,13 @@
 //! Delays products behind the start of the last large combination of a step, so that they hide it.
 //!
 //! The gradient of the first layers is computed last, and nothing but the optimizer follows it. In a language model that is the
-//! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. Only collectives read the
-//! products that compute gradients of weights. So some of these products run beside the sum: as many as take as long.
+//! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. Only collectives, and what
+//! follows them, read the products that compute gradients of weights. So some of these products run beside the sum: as many as take as long.
 //! (Zero-bubble schedules delay them to fill a pipeline, Qi et al., arXiv:2401.10241.)
 //!
 //! It is a function of the program alone, so all devices decide alike.
 
-use crate::ir::{Kernel, Value, ValueId};
+use crate::ir::{Kernel, Library, Value, ValueId};
 use crate::kernel_order::one_by_one;
 use crate::lanes::{FIRST_BUCKET_BYTES, collective};
 use crate::show::routine;
@@ -16,20 +16,23 @@ use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
 /// Operations that a GPU executes while a byte is combined: 700 TFLOP/s beside 280 GB/s on an H200 with NVLink.
 const FLOPS_A_BYTE: usize = 2500;
 
-/// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. Returns the
-/// result of the combination behind whose start they are, if there are any.
+/// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. `exchanges`:
+/// which kernels exchange terms ([`crate::lanes::exchanges`]). Returns the result of the combination behind whose start they are, if
+/// there are any.
 pub(crate) fn delay(
     kernels: &mut [(u32, Kernel)],
     values: &[Value],
     producers: &[Vec<usize>],
     users: &[impl AsRef<[usize]>],
+    exchanges: &[bool],
 ) -> Option<ValueId> {
     let bytes = |v: ValueId| values[v.0 as usize].nbytes();
-    let combined = |(_, kernel): &(u32, Kernel)| {
-        let l = collective(kernel).filter(|l| l.op == &ALL_REDUCE || l.op == &REDUCE_SCATTER)?;
+    let combined = |k: usize| {
+        let combines = |l: &&Library| l.op == &ALL_REDUCE || l.op == &REDUCE_SCATTER || exchanges[k];
+        let l = collective(&kernels[k].1).filter(combines)?;
         Some(l.outputs.iter().map(|v| bytes(*v)).sum::<usize>())
     };
-    let combined: Vec<Option<usize>> = kernels.iter().map(combined).collect();
+    let combined: Vec<Option<usize>> = (0..kernels.len()).map(combined).collect();
     let work = |(_, kernel): &(u32, Kernel)| match kernel {
         Kernel::Library(l) => routine(l, values[l.outputs[0].0 as usize].shape),
         _ => 0,
@@ -85,12 +88,14 @@ fn ancestors(k: usize, producers: &[Vec<usize>]) -> Vec<bool> {
     out
 }
 
-/// Which kernels are followed by combinations alone, or by kernels that are.
+/// Which kernels are followed by combinations alone, or by what follows these, or by kernels that are.
 fn read_late(combined: &[Option<usize>], order: &[usize], users: &[impl AsRef<[usize]>]) -> Vec<bool> {
     let mut out = vec![false; combined.len()];
     for k in order.iter().rev().filter(|k| combined[**k].is_none()) {
-        let users = users[*k].as_ref();
-        out[*k] = !users.is_empty() && users.iter().all(|u| combined[*u].is_some() || out[*u]);
+        let all = users[*k].as_ref();
+        // What adds exchanged terms.
+        let follows = |u: &usize| all.iter().any(|c| combined[*c].is_some() && users[*c].as_ref().contains(u));
+        out[*k] = !all.is_empty() && all.iter().all(|u| combined[*u].is_some() || out[*u] || follows(u));
     }
     out
 }

@@ -69,8 +69,8 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
         epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
     let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id]).collect();
-    let (kernels, last) = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
-    b.program.kernels = lanes::merge(kernels, &b.values, &b.control_deps, &kept, last, options.bucket);
+    let sorted = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
+    b.program.kernels = lanes::merge(sorted, &b.values, &b.control_deps, &kept, options.bucket);
     b.program.in_flight = lanes::in_flight(&b.program.kernels);
     b.results();
     b.state_writes(trace);

@@ -3,6 +3,8 @@
 use crate::states::{deep, split_states};
 use crate::step::{Step, collectives};
 use perilune_core::mesh::{Along, Axis};
+use perilune_core::ops::Value;
+use perilune_core::ops::collective::{ALL_REDUCE, COLLECTIVE_PERMUTE};
 use perilune_core::{DType, Mesh, Placement};
 use perilune_plan::ir::{InFlight, Kernel, Operand, Program, Storage};
 use perilune_plan::{Options, check, lanes, show};
@@ -131,6 +133,47 @@ fn products_run_beside_the_sum_of_the_last_gradient() {
     // Those of the forward pass and of the inputs' gradients come before it.
     let before = p.kernels[..largest.start].iter().filter(|k| show::name(k).starts_with("matmul")).count();
     assert_eq!(before, 6, "{text}");
+}
+
+/// Terms that two devices exchange are sent in buckets, but one by one behind the start of the last sum, which products run beside.
+#[test]
+fn exchanges_of_terms_share_buckets_until_the_last_sum() {
+    let (batch, names, width) = (131_072, 4096, 640);
+    let mut s = Step::new(DType::F32);
+    let half = Value::DType(DType::BF16);
+    let (ids, y) = (s.batch_ids(&[batch], names), s.batch_ids(&[batch], width));
+    let table = s.weight(&[names, width]);
+    let x = s.call("embedding", &[t(table), t(ids)]);
+    let mut x = s.call("to", &[t(x), half.clone()]);
+    for _ in 0..8 {
+        let w = s.weight(&[width, width]);
+        let w = s.call("to", &[t(w), half.clone()]);
+        x = s.call("linear", &[t(x), t(w)]);
+        x = s.call("gelu", &[t(x)]);
+    }
+    let x = s.call("to", &[t(x), Value::DType(DType::F32)]);
+    let loss = s.call("cross_entropy", &[t(x), t(y)]);
+    s.train(loss);
+    s.request.roots.truncate(2);
+    let matrix = width * width * 2;
+    let p = planned(&s, &split_batch(&s, "dp=2"), 3 * matrix);
+    let text = schedule(&p).join("\n");
+    let last = p.in_flight.iter().find(|f| {
+        let l = lanes::collective(&p.kernels[f.start]).unwrap();
+        l.op == &ALL_REDUCE && p.values[l.outputs[0].0 as usize].nbytes() == names * width * 4
+    });
+    let last = last.unwrap();
+    let sizes = |starts: &dyn Fn(usize) -> bool| {
+        let calls =
+            p.in_flight.iter().filter(|f| starts(f.start)).filter_map(|f| lanes::collective(&p.kernels[f.start]));
+        calls.filter(|l| l.op == &COLLECTIVE_PERMUTE).map(|l| l.inputs.len()).collect::<Vec<_>>()
+    };
+    let (before, behind) = (sizes(&|k| k < last.start), sizes(&|k| k > last.start));
+    assert_eq!(before.iter().chain(&behind).sum::<usize>(), 8, "{text}");
+    assert_eq!((before[0], before.iter().max()), (1, Some(&3)), "{text}");
+    assert!(!behind.is_empty() && behind.iter().all(|n| *n == 1), "{text}");
+    let beside = (last.start..last.wait).filter(|k| show::name(&p.kernels[*k]).starts_with("matmul"));
+    assert_eq!(beside.count(), behind.len(), "{text}");
 }
 
 /// New weights are gathered in buckets, the largest first, and each bucket is computed by one launch.

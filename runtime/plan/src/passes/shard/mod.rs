@@ -67,7 +67,7 @@ pub(crate) fn apply(step: Lowered, division: &Division, g: &Graph, trace: &Trace
         let phases = gather::phases(&step, g, &trace.order);
         step = Divider::new(&step, division, &trace.state_write_inputs, phases, axis, None)?.run()?;
     }
-    Ok(terms::apply(&step)?)
+    Ok(terms::apply(&step, mesh)?)
 }
 
 /// Gives a value that is written to a split State the dims of the State, which may have been recorded as another view of as many

@@ -1,24 +1,32 @@
 //! Sends terms of a sum in the dtype in which they were computed: 16-bit floats that are widened to f32 for the sum alone are widened
 //! by the collective ([`collective::WIDENED`]). The sum has the same bits, since widening is exact; the terms take half the bytes in
 //! memory and over the links.
+//!
+//! Two devices exchange large terms, and each reader adds both: fusion recomputes a sum of two 16-bit values rather than store it in f32,
+//! as many bytes. A combination would write the sum, which is read by the norm of gradients and by the optimizer. Two numbers have one
+//! sum in either order, so both devices get the same bits.
 
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
 use perilune_core::DType;
 use perilune_core::error::Result;
 use perilune_core::graph::{Graph, Node, NodeId};
-use perilune_core::mesh::Combine;
+use perilune_core::mesh::{Combine, Mesh};
+use perilune_core::ops::collective::{ALL_REDUCE, COLLECTIVE_PERMUTE};
 use perilune_core::ops::slicing::STRIDED_PAD;
 use perilune_core::ops::{Class, collective, create};
 use smallvec::{SmallVec, smallvec};
 
+/// Bytes of terms from which two devices exchange them. Small ones are combined, many in one bucket.
+const EXCHANGED_BYTES: usize = 512 << 10;
+
 /// Rewrites the sums of a divided step.
-pub(super) fn apply(from: &Lowered) -> Result<Lowered> {
+pub(super) fn apply(from: &Lowered, mesh: &Mesh) -> Result<Lowered> {
     let mut to = Rewriter::new(from);
     for id in from.graph.ids() {
         to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match widened(&from.graph, id) {
-            Some(moves) => sum(from, &mut to, id, &moves)?,
+            Some(moves) => sum(from, &mut to, id, &moves, mesh)?,
             None => to.copy(from, id),
         };
         to.map.push(new);
@@ -49,7 +57,7 @@ fn widened(g: &Graph, id: NodeId) -> Option<SmallVec<[NodeId; 4]>> {
 }
 
 /// Emits a sum of 16-bit terms, behind what moved them as f32.
-fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId]) -> Result<NodeId> {
+fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &Mesh) -> Result<NodeId> {
     let mut x = None;
     for at in moves.iter().rev() {
         let node = from.graph.node(*at);
@@ -62,9 +70,19 @@ fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId]) -> Resul
             }
         });
     }
-    let node = from.graph.node(id);
+    let (node, g) = (from.graph.node(id), &mut to.out.graph);
+    let axis = collective::axis(&node.attrs);
+    if let Some(own) = x.filter(|x| node.op == &ALL_REDUCE && mesh.size(axis) == 2 && is_large(g, *x)) {
+        let other = g.push(&COLLECTIVE_PERMUTE, &[own], &collective::permutation(axis, [1, 0].into_iter()))?;
+        let (own, other) = (g.cast(own, node.dtype)?, g.cast(other, node.dtype)?);
+        return g.add_(own, other);
+    }
     let mut attrs = node.attrs.clone();
     let n = attrs.len();
     attrs[n - 1] = collective::WIDENED;
-    to.out.graph.push(node.op, &x.into_iter().collect::<SmallVec<[NodeId; 1]>>(), &attrs)
+    g.push(node.op, &x.into_iter().collect::<SmallVec<[NodeId; 1]>>(), &attrs)
+}
+
+fn is_large(g: &Graph, x: NodeId) -> bool {
+    g.shape(x).numel() * g.dtype(x).size() >= EXCHANGED_BYTES
 }
