@@ -128,7 +128,7 @@ impl Builder<'_> {
         let calls = self.f.assignment.iter().filter(is_library).count();
         let mut out = Vec::with_capacity(calls + self.f.clusters.len());
         let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
-        for id in g.ids() {
+        for id in g.ids().filter(|id| is_library(&&self.f.assignment[id.index()])) {
             let node = g.node(id);
             if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views.owner(id)) {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
