@@ -49,7 +49,7 @@ pub fn fuse(low: &Lowered, enabled: bool) -> Fusion {
             stored: vec![false; count],
         },
         loaders: IdMap::default(),
-        users: FxHashMap::default(),
+        users: IdMap::default(),
     };
     for id in low.graph.ids() {
         f.visit(id, enabled);
@@ -65,7 +65,7 @@ struct Fuser<'a> {
     /// For each base, the latest cluster that reads all of it in order.
     loaders: IdMap<NodeId, usize>,
     /// The kernels that read a kernel's values through memory. Clusters are numbered as they were at that time.
-    users: FxHashMap<Maker, SmallVec<[Maker; 4]>>,
+    users: IdMap<Maker, SmallVec<[Maker; 4]>>,
 }
 
 /// A kernel that computes values.

@@ -5,6 +5,7 @@ use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
 use crate::lanes::{self, BUCKET_BYTES};
 use crate::late_products;
+use perilune_core::id_map::IdMap;
 use perilune_core::ops::collective;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
@@ -153,7 +154,7 @@ struct Ready {
     queue: BTreeSet<(u32, usize)>,
     /// The movable ready kernels, by signature.
     alike: FxHashMap<u64, BTreeSet<(u32, usize)>>,
-    signatures: FxHashMap<usize, u64>,
+    signatures: IdMap<usize, u64>,
     /// For each kernel, the bytes that are gathered of its results, if nothing else reads them: launches of these are limited.
     gathered: Vec<Option<usize>>,
 }

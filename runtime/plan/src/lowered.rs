@@ -10,6 +10,7 @@ use crate::view_table::ViewTable;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::mesh::Start;
+use perilune_core::ops::Class;
 use perilune_core::{Layout, Shape};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
@@ -101,6 +102,24 @@ impl Lowered {
     /// The nodes that must run before `id` although it does not read them.
     pub fn control_deps(&self, id: NodeId) -> &[NodeId] {
         self.control_deps.get(id.index()).map_or(&[], |w| w)
+    }
+
+    /// The number of the input that a leaf is, or of the slot of a run-time number.
+    pub fn number(&self, id: NodeId) -> Option<u32> {
+        match self.graph.node(id).op.class {
+            Class::Leaf => self.inputs.get(&id).copied(),
+            Class::Generator(_) => self.slots.get(&id).copied(),
+            _ => None,
+        }
+    }
+
+    /// Gives a copy of a node the number of that.
+    pub(crate) fn set_number(&mut self, id: NodeId, number: Option<u32>) {
+        let Some(number) = number else { return };
+        match self.graph.node(id).op.class {
+            Class::Leaf => self.inputs.insert(id, number),
+            _ => self.slots.insert(id, number),
+        };
     }
 
     /// The owner of the elements of node `x`, and their layout in it.

@@ -12,7 +12,7 @@
 use crate::ir::*;
 use crate::lanes;
 use perilune_core::id_map::IdMap;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -63,7 +63,7 @@ struct Flats {
 impl Flats {
     /// Finds the flat buffers of a program. `last`: the last kernel that reads or writes a value, and `in_use`: the last one beside which
     /// a collective uses it.
-    fn new(p: &Program, last: &FxHashMap<ValueId, usize>, in_use: &IdMap<ValueId, usize>) -> Flats {
+    fn new(p: &Program, last: &IdMap<ValueId, usize>, in_use: &IdMap<ValueId, usize>) -> Flats {
         let mut out = Flats::default();
         let mut results: FxHashSet<ValueId> = FxHashSet::default();
         let size = |v: ValueId| p.values[v.0 as usize].dtype.size();
@@ -101,7 +101,8 @@ impl Flats {
 
 /// Assigns storage to all values that have none.
 pub fn assign(p: &mut Program) {
-    let mut last: FxHashMap<ValueId, usize> = FxHashMap::default();
+    let mut last: IdMap<ValueId, usize> = IdMap::default();
+    last.reserve(p.values.len());
     for (k, kernel) in p.kernels.iter().enumerate() {
         for v in kernel.reads().into_iter().chain(kernel.writes()) {
             last.insert(v, k);

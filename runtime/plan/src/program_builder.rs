@@ -44,9 +44,10 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
         low,
         f,
         values: Vec::new(),
-        value_of: IdMap::default(),
+        value_of: vec![ValueId::NONE; low.graph.len()],
         control_deps: ControlDeps::default(),
         layouts: FxHashMap::default(),
+        tables: RegionTables::default(),
         program: Program {
             values: Vec::new(),
             kernels: Vec::new(),
@@ -65,10 +66,10 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
     b.name_values();
     let mut kernels = b.kernels();
     if fusion {
-        let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id]).collect();
+        let values = |ids: &[NodeId]| ids.iter().map(|id| b.value_of[id.index()]).collect();
         epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
-    let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id]).collect();
+    let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id.index()]).collect();
     let sorted = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
     b.program.kernels = lanes::merge(sorted, &b.values, &b.control_deps, &kept, options.bucket);
     b.program.in_flight = lanes::in_flight(&b.program.kernels);
@@ -84,10 +85,20 @@ struct Builder<'a> {
     low: &'a Lowered,
     f: &'a Fusion,
     values: Vec<Value>,
-    value_of: IdMap<NodeId, ValueId>,
+    /// By node; [`ValueId::NONE`] if it is not stored.
+    value_of: Vec<ValueId>,
     control_deps: ControlDeps,
     layouts: FxHashMap<Layout, Arc<Layout>>,
+    tables: RegionTables,
     program: Program,
+}
+
+/// What a region is built with; empty between two regions, which use the same memory.
+#[derive(Default)]
+struct RegionTables {
+    here: FxHashSet<NodeId>,
+    regs: FxHashMap<NodeId, Reg>,
+    memo: FxHashMap<Memo, Reg>,
 }
 
 impl Builder<'_> {
@@ -100,7 +111,7 @@ impl Builder<'_> {
             storage,
             origin: Origin(self.low.graph.loc_of(id).0),
         });
-        self.value_of.insert(id, v);
+        self.value_of[id.index()] = v;
         v
     }
 
@@ -110,7 +121,7 @@ impl Builder<'_> {
             self.values.push(Value { shape: *shape, dtype: *dtype, storage: Storage::Input(k as u32), origin });
         }
         for (&id, &k) in &self.low.inputs {
-            self.value_of.insert(id, ValueId(k));
+            self.value_of[id.index()] = ValueId(k);
         }
         for id in self.low.graph.ids() {
             // Excludes slices of another node's buffer.
@@ -130,7 +141,7 @@ impl Builder<'_> {
         let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
         for id in g.ids().filter(|id| is_library(&&self.f.assignment[id.index()])) {
             let node = g.node(id);
-            if node.op == &create::TUPLE_GET && self.value_of.contains_key(&self.low.views.owner(id)) {
+            if node.op == &create::TUPLE_GET && self.value_of[self.low.views.owner(id).index()] != ValueId::NONE {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
@@ -143,7 +154,7 @@ impl Builder<'_> {
             }
             let lies = |id: NodeId| {
                 let (base, layout) = self.low.view(id);
-                (self.value_of[&base], layout)
+                (self.value_of[base.index()], layout)
             };
             let mut outputs = vec![lies(id)];
             let mut wanted = parts.remove(&id).unwrap_or_default();
@@ -172,7 +183,7 @@ impl Builder<'_> {
     fn hold(&mut self, made: ValueId, id: NodeId) {
         for w in self.low.control_deps(id) {
             let base = self.low.views.owner(*w);
-            self.control_deps.entry(made).or_default().push(self.value_of[&base]);
+            self.control_deps.entry(made).or_default().push(self.value_of[base.index()]);
         }
     }
 
@@ -181,7 +192,7 @@ impl Builder<'_> {
         let (base, layout) = self.low.view(x);
         match g.generator(base) {
             Some(_) => Operand::Constant(g.node(base).attrs[0] as u64, g.shape(x), g.dtype(x)),
-            None => Operand::View(self.value_of[&base], layout),
+            None => Operand::View(self.value_of[base.index()], layout),
         }
     }
 
@@ -199,8 +210,9 @@ impl Builder<'_> {
         let anchor = roots[roots.len() - 1].0;
         let mut region =
             Region { batch, rows, cols, body: Vec::new(), stores: Vec::new(), origin: Origin(g.loc_of(roots[0]).0) };
+        let RegionTables { mut here, mut regs, mut memo } = std::mem::take(&mut self.tables);
         // The nodes computed here: the stored ones, and those that they need through registers or recomputation.
-        let mut here: FxHashSet<NodeId> = roots.iter().copied().collect();
+        here.extend(roots.iter().copied());
         let mut queue: BinaryHeap<NodeId> = roots.iter().copied().collect();
         let mut ordered = Vec::new();
         while let Some(id) = queue.pop() {
@@ -212,10 +224,8 @@ impl Builder<'_> {
             }
         }
         ordered.reverse();
-        let mut regs: FxHashMap<NodeId, Reg> = FxHashMap::default();
-        let mut memo: FxHashMap<Memo, Reg> = FxHashMap::default();
         for id in ordered {
-            self.hold(self.value_of[&roots[0]], id);
+            self.hold(self.value_of[roots[0].index()], id);
             let node = g.node(id);
             let origin = Origin(g.loc_of(id).0);
             let n = cluster::source_numel(low, id);
@@ -257,7 +267,11 @@ impl Builder<'_> {
             let reg = emit(&mut region, &mut memo, code, node.dtype, level, origin);
             regs.insert(id, reg);
         }
-        region.stores = roots.iter().map(|id| (regs[id], self.value_of[id])).collect();
+        region.stores = roots.iter().map(|id| (regs[id], self.value_of[id.index()])).collect();
+        here.clear();
+        regs.clear();
+        memo.clear();
+        self.tables = RegionTables { here, regs, memo };
         Some((anchor, region))
     }
 
@@ -284,8 +298,8 @@ impl Builder<'_> {
         let inputs = &g.node(node).inputs;
         match g.generator(node) {
             None => match start {
-                Some(start) => Source::Block { input: self.value_of[&node], start },
-                None => Source::Value(self.value_of[&base]),
+                Some(start) => Source::Block { input: self.value_of[node.index()], start },
+                None => Source::Value(self.value_of[base.index()]),
             },
             Some(Generator::Scalar) => Source::Slot(slots[&node]),
             Some(Generator::Constant) => Source::Constant(g.node(node).attrs[0] as u64),
@@ -299,7 +313,7 @@ impl Builder<'_> {
     fn results(&mut self) {
         let mut outputs: FxHashMap<ValueId, u32> = FxHashMap::default();
         for (number, id) in self.low.roots.iter().enumerate() {
-            let v = self.value_of[id];
+            let v = self.value_of[id.index()];
             let result = match self.values[v.0 as usize].storage {
                 Storage::Input(k) => Root::Input(k),
                 _ => {
@@ -358,7 +372,7 @@ impl Builder<'_> {
         };
         let mut copies = Vec::new();
         for (id, &input) in self.low.state_writes.iter().zip(&trace.state_write_inputs) {
-            let (v, state) = (self.value_of[id], ValueId(input));
+            let (v, state) = (self.value_of[id.index()], ValueId(input));
             let free = self.values[v.0 as usize].storage == Storage::UNPLACED;
             let by = writer.get(&v);
             // The parts of one kernel run in no fixed order, so only the part that writes may read the old value.

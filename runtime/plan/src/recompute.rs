@@ -11,7 +11,6 @@ use perilune_core::DType;
 use perilune_core::graph::NodeId;
 use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, Generator};
-use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 /// Maximum work per element for which a value is recomputed instead of stored and loaded (see `MapFn::flops`).
@@ -37,7 +36,7 @@ struct Expr {
 pub(crate) fn decide(low: &Lowered, f: &mut Fusion, enabled: bool) {
     let g = &low.graph;
     let mut crossing: IdMap<NodeId, SmallVec<[(usize, bool); 4]>> = IdMap::default();
-    let mut loads: FxHashMap<usize, Vec<NodeId>> = FxHashMap::default();
+    let mut loads: IdMap<usize, Vec<NodeId>> = IdMap::default();
     // A control dependency needs a kernel that stores the value.
     for id in low.roots.iter().chain(&low.state_writes).chain(low.control_deps.iter().flatten()) {
         f.stored[id.index()] = true;

@@ -30,7 +30,7 @@ impl Candidate<'_> {
         std::ptr::eq(a.op, b.op)
             && self.inputs == &b.inputs[..]
             && a.attrs == b.attrs
-            && self.number == to.slots.get(&id).or(to.inputs.get(&id)).copied()
+            && self.number == to.number(id)
             && (a.shape, a.dtype, a.tf32) == (b.shape, b.dtype, b.tf32)
     }
 }
@@ -56,7 +56,7 @@ pub fn apply(from: &Lowered) -> Lowered {
             to.map.push(same);
             continue;
         }
-        let number = from.slots.get(&id).or(from.inputs.get(&id)).copied();
+        let number = from.number(id);
         let candidate = Candidate { node, inputs: &inputs, number };
         let mut hash = candidate.hash();
         let found = loop {

@@ -40,12 +40,7 @@ impl Rewriter {
     /// Appends a copy of old node `id` with other inputs.
     pub fn copy_over(&mut self, from: &Lowered, id: NodeId, inputs: Inputs) -> NodeId {
         let new = self.out.graph.add(from.graph.node(id).with_inputs(inputs));
-        if let Some(slot) = from.slots.get(&id) {
-            self.out.slots.insert(new, *slot);
-        }
-        if let Some(input) = from.inputs.get(&id) {
-            self.out.inputs.insert(new, *input);
-        }
+        self.out.set_number(new, from.number(id));
         new
     }
 

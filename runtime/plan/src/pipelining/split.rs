@@ -190,12 +190,7 @@ impl<'a> Emitter<'a> {
         node.inputs = node.inputs.iter().map(|x| self.map[x]).collect();
         self.out.graph.modes.loc = self.from.graph.loc_of(id);
         let new = self.out.graph.add(node);
-        if let Some(slot) = self.from.slots.get(&id) {
-            self.out.slots.insert(new, *slot);
-        }
-        if let Some(input) = self.from.inputs.get(&id) {
-            self.out.inputs.insert(new, *input);
-        }
+        self.out.set_number(new, self.from.number(id));
         self.map.insert(id, new);
     }
 

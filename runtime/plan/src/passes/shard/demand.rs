@@ -127,7 +127,7 @@ fn values(from: &Lowered) -> Vec<NodeId> {
         }
         let inputs = node.inputs.iter().map(|x| out[x.index()]).collect();
         let kind = node.dtype as u64 | u64::from(node.tf32) << 8;
-        let number = from.slots.get(&id).or(from.inputs.get(&id)).copied();
+        let number = from.number(id);
         let value = (node.op.name, inputs, node.attrs.clone(), node.shape, kind, number);
         out.push(*first.entry(value).or_insert(id));
     }
