@@ -46,6 +46,7 @@ def rival(op):
     dist.init_process_group("nccl")
     rank, p = dist.get_rank(), dist.get_world_size()
     torch.cuda.set_device(rank)
+
     def measure(n, count):
         xs = [torch.zeros(n, device="cuda") for _ in range(count)]
         parts = [torch.zeros(n // p, device="cuda") for _ in range(count if op != "all_reduce" else 0)]

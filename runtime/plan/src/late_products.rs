@@ -2,8 +2,8 @@
 //!
 //! The gradient of the first layers is computed last, and nothing but the optimizer follows it. In a language model that is the
 //! gradient of the embedding, often the largest of all: its sum over the devices would be waited for. Only collectives, and what
-//! follows them, read the products that compute gradients of weights. So some of these products run beside the sum: as many as take as long.
-//! (Zero-bubble schedules delay them to fill a pipeline, Qi et al., arXiv:2401.10241.)
+//! follows them, read the products that compute gradients of weights. So some of these products run beside the sum: as many as take as
+//! long. (Zero-bubble schedules delay them to fill a pipeline, Qi et al., arXiv:2401.10241.)
 //!
 //! It is a function of the program alone, so all devices decide alike.
 

@@ -3,7 +3,7 @@
 
 use crate::step::Step;
 use perilune_core::mesh::{Along, Axis};
-use perilune_core::ops;
+use perilune_core::ops::Value;
 use perilune_core::ops::collective::{COLLECTIVE_PERMUTE, WIDENED};
 use perilune_core::{DType, HostTensor, Mesh, Placement, Shape};
 use perilune_plan::ir::{Kernel, Library, Operand, Program, Storage, ValueId};
@@ -21,7 +21,7 @@ fn step(dtype: DType, width: usize, rows: Range<usize>) -> Step {
     let all = randn(&mut s.rng, DType::F32, &[BATCH, width]);
     let own = &all.bytes[rows.start * width * 4..rows.end * width * 4];
     let mut x = s.batch(HostTensor::new(DType::F32, Shape::of(&[rows.len(), width]), own.to_vec()));
-    let half = ops::Value::DType(dtype);
+    let half = Value::DType(dtype);
     x = s.call("to", &[t(x), half.clone()]);
     for _ in 0..3 {
         let (w, b) = (s.weight(&[width, width]), s.weight(&[width]));
@@ -29,7 +29,7 @@ fn step(dtype: DType, width: usize, rows: Range<usize>) -> Step {
         x = s.call("linear", &[t(x), t(w), t(b)]);
         x = s.call("gelu", &[t(x)]);
     }
-    let x = s.call("to", &[t(x), ops::Value::DType(DType::F32)]);
+    let x = s.call("to", &[t(x), Value::DType(DType::F32)]);
     let squares = s.call("mul", &[t(x), t(x)]);
     let loss = s.call("sum", &[t(squares)]);
     s.request.roots = vec![loss];
