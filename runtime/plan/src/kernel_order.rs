@@ -20,7 +20,7 @@ pub(crate) struct Sorted {
     pub kernels: Vec<Kernel>,
     /// A result of the last large combination, if products wait for its start: it completes its bucket.
     pub last: Option<ValueId>,
-    /// The results of exchanges of terms ([`lanes::exchanges`]).
+    /// The results of exchanges of terms ([`lanes::term_exchanges`]).
     pub exchanged: FxHashSet<ValueId>,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn sort(
     let mut exchanged = FxHashSet::default();
     if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
         lanes::advance(&mut kernels, &producers, &users);
-        let exchanges = lanes::exchanges(&kernels, &users);
+        let exchanges = lanes::term_exchanges(&kernels, &users);
         last = late_products::delay(&mut kernels, values, &producers, &users, &exchanges);
         exchanged.extend((0..kernels.len()).filter(|k| exchanges[*k]).flat_map(|k| kernels[k].1.writes()));
         gathered = gathered_updates::order(&mut kernels, values, &users);

@@ -3,7 +3,7 @@
 //! A collective starts as soon as its operands are computed, and is waited for before the first kernel that reads a result
 //! ([`InFlight`]). Combinations (all-reduce, reduce-scatter) are merged into buckets in the order in which their operands are
 //! completed, since a small message costs mostly latency: the first bucket is small, so that sending begins early, later ones have
-//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). So are exchanges of terms ([`exchanges`]). Others
+//! up to a given number of bytes (PyTorch DDP, Li et al., arXiv:2006.15704). So are exchanges of terms ([`term_exchanges`]). Others
 //! (gatherings) are merged only if they start together, since each starts one layer ahead of its use. A call that moves several
 //! tensors combines each element as a call of its own would: in the order of the devices' coordinates.
 //!
@@ -47,7 +47,7 @@ fn operands(l: &Library) -> impl Iterator<Item = ValueId> + '_ {
 
 /// Which kernels exchange terms of sums that their readers add (`passes/shard/terms.rs`): regions that read the other device's term read
 /// this one's too. `users`: for each kernel, those that follow it.
-pub(crate) fn exchanges(kernels: &[(u32, Kernel)], users: &[impl AsRef<[usize]>]) -> Vec<bool> {
+pub(crate) fn term_exchanges(kernels: &[(u32, Kernel)], users: &[impl AsRef<[usize]>]) -> Vec<bool> {
     let adds = |u: &usize, l: &Library| {
         let (kernel, reads) = (&kernels[*u].1, kernels[*u].1.reads());
         matches!(kernel, Kernel::Region(_)) && operands(l).all(|x| reads.contains(&x))
@@ -118,6 +118,7 @@ pub(crate) fn merge(
     let mut buckets: Vec<Bucket> = Vec::new();
     // The bucket that will compute a value.
     let mut pending: IdMap<ValueId, usize> = IdMap::default();
+    // Whether the last large combination has started.
     let mut ends = false;
     for (at, kernel) in kernels.iter().enumerate() {
         let follows = kernel.writes().into_iter().filter_map(|v| deps.get(&v)).flatten().copied();

@@ -17,7 +17,7 @@ use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
 const FLOPS_A_BYTE: usize = 2500;
 
 /// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. `exchanges`:
-/// which kernels exchange terms ([`crate::lanes::exchanges`]). Returns the result of the combination behind whose start they are, if
+/// which kernels exchange terms ([`crate::lanes::term_exchanges`]). Returns the result of the combination behind whose start they are, if
 /// there are any.
 pub(crate) fn delay(
     kernels: &mut [(u32, Kernel)],

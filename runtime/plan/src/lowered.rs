@@ -113,7 +113,7 @@ impl Lowered {
         }
     }
 
-    /// Gives a copy of a node the number of that.
+    /// Sets the number of a leaf or a run-time number that was copied.
     pub(crate) fn set_number(&mut self, id: NodeId, number: Option<u32>) {
         let Some(number) = number else { return };
         match self.graph.node(id).op.class {

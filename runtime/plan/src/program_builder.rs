@@ -134,22 +134,20 @@ impl Builder<'_> {
 
     /// All kernels, unordered, each with its anchor: the position in the lowered graph that decides its order.
     fn kernels(&mut self) -> Vec<(u32, Kernel)> {
-        let g = &self.low.graph;
-        let is_library = |a: &&Assignment| matches!(a, Assignment::Library { .. });
-        let calls = self.f.assignment.iter().filter(is_library).count();
+        let (g, f) = (&self.low.graph, self.f);
+        let is_library = |id: &NodeId| matches!(f.assignment[id.index()], Assignment::Library { .. });
+        let calls = g.ids().filter(is_library).count();
         let mut out = Vec::with_capacity(calls + self.f.clusters.len());
         let mut parts: FxHashMap<NodeId, Vec<(usize, NodeId)>> = FxHashMap::default();
-        for id in g.ids().filter(|id| is_library(&&self.f.assignment[id.index()])) {
+        for id in g.ids().filter(is_library) {
             let node = g.node(id);
             if node.op == &create::TUPLE_GET && self.value_of[self.low.views.owner(id).index()] != ValueId::NONE {
                 parts.entry(node.inputs[0]).or_default().push((node.attrs[0] as usize, id));
             }
         }
-        for id in g.ids() {
+        for id in g.ids().filter(is_library) {
             let node = g.node(id);
-            if !matches!(self.f.assignment[id.index()], Assignment::Library { .. })
-                || matches!(node.op.class, Class::TupleGet)
-            {
+            if matches!(node.op.class, Class::TupleGet) {
                 continue;
             }
             let lies = |id: NodeId| {

@@ -17,7 +17,7 @@ use perilune_core::ops::slicing::STRIDED_PAD;
 use perilune_core::ops::{Class, collective, create};
 use smallvec::{SmallVec, smallvec};
 
-/// Bytes of terms from which two devices exchange them. Small ones are combined, many in one bucket.
+/// Bytes of terms from which two devices exchange them, as many as copy engines move. Small ones are combined, many in one bucket.
 const EXCHANGED_BYTES: usize = 512 << 10;
 
 /// Rewrites the sums of a divided step.
