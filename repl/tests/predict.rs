@@ -9,9 +9,9 @@ use support::{Place, place};
 const RECIPE: &str = r#"
 local pl = require "perilune"
 local nn = pl.nn
-local recipe = pl.recipe { name = "two", params = { width = 256, batch = 8, layers = 2, steps = 10 } }
+local recipe = pl.recipe { name = "two", params = { width = 256, batch = 8, layers = 2, samples = 64, steps = 10 } }
 function recipe.data(p)
-  local x = pl.randn { 64, p.width }
+  local x = pl.randn { p.samples, p.width }
   return { train = pl.data.tensors { x = x, y = x:sum(1) }:batch(p.batch) }
 end
 function recipe.model(p)
@@ -78,6 +78,24 @@ fn collectives_have_a_link_and_a_time() {
     let far = check(&p, &["--mesh", "dp=8", "--hosts", "8", "--set", "width=2048"]);
     assert!(far.contains("network"), "{far}");
     assert!(seconds(row(&far, "time")) > seconds(row(&near, "time")), "{near}{far}");
+}
+
+/// A step of much work exchanges its gradients through host memory, so that the links sleep; a short one, or one of more bytes, does not.
+#[test]
+fn long_steps_go_through_host_memory() {
+    let p = two();
+    let of = |mesh: &str, batch: usize| {
+        let (batch, samples) = (format!("batch={batch}"), format!("samples={batch}"));
+        check(&p, &["--mesh", mesh, "--set", "width=4096", "--set", &batch, "--set", &samples])
+    };
+    let long = of("dp=2", 1 << 18);
+    assert!(long.contains("through host memory") && !long.contains("NVLink"), "{long}");
+    // The last products run beside the last gradient that is sent.
+    assert!(long.contains("collective_permute"), "{long}");
+    for (mesh, batch) in [("dp=2", 1 << 13), ("dp=2,zero=1", 1 << 18), ("tp=2", 1 << 18)] {
+        let text = of(mesh, batch);
+        assert!(text.contains("NVLink") && !text.contains("host memory"), "{mesh}, {batch}: {text}");
+    }
 }
 
 #[test]

@@ -266,7 +266,7 @@ impl Report<'_> {
         let engine = runtime.host().engine.borrow();
         let show = |loc| engine.recorder.source_map.show(loc);
         let sent = match &predicted {
-            Some((machine, prediction)) => check_predict::sent(machine, &prediction.sent, show),
+            Some((_, prediction)) => check_predict::sent(&prediction.sent, show),
             None => check_mesh::transfers(&mesh, &transfers, show),
         };
         let stages = check_mesh::stages(&mesh, &engine.stage_costs, engine.schedule(), engine.micro_batches, &infos);

@@ -93,7 +93,7 @@ pub fn devices(
 }
 
 /// The collectives of a step by op, axis and recipe line; those that take longest first. `show` formats a line.
-pub fn sent(machine: &Machine, all: &[Sent], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
+pub fn sent(all: &[Sent], show: impl Fn(SourceLoc) -> String) -> Vec<String> {
     if all.is_empty() {
         return vec!["nothing".to_string()];
     }
@@ -148,7 +148,7 @@ pub fn sent(machine: &Machine, all: &[Sent], show: impl Fn(SourceLoc) -> String)
         }
         let (total, seconds): (usize, f64) =
             (along.iter().map(|s| s.transfer.bytes).sum(), along.iter().map(|s| s.seconds).sum());
-        let (name, link) = (axis.name(), machine.link(axis).name());
+        let (name, link) = (axis.name(), along[0].link.name());
         lines.push(format!(
             "{name}: {} collectives of {} through {link}, {}",
             along.len(),
@@ -221,7 +221,7 @@ mod tests {
             sent_("reduce_scatter", Axis::Dp, 250_000_000, 0.006, 0.0),
         ];
         assert_eq!(
-            sent(&m, &all, |_| "x".into()),
+            sent(&all, |_| "x".into()),
             [
                 "op              axis  link     line            number     bytes    time  hidden",
                 "reduce_scatter  dp    network        backward       1  250.0 MB  6.0 ms   100 %",

@@ -32,7 +32,8 @@ pub static REPLAY: EnvFlag = EnvFlag::plain("PERILUNE_REPLAY");
 pub static TUNE: EnvFlag = EnvFlag::plain("PERILUNE_TUNE");
 pub static CUDNN: EnvFlag = EnvFlag::plain("PERILUNE_CUDNN");
 /// How GPUs of one process exchange tensors: by reading each other's memory, unless it is `nccl`.
-pub static COLLECTIVES: EnvFlag = EnvFlag { name: "PERILUNE_COLLECTIVES", words: &["memory", "nccl"], toggled: false };
+pub static COLLECTIVES: EnvFlag =
+    EnvFlag { name: "PERILUNE_COLLECTIVES", words: &["memory", "host", "nccl"], toggled: false };
 /// The instruction set of the CPU's loops, in ascending order.
 pub static CPU_ISA: EnvFlag = EnvFlag { name: "PERILUNE_CPU_ISA", words: &["sse2", "avx2", "avx512"], toggled: false };
 

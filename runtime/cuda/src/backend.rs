@@ -210,6 +210,10 @@ impl Backend for Cuda {
         true
     }
 
+    fn has_host_memory_route(&self) -> bool {
+        self.shared.device.props.has_host_memory_route()
+    }
+
     fn defers_index_faults(&self) -> bool {
         true
     }

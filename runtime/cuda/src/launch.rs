@@ -6,6 +6,7 @@
 use crate::guard::Guard;
 use crate::guard::report::Subject;
 use perilune_core::DType;
+use perilune_core::env_flags::{self, Setting};
 use perilune_plan::ir::ValueId;
 use std::sync::Arc;
 
@@ -25,6 +26,11 @@ pub struct Props {
 impl Props {
     /// An H200, the default target if there is no GPU.
     pub const H200: Props = Props { arch: (9, 0), sms: 132, shared_bytes: 227 << 10, guard: Guard::NONE };
+
+    /// Whether devices of a mesh may exchange tensors through host memory: where NVLinks sleep, from sm_90 on, and nothing else is set.
+    pub fn has_host_memory_route(&self) -> bool {
+        self.arch >= (9, 0) && matches!(env_flags::COLLECTIVES.setting(), None | Some(Setting::Word("host")))
+    }
 }
 
 /// A CUDA function.

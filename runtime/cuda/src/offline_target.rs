@@ -67,6 +67,10 @@ impl Backend for OfflineTarget {
         true
     }
 
+    fn has_host_memory_route(&self) -> bool {
+        self.props.has_host_memory_route()
+    }
+
     fn defers_index_faults(&self) -> bool {
         true
     }

@@ -112,6 +112,7 @@ fn work_of(dtype: DType, tf32: bool, props: &Props, inputs: Vec<Operand>, output
         live_bytes: 0,
         exchanges: Vec::new(),
         stages: Vec::new(),
+        route: Default::default(),
     };
     let always = if backward { 6 } else { 3 };
     let mut dtypes = vec![dtype; always];

@@ -84,6 +84,7 @@ fn work(dtype: DType, props: &Props, seen: Seen, inputs: Vec<Operand>, outputs: 
         live_bytes: 0,
         exchanges: Vec::new(),
         stages: Vec::new(),
+        route: Default::default(),
     };
     // Documents have two dims.
     let documents = inputs.iter().any(|x| x.shape().rank() == 2);

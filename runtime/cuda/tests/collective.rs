@@ -106,7 +106,7 @@ fn is_repeated(case: &Case, most: usize) -> bool {
 fn execute(case: &Case, c: &Collective, pieces: &[Vec<u8>], nbytes: usize) -> Vec<Vec<u8>> {
     let ranks = pieces.len();
     let mut results = vec![vec![0xA5u8; nbytes]; ranks];
-    let all: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks).unwrap()).collect();
+    let all: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks, false).unwrap()).collect();
     let how = match case.kind {
         Kind::AllReduce(how) | Kind::ReduceScatter(_, how) => how,
         Kind::AllGather(_) | Kind::AllToAll | Kind::Shift(_) | Kind::Reverse => Combine::Sum,
@@ -198,7 +198,7 @@ fn phases_have_the_bits_of_the_cpu() {
             for (k, (got, want)) in got.into_iter().zip(&want).enumerate() {
                 same(&case, k, &HostTensor::new(want.dtype, want.shape, got), want);
             }
-            phases.insert(c.phases(0, ranks).unwrap().len());
+            phases.insert(c.phases(0, ranks, false).unwrap().len());
         }
     }
     assert_eq!(phases.into_iter().collect::<Vec<_>>(), [1, 2]);
@@ -384,7 +384,7 @@ fn a_bucket_is_one_collective_in_place() {
             (0..n / 4).flat_map(|i| (1..ranks).fold(value(0, i), |sum, k| sum + value(k, i)).to_le_bytes()).collect();
         for order in [(0..ranks).collect::<Vec<_>>(), (0..ranks).rev().collect()] {
             let mut memory: Vec<Vec<u8>> = (0..ranks).map(piece).collect();
-            let phases: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks).unwrap()).collect();
+            let phases: Vec<_> = (0..ranks).map(|k| c.phases(k, ranks, false).unwrap()).collect();
             for at in 0..2 {
                 for &own in &order {
                     let phase = &phases[own][at];
@@ -431,10 +431,10 @@ fn a_widened_bucket_has_a_flat_result() {
     assert_eq!(operand(1) - operand(0), second);
     assert_eq!(place(l.outputs[1]) - place(l.outputs[0]), 2 * second);
     // Two devices exchange the terms alone; more of them slices of the terms and of the sum.
-    let task = |ranks: usize| c.phases(1, ranks).unwrap().iter().map(|p| p.task).collect::<Vec<_>>();
+    let task = |ranks: usize| c.phases(1, ranks, false).unwrap().iter().map(|p| p.task).collect::<Vec<_>>();
     let n = c.nbytes / 2;
     assert_eq!(task(2), [Task::Reduce { n, len: n, row: n }]);
-    let phases = c.phases(1, 4).unwrap();
+    let phases = c.phases(1, 4, false).unwrap();
     let step = n.div_ceil(4).next_multiple_of(8);
     assert_eq!((phases[0].first, phases[0].out), (2 * step, 4 * step));
     assert_eq!(phases[1].task, Task::Spans { total: 4 * n, step: 4 * step, others: true });
@@ -444,11 +444,11 @@ fn a_widened_bucket_has_a_flat_result() {
 fn too_many_devices_are_refused() {
     let case = &cases(2, Axis::Tp)[0];
     let (_, c) = lowered(&case.plan(&Null).program, &Props::H200);
-    let error = c.phases(0, collective::MOST + 1).unwrap_err();
+    let error = c.phases(0, collective::MOST + 1, false).unwrap_err();
     assert!(error.message.contains("all_reduce over 65 devices along tp; at most 64"), "{}", error.message);
     let gather = cases(2, Axis::Tp).into_iter().find(|c| matches!(c.kind, Kind::AllGather(_))).unwrap();
     let (_, c) = lowered(&gather.plan(&Null).program, &Props::H200);
-    assert!(c.phases(0, 3).is_err(), "the attributes say 2 devices");
+    assert!(c.phases(0, 3, false).is_err(), "the attributes say 2 devices");
 }
 
 #[test]

@@ -61,6 +61,7 @@ fn work(text: &str, inputs: &[DType], outputs: &[DType], grid: [i64; 3], shared:
         live_bytes: 0,
         exchanges: Vec::new(),
         stages: Vec::new(),
+        route: Default::default(),
     };
     library::routine(&program, &l, &Props::H200)
 }

@@ -318,6 +318,10 @@ impl Backend for MeshBackend {
         self.shared.first().fills_rows()
     }
 
+    fn has_host_memory_route(&self) -> bool {
+        self.processes() == 1 && self.shared.first().has_host_memory_route()
+    }
+
     fn defers_index_faults(&self) -> bool {
         self.shared.first().defers_index_faults()
     }

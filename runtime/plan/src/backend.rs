@@ -114,6 +114,11 @@ pub trait Backend: Send + Sync {
         false
     }
 
+    /// Whether devices of a mesh may exchange tensors through host memory as well (see [`crate::route`]).
+    fn has_host_memory_route(&self) -> bool {
+        false
+    }
+
     /// Returns the program and the kernel that caused the last error of `download` or `run`, if an earlier run did.
     fn take_fault_origin(&self) -> Option<(Arc<Program>, Origin)> {
         None

@@ -127,6 +127,10 @@ impl Backend for Estimate {
         self.target.fills_rows()
     }
 
+    fn has_host_memory_route(&self) -> bool {
+        self.target.has_host_memory_route()
+    }
+
     fn defers_index_faults(&self) -> bool {
         self.target.defers_index_faults()
     }

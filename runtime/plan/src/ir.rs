@@ -31,6 +31,7 @@
 //! - 16-bit floats accumulate as f32 does and round once at the end. Max and min propagate NaN.
 
 use crate::buffer_desc::BufferDesc;
+use crate::route::Route;
 use perilune_core::mesh::{Axis, Coordinates, Start};
 use perilune_core::ops::elementwise::MapFn;
 use perilune_core::ops::{Op, ReduceFn};
@@ -369,6 +370,8 @@ pub struct Program {
     pub live_bytes: usize,
     /// How attention gets its keys, forward and backward, in recording order.
     pub exchanges: Vec<AttentionExchange>,
+    /// How the devices of a process exchange tensors.
+    pub route: Route,
     /// The programs of the devices along `pp`, whose kernels this one lists, one device after the other. Empty if all devices run this
     /// program.
     pub stages: Vec<Stage>,

@@ -5,7 +5,9 @@ use crate::horizontal_fusion;
 use crate::ir::{Kernel, Value, ValueId};
 use crate::lanes::{self, BUCKET_BYTES};
 use crate::late_products;
+use crate::route::{self, Route};
 use perilune_core::id_map::IdMap;
+use perilune_core::mesh::Mesh;
 use perilune_core::ops::collective;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::{SmallVec, smallvec};
@@ -22,16 +24,20 @@ pub(crate) struct Sorted {
     pub last: Option<ValueId>,
     /// The results of exchanges of terms ([`lanes::term_exchanges`]).
     pub exchanged: FxHashSet<ValueId>,
+    pub route: Route,
+    /// For each kernel, the bytes that are sent while the products behind it run.
+    pub hidden: Vec<usize>,
 }
 
 /// Sorts kernels topologically; among the ready ones, the earliest anchor comes first. With `group`, similar kernels
 /// that are ready at the same time become one launch. Collectives start as early as they can, and the last large one runs beside
-/// products.
+/// products. `host`: the mesh, if its devices may exchange tensors through the host.
 pub(crate) fn sort(
     mut kernels: Vec<(u32, Kernel)>,
     values: &[Value],
     control_deps: &ControlDeps,
     group: bool,
+    host: Option<&Mesh>,
 ) -> Sorted {
     let mut writer: Vec<Option<usize>> = vec![None; values.len()];
     for (k, (_, kernel)) in kernels.iter().enumerate() {
@@ -60,11 +66,13 @@ pub(crate) fn sort(
         hasten(&mut kernels, &producers, &users);
     }
     let (mut gathered, mut last) = (vec![None; kernels.len()], None);
-    let mut exchanged = FxHashSet::default();
+    let (mut exchanged, mut route, mut works) = (FxHashSet::default(), Route::Links, Vec::new());
     if kernels.iter().any(|(_, k)| lanes::collective(k).is_some()) {
         lanes::advance(&mut kernels, &producers, &users);
         let exchanges = lanes::term_exchanges(&kernels, &users);
-        last = late_products::delay(&mut kernels, values, &producers, &users, &exchanges);
+        works = route::works(&kernels, values);
+        route = host.map_or(route, |mesh| route::choose(&kernels, values, &works, &exchanges, mesh));
+        last = late_products::delay(&mut kernels, values, &producers, &users, &exchanges, &works, route);
         exchanged.extend((0..kernels.len()).filter(|k| exchanges[*k]).flat_map(|k| kernels[k].1.writes()));
         gathered = gathered_updates::order(&mut kernels, values, &users);
     }
@@ -89,6 +97,14 @@ pub(crate) fn sort(
         order.push(batch);
     }
     assert_eq!(done, kernels.len(), "this is a bug: kernels wait for each other in a circle");
+    let (mut hidden, mut behind) = (Vec::new(), 0);
+    if last.is_some() {
+        for batch in order.iter().rev() {
+            hidden.push(behind / route.flops_a_byte());
+            behind += batch.iter().map(|k| works[*k]).sum::<usize>();
+        }
+        hidden.reverse();
+    }
     let mut kernels: Vec<Option<Kernel>> = kernels.into_iter().map(|k| Some(k.1)).collect();
     let mut take = |k: usize| kernels[k].take();
     let kernels = order
@@ -98,7 +114,7 @@ pub(crate) fn sort(
             _ => Some(Kernel::Multi(batch.into_iter().filter_map(|k| take(k)?.into_region()).collect())),
         })
         .collect();
-    Sorted { kernels, last, exchanged }
+    Sorted { kernels, last, exchanged, route, hidden }
 }
 
 /// Whether a kernel sends to another pipeline stage, or receives from one.

@@ -111,7 +111,7 @@ pub(crate) fn merge(
     kept: &FxHashSet<ValueId>,
     most: usize,
 ) -> Vec<Kernel> {
-    let Sorted { kernels, last, exchanged } = sorted;
+    let Sorted { kernels, last, exchanged, hidden, route: _ } = sorted;
     if !kernels.iter().any(|k| collective(k).is_some()) {
         return kernels;
     }
@@ -148,7 +148,12 @@ pub(crate) fn merge(
         let of_terms = combine.is_some() || l.outputs.iter().all(|v| exchanged.contains(v));
         let kind = Kind { op: l.op.name, axis: axis(l), dtype, combine, of_terms, is_flat };
         let begins = of_terms && !buckets.iter().any(|b| b.kind == kind && b.is_full);
-        let limit = if begins || ends && of_terms { most.min(FIRST_BUCKET_BYTES) } else { most };
+        let limit = match of_terms {
+            // What follows it hides it, and as much again.
+            true if ends => most.min((hidden[at] / 2).max(FIRST_BUCKET_BYTES)),
+            _ if begins => most.min(FIRST_BUCKET_BYTES),
+            _ => most,
+        };
         let open = buckets.iter().rposition(|b| b.kind == kind && b.is_open);
         let b = match open.filter(|b| buckets[*b].bytes + bytes <= limit) {
             Some(b) => b,

@@ -10,14 +10,11 @@
 use crate::ir::{Kernel, Library, Value, ValueId};
 use crate::kernel_order::one_by_one;
 use crate::lanes::{FIRST_BUCKET_BYTES, collective};
-use crate::show::routine;
+use crate::route::Route;
 use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
 
-/// Operations that a GPU executes while a byte is combined: 700 TFLOP/s beside 280 GB/s on an H200 with NVLink.
-const FLOPS_A_BYTE: usize = 2500;
-
 /// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. `exchanges`:
-/// which kernels exchange terms ([`crate::lanes::term_exchanges`]). Returns the result of the combination behind whose start they are, if
+/// which kernels exchange terms ([`crate::lanes::term_exchanges`]). `work`: the operations of each kernel. Returns the result of the combination behind whose start they are, if
 /// there are any.
 pub(crate) fn delay(
     kernels: &mut [(u32, Kernel)],
@@ -25,7 +22,10 @@ pub(crate) fn delay(
     producers: &[Vec<usize>],
     users: &[impl AsRef<[usize]>],
     exchanges: &[bool],
+    work: &[usize],
+    route: Route,
 ) -> Option<ValueId> {
+    let sending = |bytes: usize| bytes.saturating_mul(route.flops_a_byte());
     let bytes = |v: ValueId| values[v.0 as usize].nbytes();
     let combined = |k: usize| {
         let combines = |l: &&Library| l.op == &ALL_REDUCE || l.op == &REDUCE_SCATTER || exchanges[k];
@@ -33,11 +33,6 @@ pub(crate) fn delay(
         Some(l.outputs.iter().map(|v| bytes(*v)).sum::<usize>())
     };
     let combined: Vec<Option<usize>> = (0..kernels.len()).map(combined).collect();
-    let work = |(_, kernel): &(u32, Kernel)| match kernel {
-        Kernel::Library(l) => routine(l, values[l.outputs[0].0 as usize].shape),
-        _ => 0,
-    };
-    let work: Vec<usize> = kernels.iter().map(work).collect();
     let order = one_by_one(kernels, producers, users);
     let is_large = |k: &usize| combined[*k].is_some_and(|bytes| bytes >= FIRST_BUCKET_BYTES);
     let last = order.iter().rposition(is_large)?;
@@ -47,7 +42,7 @@ pub(crate) fn delay(
     for k in order.iter().rev() {
         sent = sent.saturating_add(combined[*k].unwrap_or(0));
         done = done.saturating_add(work[*k]);
-        missing = missing.max(sent.saturating_mul(FLOPS_A_BYTE).saturating_sub(done));
+        missing = missing.max(sending(sent).saturating_sub(done));
     }
     let late = read_late(&combined, &order, users);
     // Behind all that the combination follows.
@@ -60,8 +55,8 @@ pub(crate) fn delay(
         }
         let result: usize = kernels[*k].1.writes().into_iter().map(bytes).sum();
         // Its own result has to be combined too, behind it.
-        let gains = work[*k].saturating_sub(result.saturating_mul(FLOPS_A_BYTE));
-        if late[*k] && !before[*k] && gains > work[*k] / 2 {
+        let gains = work[*k].saturating_sub(sending(result));
+        if late[*k] && !before[*k] && gains > work[*k] / 4 {
             (kernels[*k].0, from) = (first, at);
             missing = missing.saturating_sub(gains);
         }

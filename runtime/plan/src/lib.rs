@@ -41,6 +41,7 @@ pub mod reachability;
 pub mod reading;
 pub mod recompute;
 pub mod request;
+pub mod route;
 pub mod show;
 mod transfers;
 mod unplanned;

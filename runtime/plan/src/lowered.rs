@@ -50,6 +50,8 @@ pub struct Lowered {
     pub stores: Stores,
     /// Row alignment in bytes to which regions pad rows, if products need it and the backend supports it.
     pub fills: Option<usize>,
+    /// See [`crate::Backend::has_host_memory_route`].
+    pub has_host_memory_route: bool,
     /// See [`crate::Backend::defers_index_faults`].
     pub defers_index_faults: bool,
 }
@@ -95,6 +97,7 @@ impl Lowered {
             channels_last: FxHashSet::default(),
             stores: Stores::default(),
             fills: None,
+            has_host_memory_route: false,
             defers_index_faults: false,
         }
     }

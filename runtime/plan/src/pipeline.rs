@@ -106,6 +106,7 @@ fn lower(mut step: Lowered, backend: &dyn Backend) -> Result<Lowered> {
     step = control_deps::apply(step);
     check_bytes(&step.graph)?;
     step.defers_index_faults = backend.defers_index_faults();
+    step.has_host_memory_route = backend.has_host_memory_route();
     step.fills = backend.row_bytes().filter(|_| backend.fills_rows());
     Ok(step)
 }

@@ -13,6 +13,7 @@ use crate::lowered::Lowered;
 use crate::memory;
 use crate::pipeline::Options;
 use crate::reading::{Reading, reading};
+use crate::route::Route;
 use perilune_core::graph::{Graph, NodeId};
 use perilune_core::id_map::IdMap;
 use perilune_core::ops::{Class, Generator, collective, create};
@@ -61,6 +62,7 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
             live_bytes: 0,
             exchanges: low.exchanges.clone(),
             stages: Vec::new(),
+            route: Route::Links,
         },
     };
     b.name_values();
@@ -70,7 +72,9 @@ pub fn build(low: &Lowered, f: &Fusion, recorded: &Graph, trace: &Trace, options
         epilogue::fuse(&mut kernels, &b.values, &b.control_deps, &values(&low.roots), &values(&low.state_writes));
     }
     let kept = low.roots.iter().chain(&low.state_writes).map(|id| b.value_of[id.index()]).collect();
-    let sorted = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion);
+    let host = trace.division.as_ref().filter(|_| low.has_host_memory_route).map(|d| &d.mesh);
+    let sorted = kernel_order::sort(kernels, &b.values, &b.control_deps, fusion, host);
+    b.program.route = sorted.route;
     b.program.kernels = lanes::merge(sorted, &b.values, &b.control_deps, &kept, options.bucket);
     b.program.in_flight = lanes::in_flight(&b.program.kernels);
     b.results();

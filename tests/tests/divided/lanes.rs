@@ -135,7 +135,8 @@ fn products_run_beside_the_sum_of_the_last_gradient() {
     assert_eq!(before, 6, "{text}");
 }
 
-/// Terms that two devices exchange are sent in buckets, but one by one behind the start of the last sum, which products run beside.
+/// Terms that two devices exchange are sent in buckets. Behind the start of the last exchange, which products run beside, buckets are as
+/// large as what follows them hides, and the last has one tensor.
 #[test]
 fn exchanges_of_terms_share_buckets_until_the_last_sum() {
     let (batch, names, width) = (131_072, 4096, 640);
@@ -160,7 +161,7 @@ fn exchanges_of_terms_share_buckets_until_the_last_sum() {
     let text = schedule(&p).join("\n");
     let last = p.in_flight.iter().find(|f| {
         let l = lanes::collective(&p.kernels[f.start]).unwrap();
-        l.op == &ALL_REDUCE && p.values[l.outputs[0].0 as usize].nbytes() == names * width * 4
+        l.op == &COLLECTIVE_PERMUTE && p.values[l.outputs[0].0 as usize].nbytes() == names * width * 4
     });
     let last = last.unwrap();
     let sizes = |starts: &dyn Fn(usize) -> bool| {
@@ -170,10 +171,10 @@ fn exchanges_of_terms_share_buckets_until_the_last_sum() {
     };
     let (before, behind) = (sizes(&|k| k < last.start), sizes(&|k| k > last.start));
     assert_eq!(before.iter().chain(&behind).sum::<usize>(), 8, "{text}");
+    assert!(behind.is_sorted_by(|a, b| a >= b) && behind.last() == Some(&1), "{text}");
     assert_eq!((before[0], before.iter().max()), (1, Some(&3)), "{text}");
-    assert!(!behind.is_empty() && behind.iter().all(|n| *n == 1), "{text}");
     let beside = (last.start..last.wait).filter(|k| show::name(&p.kernels[*k]).starts_with("matmul"));
-    assert_eq!(beside.count(), behind.len(), "{text}");
+    assert_eq!(beside.count(), behind.iter().sum::<usize>(), "{text}");
 }
 
 /// New weights are gathered in buckets, the largest first, and each bucket is computed by one launch.

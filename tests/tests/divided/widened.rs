@@ -116,7 +116,8 @@ fn a_bucket_of_widened_terms_is_flat() {
 #[test]
 fn two_devices_exchange_large_terms() {
     let width = 512;
-    for (dtype, mesh, exchanged) in [(DType::BF16, "dp=2", 3), (DType::F16, "dp=2", 3), (DType::BF16, "dp=4", 0)] {
+    let half = [(DType::BF16, "dp=2", 3), (DType::F16, "dp=2", 3), (DType::BF16, "dp=4", 0)];
+    for (dtype, mesh, exchanged) in half.into_iter().chain([(DType::F32, "dp=2", 3), (DType::F32, "dp=4", 0)]) {
         let what = format!("{dtype} on {mesh}");
         let devices = Mesh::parse(mesh).unwrap().devices();
         let mut s = step(dtype, width, 0..BATCH);
@@ -136,6 +137,10 @@ fn two_devices_exchange_large_terms() {
         let moved = calls(&program).into_iter().filter(|l| l.op == &COLLECTIVE_PERMUTE && l.dtypes[0] == dtype);
         let received: Vec<ValueId> = moved.flat_map(|l| l.outputs.iter().copied()).collect();
         assert_eq!(received.len(), exchanged, "{what}");
+        if dtype == DType::F32 {
+            // A sum of two terms in f32 is stored: it has half of their bytes.
+            continue;
+        }
         let adds = |k: &&Kernel| k.reads().iter().any(|v| received.contains(v));
         let written = program.kernels.iter().filter(adds).flat_map(|k| k.writes());
         let written: Vec<Storage> = written.map(|v| program.values[v.0 as usize].storage).collect();

@@ -170,6 +170,7 @@ impl Build {
             live_bytes: 0,
             exchanges: Vec::new(),
             stages: Vec::new(),
+            route: Default::default(),
         })
     }
 

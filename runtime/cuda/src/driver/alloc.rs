@@ -130,9 +130,20 @@ unsafe impl Sync for Pinned {}
 
 impl Pinned {
     pub fn new(device: &Arc<Device>, nbytes: usize) -> Result<Pinned> {
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
+        Pinned::with_flags(device, nbytes, flags)
+    }
+
+    /// Memory through which devices exchange bytes, and which the host does not read: what they copy from it is not looked for in the CPU's
+    /// caches of single cores.
+    pub fn between_devices(device: &Arc<Device>, nbytes: usize) -> Result<Pinned> {
+        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
+        Pinned::with_flags(device, nbytes, flags)
+    }
+
+    fn with_flags(device: &Arc<Device>, nbytes: usize, flags: u32) -> Result<Pinned> {
         let mut ptr: *mut c_void = null_mut();
         let mut address = 0;
-        let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE;
         // SAFETY: out-pointers are to locals; the memory is zeroed before it is read.
         unsafe {
             check(sys::cuMemHostAlloc(&mut ptr, nbytes, flags), "taking pinned host memory")?;
@@ -140,6 +151,10 @@ impl Pinned {
             ptr.cast::<u8>().write_bytes(0, nbytes);
         }
         Ok(Pinned { device: device.clone(), ptr: ptr.cast(), nbytes, address })
+    }
+
+    pub fn nbytes(&self) -> usize {
+        self.nbytes
     }
 
     /// Returns word `k`, as the GPU last wrote it.

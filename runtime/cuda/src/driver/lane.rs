@@ -49,6 +49,12 @@ impl Lane {
         check(status, "copying on a GPU")
     }
 
+    /// Queues a copy between memory of the device and of the host.
+    pub fn copy_across(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
+        // SAFETY: as in `copy`; the address of pinned memory is the same for the device and the host.
+        check(unsafe { sys::cuMemcpyAsync(to, from, nbytes, self.stream.0) }, "copying between a GPU and the host")
+    }
+
     /// Queues a copy of `rows` rows of `nbytes` within the device. `apart`: from the start of a row to that of the next, where they are
     /// read and where they are written.
     pub fn copy_rows(&self, from: Address, to: Address, nbytes: usize, apart: [usize; 2], rows: usize) -> Result<()> {

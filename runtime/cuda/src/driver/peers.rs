@@ -13,6 +13,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// The devices of this process that take part in collectives, by number.
 static LINKS: Mutex<BTreeMap<u64, Arc<Link>>> = Mutex::new(BTreeMap::new());
 
+/// The number of the next point.
+static POINTS: AtomicU64 = AtomicU64::new(0);
+
 /// What other devices may use of a device.
 struct Link {
     device: Arc<Device>,
@@ -52,6 +55,11 @@ impl Point {
     /// Records the point in the device's stream, or in the graph that is being captured there.
     pub fn record(&self) -> Result<()> {
         self.event.record_here()
+    }
+
+    /// Records the point in a lane of the device.
+    pub fn record_in(&self, lane: &Lane) -> Result<()> {
+        lane.record(&self.event)
     }
 
     /// Makes later work of a lane of the device wait for the last record.
@@ -109,8 +117,16 @@ impl Endpoint {
 
     /// Makes a point of this device.
     pub fn point(&self) -> Result<Point> {
-        static COUNT: AtomicU64 = AtomicU64::new(0);
-        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        self.numbered(POINTS.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// Makes points of this device whose numbers follow each other.
+    pub fn points(&self, count: usize) -> Result<Vec<Point>> {
+        let first = POINTS.fetch_add(count as u64, Ordering::Relaxed);
+        (0..count as u64).map(|k| self.numbered(first + k)).collect()
+    }
+
+    fn numbered(&self, number: u64) -> Result<Point> {
         let event = Arc::new(Event::untimed(&self.link.device)?);
         lock(&self.link.points).insert(number, event.clone());
         Ok(Point { number, event, link: Arc::downgrade(&self.link) })
@@ -127,6 +143,13 @@ impl Endpoint {
     pub fn wait_for_lane(&self, of: Recorded, lane: &Lane) -> Result<()> {
         let other = lock(&LINKS).get(&of.number).cloned();
         other.map_or(Ok(()), |other| lane.wait_for(&other.events[of.axis as usize].lane[of.turn]))
+    }
+
+    /// Whether each of these devices can access the memory of every other.
+    pub fn can_access(&self, numbers: &[u64]) -> Result<bool> {
+        let devices: Vec<Arc<Link>> = numbers.iter().map(|k| link(*k)).collect::<Result<_>>()?;
+        let mut pairs = devices.iter().flat_map(|one| devices.iter().map(move |other| (one, other)));
+        pairs.try_fold(true, |all, (one, other)| Ok(all && can_access(&one.device, &other.device)?))
     }
 
     /// Gives this device access to the memory of another one.
@@ -219,11 +242,7 @@ impl PeerAccess {
         if peer.device == device.device || own.peers.contains(&peer.device) {
             return Ok(());
         }
-        let mut can = 0;
-        // SAFETY: the out-pointer is to a local.
-        let status = unsafe { sys::cuDeviceCanAccessPeer(&mut can, peer.device, device.device) };
-        check(status, "asking whether a GPU can access another")?;
-        if can == 0 {
+        if !can_access(peer, device)? {
             let message = format!("cuda:{} cannot access the memory of cuda:{}", peer.ordinal, device.ordinal);
             return Err(Error::system("cuda", message)
                 .hint("the GPUs of a mesh need peer access (NVLink or PCIe): see `nvidia-smi topo -p2p r`"));
@@ -234,6 +253,18 @@ impl PeerAccess {
         own.peers.push(peer.device);
         Ok(())
     }
+}
+
+/// Whether the GPU of a device can access the memory of another.
+fn can_access(device: &Device, other: &Device) -> Result<bool> {
+    let mut can = 0;
+    if device.device == other.device {
+        return Ok(true);
+    }
+    // SAFETY: the out-pointer is to a local.
+    let status = unsafe { sys::cuDeviceCanAccessPeer(&mut can, device.device, other.device) };
+    check(status, "asking whether a GPU can access another")?;
+    Ok(can != 0)
 }
 
 /// Allows GPUs to read and write mapped memory.

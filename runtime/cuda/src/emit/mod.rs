@@ -178,6 +178,7 @@ mod tests {
             live_bytes: 0,
             exchanges: Vec::new(),
             stages: Vec::new(),
+            route: Default::default(),
         };
         let full = |code: Code, level| Instr { code, dtype: DType::F32, level, origin: Origin::NONE };
         let load = |v| Code::Load { source: Source::Value(v), layout: Arc::new(Layout::contiguous(shape).collapse()) };

@@ -468,7 +468,12 @@ impl Executable for CudaExecutable {
         let compiled = &mut *self.compiled.lock().unwrap_or_else(PoisonError::into_inner);
         let connection = peers.map(|_| context.connection()).transpose().map_err(first)?;
         let is_timed = times.is_some();
-        let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh { connection, peers, is_timed });
+        let mesh = connection.as_deref().zip(peers).map(|(connection, peers)| Mesh {
+            connection,
+            peers,
+            is_timed,
+            route: self.program.route,
+        });
         if let Some(mesh) = &mesh {
             mesh.begin().map_err(first)?;
         }

@@ -345,6 +345,14 @@ impl Collective {
         matches!(self.input, Arg::Scratch(_))
     }
 
+    /// For each device, the one that sends to it, if it is a permutation.
+    pub fn senders(&self) -> Option<&[usize]> {
+        match &self.kind {
+            Kind::Permute { senders, .. } => Some(senders),
+            _ => None,
+        }
+    }
+
     /// Whether there is nothing to exchange.
     pub fn is_empty(&self) -> bool {
         self.nbytes == 0
@@ -366,7 +374,7 @@ impl Collective {
             shared_bytes: 0,
             args: Vec::new(),
         };
-        let launches = self.phases(0, ranks)?.iter().map(launch).collect();
+        let launches = self.phases(0, ranks, false)?.iter().map(launch).collect();
         Ok(Work { launches, scratch_bytes: 0 })
     }
 
@@ -376,8 +384,8 @@ impl Collective {
         [x as u32, pieces as u32, 1]
     }
 
-    /// The launches of the device at `coordinate` of `ranks`.
-    pub fn phases(&self, coordinate: usize, ranks: usize) -> Result<Vec<Phase>> {
+    /// The launches of the device at `coordinate` of `ranks`. `copied`: the others read copies of its pieces, in one phase.
+    pub fn phases(&self, coordinate: usize, ranks: usize, copied: bool) -> Result<Vec<Phase>> {
         let devices = match self.kind {
             Kind::AllReduce { .. } => ranks,
             Kind::Permute { ref senders, .. } => senders.len(),
@@ -406,7 +414,7 @@ impl Collective {
         };
         let v = self.vector / self.size;
         Ok(match self.kind {
-            Kind::AllReduce { n } if !self.in_place && (ranks <= 2 || self.functions.len() == 1) => {
+            Kind::AllReduce { n } if copied || !self.in_place && (ranks <= 2 || self.functions.len() == 1) => {
                 vec![phase(0, Task::Reduce { n, len: n, row: n }, false, [0; 3], blocks(n.div_ceil(v), 1))]
             }
             Kind::AllReduce { n } => {

@@ -91,7 +91,7 @@ fn exchange(ranks: usize, slice: impl Fn(usize) -> (Place, usize), own: impl Fn(
 impl Collective {
     /// The steps of the device at `coordinate` of `ranks`; both are checked as in [`Collective::phases`].
     pub fn messages(&self, coordinate: usize, ranks: usize) -> perilune_core::error::Result<Messages> {
-        let mut phases = self.phases(coordinate, ranks)?.into_iter();
+        let mut phases = self.phases(coordinate, ranks, false)?.into_iter();
         let (size, dtype) = (self.size, self.dtype);
         let piece = self.nbytes;
         let phase = |phase: Option<Phase>, out: usize| phase.map(|p| Phase { first: 0, step: 0, out, ..p });

@@ -199,6 +199,7 @@ impl Case {
             live_bytes: 0,
             exchanges: Vec::new(),
             stages: Vec::new(),
+            route: Default::default(),
         });
         Call { label: format!("{op} {}", self.label), program, library, inputs: self.inputs }
     }

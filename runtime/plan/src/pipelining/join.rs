@@ -5,6 +5,7 @@
 use super::split::DeviceStep;
 use crate::buffer_desc::BufferDesc;
 use crate::ir::*;
+use crate::route::Route;
 use perilune_core::Shape;
 use perilune_core::mesh::{Along, Axis};
 use std::sync::Arc;
@@ -59,6 +60,7 @@ pub fn join(programs: Vec<Program>, steps: &[DeviceStep], roots: usize) -> Progr
         // The exchanges of the whole step are known to every stage.
         exchanges: first.exchanges.clone(),
         stages: Vec::new(),
+        route: Route::Links,
     };
     let mut results: Vec<Option<Root>> = vec![None; roots];
     for (k, (mut program, step)) in programs.into_iter().zip(steps).enumerate() {

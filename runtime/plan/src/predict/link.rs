@@ -1,6 +1,7 @@
 //! Predicts the time of collectives from the links of a machine: inside a host, and between hosts.
 
 use super::calibration::Calibration;
+use crate::route::Route;
 use perilune_core::Mesh;
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
@@ -17,6 +18,8 @@ pub struct Machine {
     pub mesh: Mesh,
     /// Devices of each host.
     pub of_a_host: usize,
+    /// How the devices of a host exchange tensors: that of the program.
+    pub route: Route,
 }
 
 /// What the devices along an axis send through.
@@ -24,6 +27,8 @@ pub struct Machine {
 pub enum Link {
     /// NVLink, inside a host.
     Host,
+    /// PCIe, through the memory of the host.
+    HostMemory,
     /// The network: so many devices of each host take part, each with a network card.
     Network { of_a_host: usize },
 }
@@ -32,6 +37,7 @@ impl Link {
     pub fn name(self) -> &'static str {
         match self {
             Link::Host => "NVLink",
+            Link::HostMemory => "host memory",
             Link::Network { .. } => "network",
         }
     }
@@ -54,7 +60,7 @@ impl Machine {
             return Err(Error::argument("predict", message)
                 .hint(format!("--hosts {} or more", devices.div_ceil(GPUS_OF_A_HOST))));
         }
-        Ok(Machine { rates, mesh, of_a_host })
+        Ok(Machine { rates, mesh, of_a_host, route: Route::Links })
     }
 
     pub fn hosts(&self) -> usize {
@@ -67,6 +73,7 @@ impl Machine {
         let stride: usize = inner.map(|a| self.mesh.size(a)).product();
         let n = self.mesh.size(axis);
         match stride * n <= self.of_a_host && self.of_a_host.is_multiple_of(stride * n) {
+            true if self.route == Route::HostMemory => Link::HostMemory,
             true => Link::Host,
             false => Link::Network { of_a_host: (self.of_a_host / stride).clamp(1, n) },
         }
@@ -82,7 +89,16 @@ impl Machine {
         let is_pair = op == "send";
         let n = if is_pair { 2.0 } else { n };
         let rate = |quantity: &str, at: f64| self.rates.at(quantity, at).unwrap_or(1.0);
-        let alpha = rate("alpha", n) * 1e-6 + if link == Link::Host { 0.0 } else { rate("nic_alpha", 1.0) * 1e-6 };
+        let alpha = rate("alpha", n) * 1e-6;
+        let alpha = match link {
+            Link::Host => alpha,
+            Link::HostMemory => {
+                // A device reads all that the others have copied.
+                let factor = if op == "collective_permute" { 1.0 } else { n - 1.0 };
+                return alpha + rate("host_alpha", 1.0) * 1e-6 + factor * bytes as f64 / (rate("host", 1.0) * 1e9);
+            }
+            Link::Network { .. } => alpha + rate("nic_alpha", 1.0) * 1e-6,
+        };
         // A device sends all that it has to one other, at the rate at which slices go to all.
         let (op, factor) = match op {
             "collective_permute" | "send" => ("all_to_all", 1.0),
@@ -92,7 +108,7 @@ impl Machine {
         let bus = |mb: f64| {
             let host = rate(&format!("bus_{op}"), mb) * rate(&format!("growth_{op}"), n);
             match link {
-                Link::Host => host,
+                Link::Host | Link::HostMemory => host,
                 Link::Network { .. } if is_pair => host.min(rate("nic", 1.0)),
                 Link::Network { of_a_host } => host.min(rate("nic", 1.0) * of_a_host as f64),
             }
@@ -140,6 +156,20 @@ mod tests {
         let eight = machine("dp=8", None);
         let bus = 1.75 * 1.024 / eight.collective("all_reduce", Axis::Dp, 1_024_000_000);
         assert!((bus - 358.0).abs() < 1.0, "{bus}");
+    }
+
+    #[test]
+    fn host_memory_takes_longer_than_links() {
+        let links = machine("dp=2", None);
+        let host = Machine { route: Route::HostMemory, ..links };
+        assert_eq!((host.link(Axis::Dp), host.link(Axis::Dp).name()), (Link::HostMemory, "host memory"));
+        assert_eq!(Machine { route: Route::HostMemory, ..machine("dp=16", None) }.link(Axis::Dp).name(), "network");
+        for bytes in [4, 1 << 20, 1 << 28] {
+            let of = |m: &Machine| m.collective("collective_permute", Axis::Dp, bytes);
+            assert!(of(&host) > of(&links), "{bytes}");
+        }
+        let seconds = host.collective("collective_permute", Axis::Dp, 450_000_000);
+        assert!((seconds - 0.01).abs() < 1e-4, "{seconds}");
     }
 
     #[test]

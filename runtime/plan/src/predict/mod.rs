@@ -83,6 +83,7 @@ impl Prediction {
 /// Predicts a step. The program is that of each device of the machine's mesh, or lists those of the devices along `pp`.
 pub fn predict(step: &PlannedStep, machine: &Machine) -> Prediction {
     let program = &*step.program;
+    let machine = &Machine { route: program.route, ..*machine };
     let mut out = Prediction { kernels: program.kernels.len(), ..Prediction::default() };
     let mut classes: FxHashMap<KernelClass, f64> = FxHashMap::default();
     let mut all = transfers(step).into_iter();

@@ -29,6 +29,9 @@ pub(super) struct Engines {
     pub nbytes: usize,
 }
 
+/// Queues a copy of bytes of a device in the lane: from an address of its piece or result, to one of this device.
+pub(super) type ToFetch<'a> = dyn Fn(usize, Address, Address, usize) -> Result<()> + 'a;
+
 /// The streams that combine what a lane has fetched.
 pub(super) struct Combiners {
     streams: [Lane; STREAMS],
@@ -69,18 +72,18 @@ impl Engines {
     /// where the phase finds the piece or result of each device. `result`: that of this device.
     pub fn moves(
         &self,
-        lane: &Lane,
         phase: &Phase,
         [own, ranks]: [usize; 2],
         bases: &[u64; MOST],
         result: Address,
+        fetch: &ToFetch,
     ) -> Result<bool> {
         let Some(spans) = phase.spans(own, ranks) else { return Ok(false) };
         let is_served = spans.iter().any(|span| span.nbytes >= LEAST);
         for span in spans.iter().filter(|_| is_served) {
             let (from, to) = (bases[span.rank] + span.from as u64, result + span.to as u64);
             if from != to {
-                lane.copy(from, to, span.nbytes)?;
+                fetch(span.rank, from, to, span.nbytes)?;
             }
         }
         Ok(is_served)
@@ -142,7 +145,14 @@ impl Combiners {
 
     /// Fetches and combines parts, in memory of the lane. What the lane queues afterwards follows. `at`: this device's coordinate, and
     /// how many there are.
-    pub fn run(&mut self, lane: &Lane, engines: &Engines, [own, ranks]: [usize; 2], parts: &[Fetch]) -> Result<()> {
+    pub fn run(
+        &mut self,
+        lane: &Lane,
+        engines: &Engines,
+        [own, ranks]: [usize; 2],
+        parts: &[Fetch],
+        fetch: &ToFetch,
+    ) -> Result<()> {
         let mut rest = parts;
         while !rest.is_empty() {
             let (group, others) = rest.split_at(fitting(rest, ranks - 1, engines.half()));
@@ -155,7 +165,7 @@ impl Combiners {
                 pieces[own] = part.place(own);
                 for k in 1..ranks {
                     let rank = (own + k) % ranks;
-                    lane.copy(part.place(rank), slot, part.nbytes())?;
+                    fetch(rank, part.place(rank), slot, part.nbytes())?;
                     pieces[rank] = slot;
                     slot += part.taken(1) as u64;
                 }
@@ -194,7 +204,7 @@ mod tests {
 
     fn call(n: usize) -> Call {
         let all = phase(Task::Reduce { n, len: n, row: n }, [0; 3]);
-        Call { phases: vec![all], entries: Vec::new(), sizes: [2, 4] }
+        Call { phases: vec![all], entries: Vec::new(), sizes: [2, 4], in_place: false }
     }
 
     #[test]

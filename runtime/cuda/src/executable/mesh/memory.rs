@@ -1,4 +1,4 @@
-//! Runs collectives on GPUs of one process, which read each other's memory.
+//! Runs collectives on GPUs of one process, which read each other's memory, or copies in host memory (`host.rs`, `ring.rs`).
 //!
 //! A collective takes one meeting before its launch (what the launch reads is complete), one before a second phase, and one after the
 //! last (nothing reads or writes its memory any more). One meeting serves all collectives of the lane: that which starts a collective
@@ -9,23 +9,39 @@
 //! in a circle, although those of one GPU may share a hardware queue.
 
 use super::copies::{self, Combiners, Engines};
+use super::host::HostCopies;
+use super::meeting::{Group, Meeting, Piece};
+use super::ring::{Passed, Passing};
 use super::{Axial, Mesh, State, ToStart};
-use crate::driver::{Address, Entry, Event, Lane, Point, Recorded};
+use crate::driver::{Address, Endpoint, Entry, Event, Lane, Point};
 use crate::library::collective::{self, MOST, Phase, Task};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
+use std::collections::VecDeque;
 use std::ffi::c_void;
 
 /// A collective on its lane.
 pub(super) struct Started {
     pub(super) step: usize,
+    work: Work,
+    since: Option<Event>,
+}
+
+/// What is left of a collective.
+enum Work {
+    Phases(Phases),
+    /// A permutation through host memory.
+    Passing(Passing),
+}
+
+/// A collective whose pieces the devices read where they are, or where each has copied its own.
+struct Phases {
     calls: Vec<Call>,
     group: Group,
     /// The next phase.
     phase: usize,
     /// What copy engines use, if other kernels run meanwhile.
     engines: Option<Engines>,
-    since: Option<Event>,
 }
 
 /// The launches of one tensor of a collective.
@@ -34,153 +50,37 @@ pub(super) struct Call {
     pub entries: Vec<Entry>,
     /// Bytes of an element of a piece, and of a result.
     pub sizes: [usize; 2],
-}
-
-/// One tensor of a collective: where its piece and its result are.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Piece {
-    nbytes: u64,
-    input: Address,
-    output: Address,
-}
-
-/// What a device sends when it meets others.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-struct Offer {
-    /// The number of the device's endpoint, and which of its events are recorded.
-    number: u64,
-    turn: u64,
-    /// Whether its host has seen a bad index.
-    failed: u64,
-    /// The number of the point behind which its pieces are complete.
-    point: u64,
-    pieces: Vec<Piece>,
-}
-
-impl Offer {
-    /// Words before the pieces, and of a piece.
-    const HEAD: usize = 4;
-    const PIECE: usize = 3;
-
-    fn bytes(&self) -> Vec<u8> {
-        let head = [self.number, self.turn, self.failed, self.point];
-        let pieces = self.pieces.iter().flat_map(|p| [p.nbytes, p.input, p.output]);
-        head.into_iter().chain(pieces).flat_map(u64::to_le_bytes).collect()
-    }
-
-    fn read(bytes: &[u8]) -> Option<Offer> {
-        let words: Vec<u64> = bytes.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes)).collect();
-        if !bytes.len().is_multiple_of(8) || words.len() < Offer::HEAD {
-            return None;
-        }
-        let (head, rest) = words.split_at(Offer::HEAD);
-        let pieces = rest.chunks_exact(Offer::PIECE);
-        let whole = pieces.remainder().is_empty();
-        let pieces = pieces.map(|p| Piece { nbytes: p[0], input: p[1], output: p[2] }).collect();
-        whole.then_some(Offer { number: head[0], turn: head[1], failed: head[2], point: head[3], pieces })
-    }
-}
-
-/// What a device brings to a meeting.
-#[derive(Default)]
-pub(super) struct Meeting {
-    pieces: Vec<Piece>,
-    /// The number of the point behind which the pieces are complete; those of an agreement have none.
-    point: u64,
-    /// Whether its host has seen a bad index.
-    failed: bool,
-    /// Whether the streams of the others wait for its own.
-    with_stream: bool,
-}
-
-/// The devices along an axis that have met, in the order of their coordinates.
-pub(super) struct Group {
-    axis: Axis,
-    all: Vec<Offer>,
-    coordinate: usize,
-}
-
-impl Group {
-    /// The address of each device's `k`-th piece or result, plus an offset: the argument `collective::Pieces`.
-    fn pieces(&self, k: usize, results: bool, offset: impl Fn(usize) -> usize) -> [u64; MOST] {
-        let mut out = [0; MOST];
-        for (rank, (to, offer)) in out.iter_mut().zip(&self.all).enumerate() {
-            let piece = offer.pieces.get(k).copied().unwrap_or_default();
-            *to = if results { piece.output } else { piece.input } + offset(rank) as u64;
-        }
-        out
-    }
-
-    /// The events that the devices have recorded.
-    fn recorded(&self) -> impl Iterator<Item = Recorded> + '_ {
-        self.all.iter().map(|o| Recorded { number: o.number, axis: self.axis, turn: o.turn as usize })
-    }
-
-    /// The number of this device.
-    fn own(&self) -> u64 {
-        self.all[self.coordinate].number
-    }
+    /// Whether the result overwrites the piece.
+    pub in_place: bool,
 }
 
 impl Mesh<'_> {
-    /// Exchanges addresses with the devices along an axis, with the events that are recorded now: that of the lane if there is one, and that
-    /// of the stream if the others wait for it.
-    pub(super) fn exchange(&self, state: &mut State, axis: Axis, what: &str, meeting: Meeting) -> Result<Group> {
-        let Meeting { pieces, point, failed, with_stream } = meeting;
-        let endpoint = &self.connection.endpoint;
-        let axial = &mut state.lanes[axis as usize];
-        axial.turn ^= 1;
-        if with_stream {
-            endpoint.record_stream(axis, axial.turn)?;
-        }
-        axial.lane.iter().try_for_each(|lane| endpoint.record_lane(axis, axial.turn, lane))?;
-        let (number, turn) = (endpoint.number, axial.turn as u64);
-        let own = Offer { number, turn, failed: u64::from(failed), point, pieces };
-        let sent = self.peers.exchange(axis, &own.bytes())?;
-        let all: Option<Vec<Offer>> = sent.iter().map(|bytes| Offer::read(bytes)).collect();
-        let bug = |what: String| Error::system("cuda", format!("this is a bug: {what}"));
-        let all = all.ok_or_else(|| bug(format!("a device along {} sends something else for {what}", axis.name())))?;
-        let coordinate = self.peers.coordinate(axis);
-        if all.get(coordinate).is_none_or(|o| o.number != own.number) {
-            return Err(bug(format!("the device at {coordinate} along {} is not itself", axis.name())));
-        }
-        let sizes = |o: &Offer| o.pieces.iter().map(|p| p.nbytes).collect::<Vec<_>>();
-        if all.iter().any(|o| sizes(o) != sizes(&own)) {
-            return Err(bug(format!("the pieces of {what} differ in size")));
-        }
-        if all.len() > MOST {
-            let message = format!("{} devices along {}; at most {MOST}", all.len(), axis.name());
-            return Err(Error::system("cuda", message));
-        }
-        all.iter().try_for_each(|other| self.open(state, other.number))?;
-        Ok(Group { axis, all, coordinate })
-    }
-
-    /// Meets the devices along an axis: what their streams have queued so far comes before what this one's queues from now on.
-    fn meet(&self, axis: Axis, what: &str, piece: Piece, failed: bool) -> Result<Group> {
-        let meeting = Meeting { pieces: vec![piece], failed, with_stream: true, ..Meeting::default() };
-        let group = self.exchange(&mut self.connection.state(), axis, what, meeting)?;
-        for other in group.recorded().filter(|o| o.number != group.own()) {
-            self.connection.endpoint.wait_for_stream(other)?;
-        }
-        Ok(group)
-    }
-
     /// Continues the collectives on a lane, of which all devices have finished the last phase that they have queued.
     pub(super) fn proceed(&self, state: &mut State, axis: Axis, met: &Group) -> Result<()> {
-        let Axial { lane: Some(lane), combiners, started, .. } = &mut state.lanes[axis as usize] else { return Ok(()) };
+        let Axial { lane: Some(lane), combiners, started, host, .. } = &mut state.lanes[axis as usize] else {
+            return Ok(());
+        };
         if started.is_empty() {
             return Ok(());
         }
         for other in met.recorded().filter(|o| o.number != met.own()) {
             self.connection.endpoint.wait_for_lane(other, lane)?;
         }
-        for collective in started.iter_mut() {
-            collective.launch(lane, combiners)?;
+        let endpoint = &self.connection.endpoint;
+        if let Some(host) = host {
+            host.ring(lane)?.0.meet(met.all.iter().map(|offer| offer.ring));
         }
+        for collective in started.iter_mut() {
+            match (&mut collective.work, host.as_mut()) {
+                (Work::Phases(phases), _) => phases.launch(endpoint, lane, combiners)?,
+                (Work::Passing(passing), Some(host)) => host.ring(lane)?.0.fetch(endpoint, lane, passing)?,
+                (Work::Passing(_), None) => {}
+            }
+        }
+        send(endpoint, lane, host, started)?;
         // The lane is in order: those that have ended come first.
         let mut over = Vec::new();
-        while let Some(collective) = started.pop_front_if(|collective| collective.is_over()) {
+        while let Some(collective) = started.pop_front_if(|collective| collective.work.is_over()) {
             over.push((collective.step, collective.since));
         }
         over.into_iter().try_for_each(|(step, since)| state.end(&self.connection.device, axis, step, since))
@@ -194,9 +94,19 @@ impl Mesh<'_> {
         failed: bool,
         halt: Address,
         cell: Option<Address>,
+        on_host: bool,
     ) -> Result<bool> {
         let piece = Piece { nbytes: 4, input: halt, output: halt };
-        let group = self.meet(axis, "the agreement of a step", piece, failed)?;
+        let copy = match (on_host, cell) {
+            (true, Some(_)) => {
+                let axial = &mut self.connection.state().lanes[axis as usize];
+                let to = self.host(axial)?.halt();
+                self.connection.device.copy_across(halt, to, 4)?;
+                Some(to)
+            }
+            _ => None,
+        };
+        let group = self.meet(axis, "the agreement of a step", piece, copy, failed)?;
         let failed = group.all.iter().any(|o| o.failed != 0);
         if let Some(cell) = cell {
             self.connection.spread(
@@ -208,9 +118,17 @@ impl Mesh<'_> {
                 None,
             )?;
             // The words may be cleared only after all have read them.
-            self.meet(axis, "the agreement of a step", piece, failed)?;
+            self.meet(axis, "the agreement of a step", piece, copy, failed)?;
         }
         Ok(failed)
+    }
+
+    /// What the device keeps in host memory for an axis.
+    fn host<'a>(&self, axial: &'a mut Axial) -> Result<&'a mut HostCopies> {
+        if axial.host.is_none() {
+            axial.host = Some(HostCopies::new(&self.connection.endpoint)?);
+        }
+        axial.host.as_mut().ok_or_else(|| Error::system("cuda", "this is a bug: no copies in host memory"))
     }
 
     /// Starts the collective of a step on the lane of its axis, behind the points `ready` of all devices.
@@ -223,19 +141,42 @@ impl Mesh<'_> {
         calls: &[&ToStart],
         ready: &Point,
         is_beside: bool,
+        (ranks, on_host): (usize, bool),
     ) -> Result<()> {
         let piece =
             |(c, _, [input, output]): &&ToStart| Piece { nbytes: c.nbytes as u64, input: *input, output: *output };
-        let pieces = calls.iter().map(piece).collect();
-        let meeting = Meeting { pieces, point: ready.number, ..Meeting::default() };
-        let group = self.exchange(state, axis, what, meeting)?;
-        self.proceed(state, axis, &group)?;
-        let ranks = group.all.len();
+        let pieces: Vec<Piece> = calls.iter().map(piece).collect();
+        let mut meeting = Meeting { point: ready.number, ..Meeting::default() };
+        let coordinate = self.peers.coordinate(axis);
+        // That of all tensors, if they are permuted alike.
+        let first = calls.first().and_then(|(c, ..)| c.senders());
+        let sender =
+            first.filter(|first| calls.iter().all(|(c, ..)| c.senders() == Some(first))).map(|all| all[coordinate]);
         let prepared = |(c, entries, _): &&ToStart| {
-            let sizes = [c.size, c.result_size];
-            Ok(Call { phases: c.phases(group.coordinate, ranks)?, entries: entries.to_vec(), sizes })
+            let (sizes, in_place) = ([c.size, c.result_size], c.in_place);
+            Ok(Call { phases: c.phases(coordinate, ranks, on_host)?, entries: entries.to_vec(), sizes, in_place })
         };
         let calls: Vec<Call> = calls.iter().map(prepared).collect::<Result<_>>()?;
+        if on_host {
+            let (endpoint, axial) = (&self.connection.endpoint, &mut state.lanes[axis as usize]);
+            self.host(axial)?;
+            let Axial { lane: Some(lane), host, started, .. } = axial else { return Ok(()) };
+            if let Some(sender) = sender {
+                let since = self.since(lane)?;
+                let pass = |p: &Piece| Passed { from: p.input, to: p.output, nbytes: p.nbytes as usize };
+                let passing = Passing::new(pieces.iter().map(pass).collect(), sender, ready.number);
+                started.push_back(Started { step, work: Work::Passing(passing), since });
+                send(endpoint, lane, host, started)?;
+                let group = self.exchange(state, axis, what, Meeting { pieces, ..Meeting::default() })?;
+                return self.proceed(state, axis, &group);
+            }
+            let pieces: Vec<_> = pieces.iter().map(|p| (p.input, p.nbytes as usize)).collect();
+            let copied = host.as_mut().map(|host| host.copy(endpoint, lane, step, ready, &pieces)).transpose()?;
+            (meeting.copied, meeting.copies) = copied.unwrap_or_default();
+        }
+        meeting.pieces = pieces;
+        let group = self.exchange(state, axis, what, meeting)?;
+        self.proceed(state, axis, &group)?;
         let fetched = if is_beside { copies::fetched(&calls, ranks) } else { 0 };
         let scratch = self.scratch(&mut state.lanes[axis as usize], fetched)?;
         let engines = is_beside.then_some(Engines { scratch, nbytes: fetched });
@@ -243,15 +184,22 @@ impl Mesh<'_> {
         if fetched > 0 && combiners.is_none() {
             *combiners = Some(Combiners::new(&self.connection.device)?);
         }
-        for device in &group.all {
+        // Copies on the host have points of their own.
+        for device in group.all.iter().filter(|o| !on_host || o.number == group.own()) {
             self.connection.endpoint.wait_for_point(device.number, device.point, lane)?;
         }
+        let since = self.since(lane)?;
+        let mut phases = Phases { calls, group, phase: 0, engines };
+        phases.launch(&self.connection.endpoint, lane, combiners)?;
+        started.push_back(Started { step, work: Work::Phases(phases), since });
+        Ok(())
+    }
+
+    /// Records the start of a collective, if it is measured.
+    fn since(&self, lane: &Lane) -> Result<Option<Event>> {
         let since = self.is_timed.then(|| Event::timed(&self.connection.device)).transpose()?;
         since.iter().try_for_each(|since| lane.record(since))?;
-        let mut collective = Started { step, calls, group, phase: 0, engines, since };
-        collective.launch(lane, combiners)?;
-        started.push_back(collective);
-        Ok(())
+        Ok(since)
     }
 }
 
@@ -273,10 +221,40 @@ impl Call {
     }
 }
 
-impl Started {
+/// Sends the next window of the permutations on a lane through host memory.
+fn send(
+    endpoint: &Endpoint,
+    lane: &Lane,
+    host: &mut Option<HostCopies>,
+    started: &mut VecDeque<Started>,
+) -> Result<()> {
+    let Some(host) = host else { return Ok(()) };
+    let (ring, stream) = host.ring(lane)?;
+    let passing = started.iter_mut().filter_map(|collective| match &mut collective.work {
+        Work::Passing(passing) => Some(passing),
+        Work::Phases(_) => None,
+    });
+    ring.send(endpoint, stream, passing)
+}
+
+impl Work {
+    /// Whether all devices have finished it, once the lane has waited for what they had queued at the last meeting.
+    fn is_over(&self) -> bool {
+        match self {
+            Work::Phases(phases) => phases.is_over(),
+            Work::Passing(passing) => passing.is_over(),
+        }
+    }
+}
+
+impl Phases {
     /// Queues the next phase of each tensor; after the last one it is over.
-    fn launch(&mut self, lane: &Lane, combiners: &mut Option<Combiners>) -> Result<()> {
+    fn launch(&mut self, endpoint: &Endpoint, lane: &Lane, combiners: &mut Option<Combiners>) -> Result<()> {
+        let fetch = |rank: usize, from, to, nbytes| self.group.fetch(endpoint, lane, rank, from, to, nbytes);
         let (ranks, own) = (self.group.all.len(), self.group.coordinate);
+        if self.phase == 0 && self.calls.iter().any(|call| call.in_place) {
+            self.group.leave(endpoint, lane)?;
+        }
         let mut parts = Vec::new();
         for (k, call) in self.calls.iter().enumerate() {
             let Some(phase) = call.phases.get(self.phase).filter(|p| !p.grid.contains(&0)) else { continue };
@@ -284,7 +262,7 @@ impl Started {
             let result = self.group.all[own].pieces[k].output;
             if let Some(engines) = &self.engines {
                 let bases = self.group.pieces(k, phase.reads_results, |_| 0);
-                if engines.moves(lane, phase, [own, ranks], &bases, result)? {
+                if engines.moves(phase, [own, ranks], &bases, result, &fetch)? {
                     continue;
                 }
                 let own = engines.parts(call, phase, ranks, bases, result);
@@ -296,10 +274,14 @@ impl Started {
             if let Task::Span { from, .. } = phase.task {
                 pieces[0] = pieces[from];
             }
+            self.group.arrive(endpoint, lane, k)?;
             call.launch(lane, phase, [own, ranks], pieces, result + phase.out as u64)?;
         }
         if let (Some(combiners), Some(engines)) = (combiners, &self.engines) {
-            combiners.run(lane, engines, [own, ranks], &parts)?;
+            combiners.run(lane, engines, [own, ranks], &parts, &fetch)?;
+        }
+        if self.phase == 0 {
+            self.group.leave(endpoint, lane)?;
         }
         self.phase += 1;
         Ok(())
@@ -309,30 +291,5 @@ impl Started {
     fn is_over(&self) -> bool {
         let phases = self.calls.iter().map(|call| call.phases.len()).max().unwrap_or(0);
         self.phase > phases
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_offer_is_read_as_it_was_sent() {
-        let piece = |k| Piece { nbytes: 1 << 40, input: 3 << 50, output: k };
-        let offer = Offer { number: 2, turn: 1, failed: 1, point: 9, pieces: vec![piece(4), piece(5)] };
-        assert_eq!(Offer::read(&offer.bytes()), Some(offer.clone()));
-        let none = Offer { pieces: Vec::new(), ..offer.clone() };
-        assert_eq!(Offer::read(&none.bytes()), Some(none));
-        assert_eq!(Offer::read(&offer.bytes()[8..]), None, "sent by another version, or by a CPU");
-        assert_eq!(Offer::read(&offer.bytes()[4..]), None);
-    }
-
-    #[test]
-    fn pieces_are_in_the_order_of_coordinates() {
-        let piece = |k: u64| Piece { nbytes: 8, input: 1000 * k, output: 1000 * k + 500 };
-        let offer = |k: u64| Offer { pieces: vec![piece(k), piece(k + 10)], ..Offer::default() };
-        let group = Group { axis: Axis::Dp, all: vec![offer(1), offer(2), offer(3)], coordinate: 1 };
-        assert_eq!(group.pieces(0, false, |k| 8 + k * 16)[..4], [1008, 2024, 3040, 0]);
-        assert_eq!(group.pieces(1, true, |_| 0)[..3], [11500, 12500, 13500]);
     }
 }

@@ -12,8 +12,11 @@
 //! still pending on the others: a mesh backend then downloads from each of them too, before the next run.
 
 mod copies;
+mod host;
+mod meeting;
 mod memory;
 mod messages;
+mod ring;
 
 pub(crate) use messages::{Communicators, Group};
 
@@ -24,15 +27,17 @@ use crate::driver::{Address, Allocation, Device, Endpoint, Entry, Event, Heap, L
 use crate::library::collective::{self, Collective, MOST};
 use crate::nccl::Communicator;
 use copies::Combiners;
+use host::HostCopies;
 use memory::Started;
 use perilune_core::env_flags::{self, Setting};
 use perilune_core::error::{Error, Result};
 use perilune_core::mesh::Axis;
 use perilune_plan::Peers;
+use perilune_plan::route::Route;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ffi::c_void;
 use std::hash::{BuildHasher, Hash, Hasher, RandomState};
-use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, OnceLock, PoisonError};
 
 /// What a device keeps for its mesh from the first run with peers on.
 pub(crate) struct Connection {
@@ -48,6 +53,8 @@ pub(crate) struct Connection {
     pub(super) gpu: u64,
     /// Spreads a bad index.
     agree: Entry,
+    /// Whether host memory is as fast as routes through it assume; measured when a program first has one.
+    host_is_fast: OnceLock<bool>,
 }
 
 #[derive(Default)]
@@ -69,7 +76,9 @@ struct Axial {
     lane: Option<Lane>,
     /// What combines pieces beside the lane.
     combiners: Option<Combiners>,
-    /// Collectives on the lane that have not ended, in order; of GPUs that read each other's memory.
+    /// Its pieces in host memory.
+    host: Option<HostCopies>,
+    /// Collectives on the lane that have not ended, in order; of devices of one process.
     started: VecDeque<Started>,
     /// That of this run, once it is known.
     transport: Option<Transport>,
@@ -85,9 +94,18 @@ struct Axial {
 enum Transport {
     /// There is no other device.
     Alone,
-    Memory,
+    /// They read each other's memory, or copies in host memory.
+    Memory {
+        ranks: usize,
+        on_host: bool,
+    },
     Messages(Arc<Communicator>, usize),
 }
+
+/// What a device may want within a process.
+const MEMORY: u64 = 0;
+const HOST_MEMORY: u64 = 1;
+const MESSAGES: u64 = 2;
 
 /// What a device tells the others along an axis when a run first needs their transport.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -99,21 +117,21 @@ struct Hello {
     number: u64,
     /// Identifies the communicator that it has; 0 without one.
     communicator: u64,
-    /// Whether it wants messages within a process too.
-    wants_messages: u64,
+    /// What it wants within a process: [`MEMORY`], [`HOST_MEMORY`] or [`MESSAGES`].
+    wants: u64,
 }
 
 impl Hello {
     fn bytes(self) -> Vec<u8> {
-        let words = [self.process, self.gpu, self.number, self.communicator, self.wants_messages];
+        let words = [self.process, self.gpu, self.number, self.communicator, self.wants];
         words.into_iter().flat_map(u64::to_le_bytes).collect()
     }
 
     fn read(bytes: &[u8]) -> Option<Hello> {
         let words: Vec<u64> = bytes.chunks_exact(8).map(|w| w.try_into().map_or(0, u64::from_le_bytes)).collect();
         match (&words[..], bytes.len()) {
-            (&[process, gpu, number, communicator, wants_messages], 40) => {
-                Some(Hello { process, gpu, number, communicator, wants_messages })
+            (&[process, gpu, number, communicator, wants], 40) => {
+                Some(Hello { process, gpu, number, communicator, wants })
             }
             _ => None,
         }
@@ -143,6 +161,7 @@ impl Connection {
             state: Mutex::default(),
             transfers: Mutex::default(),
             agree,
+            host_is_fast: OnceLock::new(),
         })
     }
 
@@ -166,6 +185,14 @@ impl Connection {
         }
     }
 
+    fn host_is_fast(&self) -> Result<bool> {
+        if let Some(known) = self.host_is_fast.get() {
+            return Ok(*known);
+        }
+        let known = host::bytes_a_second(&self.device, &self.heap)? >= host::LEAST_SPEED;
+        Ok(*self.host_is_fast.get_or_init(|| known))
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -176,6 +203,8 @@ pub(super) struct Mesh<'a> {
     pub connection: &'a Connection,
     pub peers: &'a dyn Peers,
     pub is_timed: bool,
+    /// The route of the program.
+    pub route: Route,
 }
 
 /// The start and the end of a collective on its lane.
@@ -200,6 +229,7 @@ impl Mesh<'_> {
         let state = &mut *self.connection.state();
         for axial in &mut state.lanes {
             axial.started.clear();
+            axial.host.iter_mut().for_each(HostCopies::begin);
             axial.transport = None;
         }
         state.ended.clear();
@@ -222,7 +252,12 @@ impl Mesh<'_> {
             gpu: *gpu,
             number: endpoint.number,
             communicator: communicators.number(Group::Along(axis)),
-            wants_messages: u64::from(env_flags::COLLECTIVES.setting() == Some(Setting::Word("nccl"))),
+            wants: match env_flags::COLLECTIVES.setting() {
+                Some(Setting::Word("nccl")) => MESSAGES,
+                Some(Setting::Word("host")) => HOST_MEMORY,
+                None if self.route == Route::HostMemory && self.connection.host_is_fast()? => HOST_MEMORY,
+                _ => MEMORY,
+            },
         };
         let sent = self.peers.exchange(axis, &own.bytes())?;
         let all: Option<Vec<Hello>> = sent.iter().map(|bytes| Hello::read(bytes)).collect();
@@ -239,8 +274,10 @@ impl Mesh<'_> {
         let is_one_process = all.iter().all(|hello| hello.process == own.process);
         let transport = if all.len() == 1 {
             Transport::Alone
-        } else if is_one_process && all.iter().all(|hello| hello.wants_messages == 0) {
-            Transport::Memory
+        } else if is_one_process && all.iter().all(|hello| hello.wants != MESSAGES) {
+            let numbers: Vec<u64> = all.iter().map(|hello| hello.number).collect();
+            let on_host = all.iter().all(|hello| hello.wants == HOST_MEMORY) || !endpoint.can_access(&numbers)?;
+            Transport::Memory { ranks: all.len(), on_host }
         } else {
             separate_gpus(axis, &all)?;
             // Within a process NCCL uses the memory of operands itself.
@@ -282,8 +319,9 @@ impl Mesh<'_> {
         }
         let calls: Vec<&ToStart> = calls.iter().filter(|(c, ..)| !c.is_empty()).collect();
         match transport {
-            Transport::Alone | Transport::Memory => {
-                self.start_in_memory(state, axis, what, step, &calls, ready, is_beside)
+            Transport::Alone => self.start_in_memory(state, axis, what, step, &calls, ready, is_beside, (1, false)),
+            Transport::Memory { ranks, on_host } => {
+                self.start_in_memory(state, axis, what, step, &calls, ready, is_beside, (ranks, on_host))
             }
             Transport::Messages(communicator, ranks) => {
                 self.start_messages(state, axis, step, &calls, ready, &communicator, ranks)
@@ -295,6 +333,7 @@ impl Mesh<'_> {
     pub fn settle(&self) -> Result<()> {
         let state = self.connection.state();
         state.lanes.iter().filter_map(|axial| axial.lane.as_ref()).try_for_each(Lane::synchronize)?;
+        state.lanes.iter().filter_map(|axial| axial.host.as_ref()).try_for_each(HostCopies::settle)?;
         self.settle_transfers()
     }
 
@@ -315,7 +354,7 @@ impl Mesh<'_> {
             if !state.lanes[axis as usize].started.iter().any(|collective| collective.step == step) {
                 return Err(Error::system("cuda", format!("this is a bug: step {step} has not started")));
             }
-            let group = self.exchange(state, axis, "the end of a collective", memory::Meeting::default())?;
+            let group = self.exchange(state, axis, "the end of a collective", meeting::Meeting::default())?;
             self.proceed(state, axis, &group)?;
         }
     }
@@ -327,7 +366,9 @@ impl Mesh<'_> {
             let transport = self.transport(&mut self.connection.state(), axis)?;
             match transport {
                 Transport::Alone => {}
-                Transport::Memory => failed |= self.agree_in_memory(axis, failed, halt, cell)?,
+                Transport::Memory { on_host, .. } => {
+                    failed |= self.agree_in_memory(axis, failed, halt, cell, on_host)?
+                }
                 Transport::Messages(communicator, ranks) => {
                     let sent = self.peers.exchange(axis, &[u8::from(failed)])?;
                     failed |= sent.iter().any(|other| other[..] != [0]);
@@ -389,7 +430,7 @@ mod tests {
     use super::*;
 
     fn hello(k: u64) -> Hello {
-        Hello { process: 1 << 60, gpu: k, number: k + 7, communicator: 0, wants_messages: 1 }
+        Hello { process: 1 << 60, gpu: k, number: k + 7, communicator: 0, wants: MESSAGES }
     }
 
     #[test]

@@ -2,9 +2,9 @@
 //! by the collective ([`collective::WIDENED`]). The sum has the same bits, since widening is exact; the terms take half the bytes in
 //! memory and over the links.
 //!
-//! Two devices exchange large terms, and each reader adds both: fusion recomputes a sum of two 16-bit values rather than store it in f32,
-//! as many bytes. A combination would write the sum, which is read by the norm of gradients and by the optimizer. Two numbers have one
-//! sum in either order, so both devices get the same bits.
+//! Two devices exchange large terms, those in f32 too, and each reader adds both: fusion recomputes a sum of two 16-bit values rather than
+//! store it in f32, as many bytes. A combination would write the sum, which is read by the norm of gradients and by the optimizer. Two
+//! numbers have one sum in either order, so both devices get the same bits.
 
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
@@ -27,7 +27,7 @@ pub(super) fn apply(from: &Lowered, mesh: &Mesh) -> Result<Lowered> {
         to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match widened(&from.graph, id) {
             Some(moves) => sum(from, &mut to, id, &moves, mesh)?,
-            None => to.copy(from, id),
+            None => plain(from, &mut to, id, mesh)?,
         };
         to.map.push(new);
     }
@@ -71,11 +71,8 @@ fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &M
         });
     }
     let (node, g) = (from.graph.node(id), &mut to.out.graph);
-    let axis = collective::axis(&node.attrs);
-    if let Some(own) = x.filter(|x| node.op == &ALL_REDUCE && mesh.size(axis) == 2 && is_large(g, *x)) {
-        let other = g.push(&COLLECTIVE_PERMUTE, &[own], &collective::permutation(axis, [1, 0].into_iter()))?;
-        let (own, other) = (g.cast(own, node.dtype)?, g.cast(other, node.dtype)?);
-        return g.add_(own, other);
+    if let Some(own) = x.filter(|x| is_exchanged(node, mesh, g, *x)) {
+        return exchanged(g, node, own);
     }
     let mut attrs = node.attrs.clone();
     let n = attrs.len();
@@ -83,6 +80,28 @@ fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &M
     g.push(node.op, &x.into_iter().collect::<SmallVec<[NodeId; 1]>>(), &attrs)
 }
 
-fn is_large(g: &Graph, x: NodeId) -> bool {
-    g.shape(x).numel() * g.dtype(x).size() >= EXCHANGED_BYTES
+/// Copies a node, or emits an exchange for a sum of large terms in f32.
+fn plain(from: &Lowered, to: &mut Rewriter, id: NodeId, mesh: &Mesh) -> Result<NodeId> {
+    let node = from.graph.node(id);
+    let sums = collective::is_collective(node.op)
+        && node.dtype == DType::F32
+        && collective::code_of(node.op, &node.attrs) == Some(collective::code(Combine::Sum));
+    match node.inputs.first().map(|x| to.map[x.index()]) {
+        Some(own) if sums && is_exchanged(node, mesh, &to.out.graph, own) => exchanged(&mut to.out.graph, node, own),
+        _ => Ok(to.copy(from, id)),
+    }
+}
+
+/// Whether two devices exchange the terms of a sum over devices.
+fn is_exchanged(sum: &Node, mesh: &Mesh, g: &Graph, term: NodeId) -> bool {
+    let nbytes = g.shape(term).numel() * g.dtype(term).size();
+    sum.op == &ALL_REDUCE && mesh.size(collective::axis(&sum.attrs)) == 2 && nbytes >= EXCHANGED_BYTES
+}
+
+/// Emits the sum of this device's term and that of the other.
+fn exchanged(g: &mut Graph, sum: &Node, own: NodeId) -> Result<NodeId> {
+    let axis = collective::axis(&sum.attrs);
+    let other = g.push(&COLLECTIVE_PERMUTE, &[own], &collective::permutation(axis, [1, 0].into_iter()))?;
+    let (own, other) = (g.cast(own, sum.dtype)?, g.cast(other, sum.dtype)?);
+    g.add_(own, other)
 }
