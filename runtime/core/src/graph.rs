@@ -36,11 +36,13 @@ pub type Attrs = SmallVec<[i64; 6]>;
 
 /// One application of an op.
 ///
-/// The order of the fields is that in memory: passes over a recording, and the comparison of one with the one before, read what
-/// is in the first cache line of every node, and the shape of few.
+/// The order of the fields is that in memory, of three cache lines: the shape, the attributes, and what passes over a recording, and the
+/// comparison of one with the one before, read of every node. The length of the attributes, their last word, is in the third line.
 #[derive(Debug)]
 #[repr(C, align(64))]
 pub struct Node {
+    pub shape: Shape,
+    pub attrs: Attrs,
     pub op: &'static Op,
     pub inputs: Inputs,
     /// Data that the plan key must not contain: the value of a `scalar`, the identity of a leaf or State.
@@ -51,8 +53,6 @@ pub struct Node {
     /// Whether its products may round f32 operands to TF32 on a device where that is faster (see `Graph::tf32`). Part
     /// of the plan key.
     pub tf32: bool,
-    pub attrs: Attrs,
-    pub shape: Shape,
 }
 
 /// A Lua number before it becomes a node.

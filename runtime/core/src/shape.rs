@@ -25,7 +25,10 @@ pub fn size(op: &str, what: impl Display, n: i128) -> Result<usize> {
 }
 
 /// The dims of a tensor. Rank 0 is a scalar.
+///
+/// The rank and 7 dims are in the first cache line of a node, which 80 bytes are before its attributes (`graph::Node`).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(C, align(16))]
 pub struct Shape {
     rank: u8,
     dims: [usize; MAX_RANK],
