@@ -92,7 +92,7 @@ fn long_steps_go_through_host_memory() {
     assert!(long.contains("through host memory") && !long.contains("NVLink"), "{long}");
     // The last products run beside the last gradient that is sent.
     assert!(long.contains("collective_permute"), "{long}");
-    for (mesh, batch) in [("dp=2", 1 << 13), ("dp=2,zero=1", 1 << 18), ("tp=2", 1 << 18)] {
+    for (mesh, batch) in [("dp=2", 1 << 13), ("dp=4", 1 << 20), ("dp=2,zero=1", 1 << 18), ("tp=2", 1 << 18)] {
         let text = of(mesh, batch);
         assert!(text.contains("NVLink") && !text.contains("host memory"), "{mesh}, {batch}: {text}");
     }

@@ -14,8 +14,8 @@ use crate::route::Route;
 use perilune_core::ops::collective::{ALL_REDUCE, REDUCE_SCATTER};
 
 /// Moves the anchors of products. `producers` and `users`: for each kernel, those that it follows and those that follow it. `exchanges`:
-/// which kernels exchange terms ([`crate::lanes::term_exchanges`]). `work`: the operations of each kernel. Returns the result of the combination behind whose start they are, if
-/// there are any.
+/// which kernels exchange terms ([`crate::lanes::term_exchanges`]). `work`: the operations of each kernel. Returns the result of the
+/// combination behind whose start they are, if there are any.
 pub(crate) fn delay(
     kernels: &mut [(u32, Kernel)],
     values: &[Value],

@@ -2,7 +2,8 @@
 //!
 //! Links between GPUs are fast. They sleep if they have moved nothing for some time, 50 ms by default, and a GPU that runs at the limit of
 //! its power is faster while they do. Host memory is reached over PCIe, which is awake anyway, in several times the time. So a step of
-//! much work goes through host memory if all that is large is a sum of terms, as of gradients, and the work hides it.
+//! much work goes through host memory if all that is large is a sum of terms of two devices, as of gradients, and the work hides it. Each of
+//! more devices would read all that the others copy.
 //!
 //! The route does not change a bit of a result. It is a function of the program and of the kind of GPU, so all devices decide alike.
 
@@ -73,8 +74,10 @@ pub(crate) fn choose(
         if result >= FIRST_BUCKET_BYTES && l.op != &ALL_REDUCE && !exchanges[k] {
             return Route::Links;
         }
-        let others = mesh.size(collectives::axis(&l.attrs)).saturating_sub(1);
-        fetched = fetched.saturating_add(result.saturating_mul(others));
+        if mesh.size(collectives::axis(&l.attrs)) > 2 {
+            return Route::Links;
+        }
+        fetched = fetched.saturating_add(result);
     }
     let hidden = work / HIDES / Route::HostMemory.flops_a_byte();
     if fetched > 0 && work >= LEAST_WORK && fetched <= hidden { Route::HostMemory } else { Route::Links }

@@ -4,7 +4,7 @@ use crate::states::{deep, split_states};
 use crate::step::{Step, collectives};
 use perilune_core::mesh::{Along, Axis};
 use perilune_core::ops::Value;
-use perilune_core::ops::collective::{ALL_REDUCE, COLLECTIVE_PERMUTE};
+use perilune_core::ops::collective::COLLECTIVE_PERMUTE;
 use perilune_core::{DType, Mesh, Placement};
 use perilune_plan::ir::{InFlight, Kernel, Operand, Program, Storage};
 use perilune_plan::{Options, check, lanes, show};

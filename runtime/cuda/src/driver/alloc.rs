@@ -134,8 +134,8 @@ impl Pinned {
         Pinned::with_flags(device, nbytes, flags)
     }
 
-    /// Memory through which devices exchange bytes, and which the host does not read: what they copy from it is not looked for in the CPU's
-    /// caches of single cores.
+    /// Allocates memory through which devices exchange bytes, and which the host does not read: write-combined, so that a device that reads
+    /// it does not snoop the caches of the CPU's cores.
     pub fn between_devices(device: &Arc<Device>, nbytes: usize) -> Result<Pinned> {
         let flags = sys::CU_MEMHOSTALLOC_DEVICEMAP | sys::CU_MEMHOSTALLOC_PORTABLE | sys::CU_MEMHOSTALLOC_WRITECOMBINED;
         Pinned::with_flags(device, nbytes, flags)

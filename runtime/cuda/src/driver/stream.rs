@@ -29,12 +29,13 @@ impl Device {
         check(status, "copying to the GPU")
     }
 
-    /// Queues a copy within the device.
+    /// Queues a copy between memory of the device and of the host.
     pub fn copy_across(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
         // SAFETY: as in `copy`; the address of pinned memory is the same for the device and the host.
         check(unsafe { sys::cuMemcpyAsync(to, from, nbytes, self.stream.0) }, "copying between a GPU and the host")
     }
 
+    /// Queues a copy within the device.
     pub fn copy(&self, from: Address, to: Address, nbytes: usize) -> Result<()> {
         // SAFETY: both ranges hold that many bytes, and do not overlap (callers check).
         let status = unsafe { sys::cuMemcpyDtoDAsync_v2(to, from, nbytes, self.stream.0) };

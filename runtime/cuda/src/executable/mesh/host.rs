@@ -1,8 +1,7 @@
 //! Copies pieces of collectives to host memory, from which the other devices of the process fetch them.
 //!
-//! An NVLink that has moved a byte stays in its high-speed state for tens of milliseconds, so that the links of a mesh never sleep. Their
-//! power is taken from the clocks of GPUs that run at their limit. PCIe is slower, and is awake anyway. It also connects GPUs that cannot
-//! access each other's memory.
+//! An NVLink sleeps when it has moved nothing for some time, 50 ms by default; links that are awake take power from the clocks of GPUs that
+//! run at their limit. PCIe is slower, and is awake anyway. It also connects GPUs that cannot access each other's memory.
 //!
 //! The pieces of a collective lie one behind the other in a range of host memory. A stream of its own copies them, a part at a time, and
 //! records a point behind each part: another device fetches a part while the next is copied, in both directions of both links.

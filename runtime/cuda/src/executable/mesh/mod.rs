@@ -62,6 +62,8 @@ struct State {
     lanes: [Axial; Axis::ALL.len()],
     /// The numbers of the devices whose memory this one may access.
     open: BTreeSet<u64>,
+    /// Whether devices with these numbers can access each other's memory.
+    accessible: HashMap<Vec<u64>, bool>,
     /// Collectives that have finished, by step: the time of the start if it is measured, and the event of the end.
     ended: HashMap<usize, (Option<Event>, Event)>,
     /// Events without a time that are not used any more.
@@ -276,7 +278,15 @@ impl Mesh<'_> {
             Transport::Alone
         } else if is_one_process && all.iter().all(|hello| hello.wants != MESSAGES) {
             let numbers: Vec<u64> = all.iter().map(|hello| hello.number).collect();
-            let on_host = all.iter().all(|hello| hello.wants == HOST_MEMORY) || !endpoint.can_access(&numbers)?;
+            let on_host = all.iter().all(|hello| hello.wants == HOST_MEMORY)
+                || match state.accessible.get(&numbers) {
+                    Some(known) => !known,
+                    None => {
+                        let known = endpoint.can_access(&numbers)?;
+                        state.accessible.insert(numbers, known);
+                        !known
+                    }
+                };
             Transport::Memory { ranks: all.len(), on_host }
         } else {
             separate_gpus(axis, &all)?;
