@@ -96,6 +96,10 @@ fn long_steps_go_through_host_memory() {
         let text = of(mesh, batch);
         assert!(text.contains("NVLink") && !text.contains("host memory"), "{mesh}, {batch}: {text}");
     }
+    // Little is sent beside the work of such wide layers, but the next product waits for it.
+    let wide = ["--mesh", "tp=2", "--set", "width=65536", "--set", "batch=8192", "--set", "samples=8192"];
+    let text = check(&p, &wide);
+    assert!(text.contains("NVLink") && !text.contains("host memory"), "{text}");
 }
 
 #[test]

@@ -71,7 +71,8 @@ pub(crate) fn sort(
         lanes::advance(&mut kernels, &producers, &users);
         let exchanges = lanes::term_exchanges(&kernels, &users);
         works = route::works(&kernels, values);
-        route = host.map_or(route, |mesh| route::choose(&kernels, values, &works, &exchanges, mesh));
+        route =
+            host.map_or(route, |mesh| route::choose(&kernels, values, &producers, &users, &works, &exchanges, mesh));
         last = late_products::delay(&mut kernels, values, &producers, &users, &exchanges, &works, route);
         exchanged.extend((0..kernels.len()).filter(|k| exchanges[*k]).flat_map(|k| kernels[k].1.writes()));
         gathered = gathered_updates::order(&mut kernels, values, &users);

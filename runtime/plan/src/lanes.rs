@@ -149,7 +149,7 @@ pub(crate) fn merge(
         let kind = Kind { op: l.op.name, axis: axis(l), dtype, combine, of_terms, is_flat };
         let begins = of_terms && !buckets.iter().any(|b| b.kind == kind && b.is_full);
         let limit = match of_terms {
-            // What follows it hides it, and as much again.
+            // The products behind it hide twice as much.
             true if ends => most.min((hidden[at] / 2).max(FIRST_BUCKET_BYTES)),
             _ if begins => most.min(FIRST_BUCKET_BYTES),
             _ => most,

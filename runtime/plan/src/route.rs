@@ -2,12 +2,13 @@
 //!
 //! Links between GPUs are fast. They sleep if they have moved nothing for some time, 50 ms by default, and a GPU that runs at the limit of
 //! its power is faster while they do. Host memory is reached over PCIe, which is awake anyway, in several times the time. So a step of
-//! much work goes through host memory if all that is large is a sum of terms of two devices, as of gradients, and the work hides it. Each of
-//! more devices would read all that the others copy.
+//! much work goes through host memory if all that is large is a sum of terms of two devices that no product follows, as of gradients, and
+//! the work hides it. Each of more devices would read all that the others copy.
 //!
 //! The route does not change a bit of a result. It is a function of the program and of the kind of GPU, so all devices decide alike.
 
 use crate::ir::{Kernel, Value, ValueId};
+use crate::kernel_order::one_by_one;
 use crate::lanes::{FIRST_BUCKET_BYTES, collective};
 use crate::show::routine;
 use perilune_core::mesh::Mesh;
@@ -50,16 +51,26 @@ pub(crate) fn works(kernels: &[(u32, Kernel)], values: &[Value]) -> Vec<usize> {
     kernels.iter().map(work).collect()
 }
 
-/// Chooses the route of a program on a mesh. `works`: see [`works`]. `exchanges`: which kernels exchange terms of sums
-/// ([`crate::lanes::term_exchanges`]).
+/// Chooses the route of a program on a mesh. `producers` and `users`: for each kernel, those that it follows and those that follow it.
+/// `works`: see [`works`]. `exchanges`: which kernels exchange terms of sums ([`crate::lanes::term_exchanges`]).
 pub(crate) fn choose(
     kernels: &[(u32, Kernel)],
     values: &[Value],
+    producers: &[Vec<usize>],
+    users: &[impl AsRef<[usize]>],
     works: &[usize],
     exchanges: &[bool],
     mesh: &Mesh,
 ) -> Route {
     let work = works.iter().copied().fold(0, usize::saturating_add);
+    if work < LEAST_WORK {
+        return Route::Links;
+    }
+    // Which kernels a product follows, that would wait for what they send.
+    let mut leads = vec![false; kernels.len()];
+    for k in one_by_one(kernels, producers, users).into_iter().rev() {
+        leads[k] = users[k].as_ref().iter().any(|u| works[*u] > 0 || leads[*u]);
+    }
     let nbytes = |ids: &[ValueId]| ids.iter().map(|v| values[v.0 as usize].nbytes()).sum::<usize>();
     let mut fetched = 0usize;
     for (k, (_, kernel)) in kernels.iter().enumerate() {
@@ -71,14 +82,13 @@ pub(crate) fn choose(
         }
         let Some(l) = collective(kernel) else { continue };
         let result = nbytes(&l.outputs);
-        if result >= FIRST_BUCKET_BYTES && l.op != &ALL_REDUCE && !exchanges[k] {
-            return Route::Links;
-        }
-        if mesh.size(collectives::axis(&l.attrs)) > 2 {
+        let sums = l.op == &ALL_REDUCE || exchanges[k];
+        let is_large = result >= FIRST_BUCKET_BYTES;
+        if is_large && (!sums || leads[k]) || mesh.size(collectives::axis(&l.attrs)) > 2 {
             return Route::Links;
         }
         fetched = fetched.saturating_add(result);
     }
     let hidden = work / HIDES / Route::HostMemory.flops_a_byte();
-    if fetched > 0 && work >= LEAST_WORK && fetched <= hidden { Route::HostMemory } else { Route::Links }
+    if fetched > 0 && fetched <= hidden { Route::HostMemory } else { Route::Links }
 }

@@ -245,7 +245,7 @@ impl PeerAccess {
         if !can_access(peer, device)? {
             let message = format!("cuda:{} cannot access the memory of cuda:{}", peer.ordinal, device.ordinal);
             return Err(Error::system("cuda", message)
-                .hint("the GPUs of a mesh need peer access (NVLink or PCIe): see `nvidia-smi topo -p2p r`"));
+                .hint("pipeline stages, and NCCL within a process, need peer access (NVLink or PCIe): see `nvidia-smi topo -p2p r`"));
         }
         for (at, nbytes) in &own.parts {
             allow(*at, *nbytes, &[peer.device])?;

@@ -66,11 +66,11 @@ impl Copied {
 /// the time is measured, and more than PCIe 4 has.
 pub(super) const LEAST_SPEED: f64 = 35e9;
 
-/// Measures how many bytes a second a device copies to the host; 0 if it has no memory to spare.
+/// Measures how many bytes a second a device copies to the host; 0 if it or the host has no memory to spare.
 pub(super) fn bytes_a_second(device: &Arc<Device>, heap: &Arc<Heap>) -> Result<f64> {
     const NBYTES: usize = 16 << 20;
-    let Ok(from) = heap.alloc(NBYTES) else { return Ok(0.0) };
-    let (to, lane) = (Pinned::new(device, NBYTES)?, Lane::new(device)?);
+    let (Ok(from), Ok(to)) = (heap.alloc(NBYTES), Pinned::new(device, NBYTES)) else { return Ok(0.0) };
+    let lane = Lane::new(device)?;
     let mut least = f64::INFINITY;
     for _ in 0..3 {
         let start = Instant::now();

@@ -27,7 +27,7 @@ pub(super) struct Started {
     since: Option<Event>,
 }
 
-/// What is left of a collective.
+/// What a device still has to queue for a collective.
 enum Work {
     Phases(Phases),
     /// A permutation through host memory.

@@ -187,6 +187,7 @@ impl Connection {
         }
     }
 
+    /// Whether a program whose route is host memory takes it on this device.
     fn host_is_fast(&self) -> Result<bool> {
         if let Some(known) = self.host_is_fast.get() {
             return Ok(*known);

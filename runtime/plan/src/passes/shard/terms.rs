@@ -4,7 +4,8 @@
 //!
 //! Two devices exchange large terms, those in f32 too, and each reader adds both: fusion recomputes a sum of two 16-bit values rather than
 //! store it in f32, as many bytes. A combination would write the sum, which is read by the norm of gradients and by the optimizer. Two
-//! numbers have one sum in either order, so both devices get the same bits.
+//! numbers have one sum in either order, so both devices get the same bits. A sum that a product follows is waited for at once, and is
+//! combined as it is read.
 
 use crate::lowered::Lowered;
 use crate::passes::rewriter::Rewriter;
@@ -23,10 +24,12 @@ const EXCHANGED_BYTES: usize = 512 << 10;
 /// Rewrites the sums of a divided step.
 pub(super) fn apply(from: &Lowered, mesh: &Mesh) -> Result<Lowered> {
     let mut to = Rewriter::new(from);
+    let leads = leads_to_products(&from.graph);
     for id in from.graph.ids() {
         to.out.graph.modes.loc = from.graph.loc_of(id);
         let new = match widened(&from.graph, id) {
-            Some(moves) => sum(from, &mut to, id, &moves, mesh)?,
+            Some(moves) => sum(from, &mut to, id, &moves, mesh, leads[id.index()])?,
+            None if leads[id.index()] => to.copy(from, id),
             None => plain(from, &mut to, id, mesh)?,
         };
         to.map.push(new);
@@ -56,8 +59,19 @@ fn widened(g: &Graph, id: NodeId) -> Option<SmallVec<[NodeId; 4]>> {
     }
 }
 
-/// Emits a sum of 16-bit terms, behind what moved them as f32.
-fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &Mesh) -> Result<NodeId> {
+/// Which nodes a product follows.
+fn leads_to_products(g: &Graph) -> Vec<bool> {
+    let mut out = vec![false; g.len()];
+    for id in g.ids().rev() {
+        let node = g.node(id);
+        let leads = out[id.index()] || node.op.flops.is_some();
+        node.inputs.iter().for_each(|x| out[x.index()] |= leads);
+    }
+    out
+}
+
+/// Emits a sum of 16-bit terms, behind what moved them as f32. `leads`: whether a product follows it.
+fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &Mesh, leads: bool) -> Result<NodeId> {
     let mut x = None;
     for at in moves.iter().rev() {
         let node = from.graph.node(*at);
@@ -71,7 +85,7 @@ fn sum(from: &Lowered, to: &mut Rewriter, id: NodeId, moves: &[NodeId], mesh: &M
         });
     }
     let (node, g) = (from.graph.node(id), &mut to.out.graph);
-    if let Some(own) = x.filter(|x| is_exchanged(node, mesh, g, *x)) {
+    if let Some(own) = x.filter(|x| !leads && is_exchanged(node, mesh, g, *x)) {
         return exchanged(g, node, own);
     }
     let mut attrs = node.attrs.clone();
