@@ -15,8 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use tokenizers::models::bpe::{BPE, BpeTrainer};
 use tokenizers::models::unigram::{Unigram, UnigramTrainer};
 use tokenizers::models::wordpiece::{WordPiece, WordPieceTrainer};
-use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizer, Trainer};
-use tokenizers::{NormalizerWrapper, PreTokenizedString, PreTokenizerWrapper};
+use tokenizers::{AddedToken, OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer, Tokenizer, Trainer};
 
 /// The version of what the same texts and options become, for caches.
 pub const VERSION: &str = "1, tokenizers 0.23";
@@ -198,9 +197,12 @@ fn skeleton(options: &Train, specials: &[String]) -> Value {
 
 /// Counts the words of texts, as the normaliser and the pre-tokenizer of a file make them; in sorted order.
 fn count(texts: &mut Texts<'_>, json: &Value) -> Result<Vec<(String, u32)>> {
-    let bad = |e: serde_json::Error| Error::argument("training", e.to_string());
-    let normalizer: Option<NormalizerWrapper> = serde_json::from_value(json["normalizer"].clone()).map_err(bad)?;
-    let pre: PreTokenizerWrapper = serde_json::from_value(json["pre_tokenizer"].clone()).map_err(bad)?;
+    let without_words = json!({
+        "version": "1.0", "added_tokens": [], "normalizer": json["normalizer"], "pre_tokenizer": json["pre_tokenizer"],
+        "model": { "type": "BPE", "vocab": {}, "merges": [] },
+    });
+    let whole = guarded(|rule| Error::argument("training", rule), || without_words.to_string().parse::<Tokenizer>())?;
+    let normalizer = whole.get_normalizer();
     let (bytes, failed) = (AtomicU64::new(0), Mutex::new(None));
     let fail = |e: Error| {
         failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(e);
@@ -220,8 +222,8 @@ fn count(texts: &mut Texts<'_>, json: &Value) -> Result<Vec<(String, u32)>> {
     use rayon::iter::{ParallelBridge, ParallelIterator};
     let one = |mut all: HashMap<String, u32>, text: String| {
         let added = tokenizers::AddedVocabulary::new();
-        let mut split: PreTokenizedString = added.extract_and_normalize(normalizer.as_ref(), &text);
-        match pre.pre_tokenize(&mut split) {
+        let mut split: PreTokenizedString = added.extract_and_normalize(normalizer, &text);
+        match whole.get_pre_tokenizer().map_or(Ok(()), |pre| pre.pre_tokenize(&mut split)) {
             Ok(()) => {
                 for (word, _, _) in split.get_splits(OffsetReferential::Original, OffsetType::None) {
                     if word.len() > MAX_WORD || word.is_empty() {

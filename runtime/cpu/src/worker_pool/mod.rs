@@ -112,6 +112,11 @@ impl WorkerPool {
     /// Calls `worker` on this thread and, if `parallel` and outside a task, on other threads too; all claim from one
     /// queue of `count` tasks.
     pub fn run(&self, parallel: bool, count: usize, worker: impl Fn(&TaskQueue) + Sync) {
+        self.fork(parallel, count, &worker);
+    }
+
+    /// Compiled once, not for each kernel.
+    fn fork(&self, parallel: bool, count: usize, worker: &(dyn Fn(&TaskQueue) + Sync)) {
         let helpers = if parallel && self.can_fork() { self.threads.min(count).saturating_sub(1) } else { 0 };
         let Some(workers) = self.workers.as_ref().filter(|_| helpers > 0) else {
             return worker(&TaskQueue::new(count, 1));

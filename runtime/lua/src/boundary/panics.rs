@@ -48,20 +48,24 @@ pub fn install_hook() {
 
 /// Runs `f`. A panic becomes an error at the recipe's line, and exhausted memory the error that states the limit.
 pub fn caught<T>(lua: &Lua, f: impl FnOnce() -> mlua::Result<T>) -> mlua::Result<T> {
-    change_depth(1);
-    let out = catch_unwind(AssertUnwindSafe(f));
-    change_depth(-1);
-    match out {
-        Ok(Ok(value)) => Ok(value),
-        Ok(Err(error)) => Err(raised(lua, error)),
-        Err(payload) => Err(internal(lua, &*payload)),
+    let (mut f, mut out) = (Some(f), None);
+    let panic = panic_of(lua, &mut || out = f.take().map(|f| f()));
+    match (out, panic) {
+        (Some(Ok(value)), _) => Ok(value),
+        (Some(Err(error)), _) => Err(raised(lua, error)),
+        (None, panic) => Err(panic.unwrap_or_else(|| mlua::Error::runtime("the function did not run"))),
     }
 }
 
 // Each native function has its own `caught`. What does not depend on it is compiled once.
 
-fn change_depth(by: i32) {
-    DEPTH.with(|d| d.set(d.get().wrapping_add_signed(by)));
+/// The error of a panic of `f`.
+fn panic_of(lua: &Lua, f: &mut dyn FnMut()) -> Option<mlua::Error> {
+    let change_depth = |by| DEPTH.with(|d| d.set(d.get().wrapping_add_signed(by)));
+    change_depth(1);
+    let out = catch_unwind(AssertUnwindSafe(f));
+    change_depth(-1);
+    out.err().map(|payload| internal(lua, &*payload))
 }
 
 fn raised(lua: &Lua, error: mlua::Error) -> mlua::Error {
