@@ -1,9 +1,10 @@
 -- train/mesh.lua: opens the mesh of a recipe, and decides what each of its devices stores of the States of a run.
 --
 -- A placement changes where a State is, never its value. Two things divide States. `zero` (Rajbhandari et al., ZeRO,
--- arXiv:1910.02054) shares them among the devices that have different samples: stage 1 those of the optimizer and moving
--- averages, stage 3 the weights too. Gradients are intermediate values of a step, which the planner divides where their readers
--- are divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
+-- arXiv:1910.02054) shares them among the devices that have different samples: weights, those of the optimizer and moving averages. A
+-- step gathers whole weights a layer ahead; stages 1 and 2 keep them to its end, stage 3 drops them and gathers them again for
+-- the backward pass. Gradients are intermediate values of a step, which the planner divides where their readers are divided, so stages
+-- 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
 -- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
 -- Experts (nn.MoE) are divided along `ep`, by the first dim of their weights; for all other layers `ep` has samples, as `dp` does.
 -- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
@@ -30,7 +31,7 @@ local SMALL = 1024
 ---@field cp integer
 ---@field ep integer
 ---@field tp integer
----@field zero integer? the stage, if it was given
+---@field zero integer the stage
 
 ---@class perilune.train.Cut what devices divide of a State
 ---@field dim integer
@@ -169,11 +170,10 @@ local function numel(shape)
   return n
 end
 
----Whether the States with this path are divided at a stage of ZeRO.
-local function is_shared(path, stage)
+---Whether ZeRO divides the States with this path.
+local function is_shared(path)
   local part = path:match "^[^.]*"
-  if part == "model" then return stage >= 3 end
-  return stage >= 1 and (part == "optim" or part == "ema")
+  return part == "model" or part == "optim" or part == "ema"
 end
 
 ---Finds the weight that a State of an optimizer or a moving average belongs to: paths by State.
@@ -232,7 +232,6 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
   end
   -- Devices along `shard` share States; without that axis those along `dp` do. So do those along `ep`, but for States of experts.
   local axis = axes.shard > 1 and "shard" or "dp"
-  local stage = axes.zero or (axes.shard > 1 and 3 or 0)
   local largest = 0
   for _, entry in ipairs(weights) do largest = math.max(largest, numel(entry.state.shape)) end
   for _, entry in ipairs(run:states()) do
@@ -263,7 +262,7 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
       -- Rows go to the devices of their experts; what is shared beyond that is another dim.
       dims.ep, taken[0] = axes.ep > 1 and 0 or nil, axes.ep
     end
-    if is_shared(entry.path, stage) and numel(shape) * SMALL >= largest then
+    if axes.zero > 0 and is_shared(entry.path) and numel(shape) * SMALL >= largest then
       share(axis)
       if not of_experts then share "ep" end
     end

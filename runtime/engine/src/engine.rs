@@ -66,7 +66,8 @@ pub struct Engine {
     pub(crate) states: StateTable,
     pub(crate) step: Step,
     pub(crate) stats: Stats,
-    /// How far the States of a run are divided among devices with different samples (ZeRO); `None` for the default of the mesh.
+    /// How far the States of a run are divided among devices with different samples; `None` for the default of the mesh
+    /// ([`Engine::zero_stage`]).
     pub zero: Option<u8>,
     /// How pipeline stages take turns, if the mesh says so and not the recipe.
     pub mesh_schedule: Option<Schedule>,

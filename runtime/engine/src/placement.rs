@@ -85,12 +85,18 @@ impl Engine {
         self.strict
     }
 
+    /// The stage of ZeRO (Rajbhandari et al., arXiv:1910.02054): by default 3 with an axis `shard`, else 0.
+    pub fn zero_stage(&self) -> u8 {
+        self.zero.unwrap_or(if self.mesh().size(Axis::Shard) > 1 { 3 } else { 0 })
+    }
+
     /// Says what each device has of the buffers that the last trace reads and writes.
     pub(crate) fn divide_trace(&mut self) {
         let mesh = self.executor.backend.mesh();
         if mesh.devices() == 1 && self.strict.is_none() {
             return;
         }
+        self.executor.tracer.keeps_weights = matches!(self.zero_stage(), 1 | 2);
         let (states, recorder) = (&self.states, &self.recorder);
         self.executor.tracer.divide(&mesh, self.strict, |buffer| match buffer {
             InputBuffer::State(k) => states.get(StateId(k)).map_or(Placement::REPLICATED, |s| s.about.desc.placement),

@@ -34,7 +34,7 @@ pub fn set_mesh_options(engine: &mut Engine, options: MeshOptions) {
 /// Opens the mesh that a text names. `now` is the mesh of the engine.
 pub type OpenMesh = Rc<dyn Fn(&str, Mesh) -> perilune_core::error::Result<OpenedMesh>>;
 
-/// `native.mesh()`: the sizes of the mesh's axes by name, and `zero` if it was given; nil on one device.
+/// `native.mesh()`: the sizes of the mesh's axes by name, and the stage `zero`; nil on one device.
 fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     let host = host(lua)?;
     let engine = host.engine.borrow();
@@ -46,7 +46,7 @@ fn mesh(lua: &Lua, (): ()) -> mlua::Result<Option<Table>> {
     for axis in Axis::ALL {
         t.set(axis.name(), mesh.size(axis))?;
     }
-    t.set("zero", engine.zero)?;
+    t.set("zero", engine.zero_stage())?;
     Ok(Some(t))
 }
 

@@ -150,6 +150,8 @@ pub struct Tracer {
     pub schedule: Schedule,
     /// How attention whose queries a mesh splits gets its keys.
     pub keys: KeyExchange,
+    /// Whether whole weights are kept to the end of a step: see [`Division::keeps_weights`].
+    pub keeps_weights: bool,
     by_buffer: IdMap<InputBuffer, u32>,
     codes: Codes,
     last: Option<Traced>,
@@ -262,7 +264,8 @@ impl Tracer {
         }
         let (t, schedule) = (&mut self.trace, self.schedule.clone());
         let inputs = t.inputs.iter().map(|b| placement(*b)).collect();
-        let division = Division { mesh: *mesh, inputs, strict, keys: self.keys, schedule };
+        let (keys, keeps_weights) = (self.keys, self.keeps_weights);
+        let division = Division { mesh: *mesh, inputs, strict, keys, keeps_weights, schedule };
         t.key.push(MESH);
         t.key.extend(division.words());
         t.division = Some(division);

@@ -76,16 +76,19 @@ pub struct Division {
     pub strict: Option<usize>,
     /// How attention whose queries are split gets its keys.
     pub keys: KeyExchange,
+    /// Whether the whole of a weight that is stored in blocks is kept to the end of the step, instead of gathered again for the
+    /// backward pass.
+    pub keeps_weights: bool,
     /// How pipeline stages take turns; without an axis `pp` it has no effect.
     pub schedule: Schedule,
 }
 
 impl Division {
-    /// The words of a plan key: the mesh, the logical shards, the placement of each input, and the schedule.
+    /// The words of a plan key: the mesh, the logical shards, the placement of each input, and how the step is divided.
     pub(crate) fn words(&self) -> impl Iterator<Item = u64> + '_ {
         let sizes = Axis::ALL.iter().map(|axis| self.mesh.size(*axis) as u64);
         let schedule = if self.mesh.size(Axis::Pp) > 1 { self.schedule.words() } else { Vec::new() };
-        let choices = [self.strict.unwrap_or(0) as u64, self.keys as u64];
+        let choices = [self.strict.unwrap_or(0) as u64, self.keys as u64, u64::from(self.keeps_weights)];
         sizes.chain(choices).chain(self.inputs.iter().flat_map(Placement::words)).chain(schedule)
     }
 }

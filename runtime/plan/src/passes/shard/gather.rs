@@ -1,6 +1,7 @@
 //! Gathers weights that are stored in blocks: when, and how often.
 //!
-//! A whole weight lives for a few layers only. It is gathered again for the backward pass, and for a use that comes much later.
+//! A whole weight lives for a few layers only. It is gathered again for the backward pass, and for a use that comes much later, unless
+//! the step keeps whole weights to its end ([`Division::keeps_weights`](crate::request::Division::keeps_weights)).
 //! Each gathering waits, through an optimization barrier, for the input of the layer before its own: so it may begin one layer
 //! ahead and no earlier, and `cse` does not merge it with the one of the forward pass.
 
@@ -64,7 +65,7 @@ impl Divider<'_> {
         // The logical shards of a device begin each layer one after the other.
         let reused = REUSED * self.strict.as_ref().map_or(1, |s| s.copies);
         let again = known.phase == self.phase && self.layers.len() - known.layers <= reused;
-        again.then_some(known.node)
+        (again || self.division.keeps_weights).then_some(known.node)
     }
 
     /// Returns the whole of a weight that a device has in blocks.
