@@ -174,7 +174,8 @@ fn check_reports_placements_and_collectives() {
     assert_eq!(ran.status, Some(0), "{}", ran.err);
     let line = |what: &str| ran.out.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {}", ran.out));
     assert!(line("optim.adamw.m.*.weight  {8, 4} f32").contains("dp: split 0"), "{}", ran.out);
-    assert!(line("model.*.weight").contains("replicated"), "{}", ran.out);
+    assert!(line("model.*.weight          {8, 4} f32").contains("dp: split 0"), "{}", ran.out);
+    assert!(line("model.*.bias            {1} f32").contains("replicated"), "{}", ran.out);
     assert!(line("all_gather").contains("all.lua:"), "{}", ran.out);
     assert!(line("collectives, ").contains(" in all"), "{}", ran.out);
     // Gradients share calls, unless each is to be sent alone.
@@ -187,6 +188,9 @@ fn check_reports_placements_and_collectives() {
     assert!(merged < tensors, "{}", ran.out);
     let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=4,zero=1,bucket=0"]);
     assert_eq!(calls(&ran.out), (tensors, tensors), "{}", ran.out);
+    // Stage 1 keeps whole weights, stage 3 gathers them again.
+    let ran = p.run(&["check", "all.lua", "--device", "cpu", "--mesh", "dp=4,zero=3"]);
+    assert!(calls(&ran.out).0 > tensors, "{}", ran.out);
     // A mesh of GPUs that are not there.
     let ran = p.run(&["check", "all.lua", "--mesh", "dp=4,zero=1", "--for", "h200"]);
     assert_eq!(ran.status, Some(0), "{}", ran.err);
@@ -376,7 +380,7 @@ fn experts_are_divided_along_ep() {
         text.lines().find(|l| l.contains(what)).unwrap_or_else(|| panic!("{what}: {text}")).to_string()
     };
     assert!(line(&text, "model.mix.up").contains("ep: split 0"), "{text}");
-    assert!(line(&text, "model.head.weight").contains("replicated"), "{text}");
+    assert!(line(&text, "model.head.weight").contains("dp: split 1"), "{text}");
     let sent = line(&text, "all_to_all");
     assert!(sent.contains(" ep ") && sent.contains("all.lua:"), "{text}");
     // Of GPUs that are not there, with a time on the link.

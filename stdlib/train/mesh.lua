@@ -1,10 +1,11 @@
 -- train/mesh.lua: opens the mesh of a recipe, and decides what each of its devices stores of the States of a run.
 --
 -- A placement changes where a State is, never its value. Two things divide States. `zero` (Rajbhandari et al., ZeRO,
--- arXiv:1910.02054) shares them among the devices that have different samples: weights, those of the optimizer and moving averages. A
+-- arXiv:1910.02054) shares them among the devices that have different samples: weights, moving averages, and the optimizer's. A
 -- step gathers whole weights a layer ahead; stages 1 and 2 keep them to its end, stage 3 drops them and gathers them again for
--- the backward pass. Gradients are intermediate values of a step, which the planner divides where their readers are divided, so stages
--- 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
+-- the backward pass. A step begins by looking up rows of an embedding, so stages 1 and 2 leave it whole, and gather its new
+-- values while other weights are updated. Gradients are intermediate values, which the planner divides where their readers are
+-- divided, so stages 1 and 2 are the same. `sharding` (Shoeybi et al., Megatron-LM, arXiv:1909.08053) divides the matrices of
 -- layers along `tp`: a layer that is followed by another has its outputs divided ("column"), the second one its inputs ("row").
 -- Experts (nn.MoE) are divided along `ep`, by the first dim of their weights; for all other layers `ep` has samples, as `dp` does.
 -- Layers of the library state their own rules in a field `sharding`, the recipe adds to them. A State with fewer
@@ -91,28 +92,37 @@ local function cut_of(rule, rank, experts)
   return rule.kind == "row" and rank >= 2 and { dim = 1 }
 end
 
----Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", sections = { 4, 1, 1 } } for
----outputs that are three of these relative sizes, each of which is divided, or { "column", experts = true } for the matrices of experts.
-local function rules_of_modules(model)
-  local out, seen = {}, {}
+---Calls `fn` with each table of a model, of which modules are some, and its path.
+---@param model table
+---@param fn fun(t: table, path: string)
+local function each(model, fn)
+  local seen = {}
   local function visit(t, path)
     if seen[t] then return end
     seen[t] = true
-    local own = rawget(t, "sharding")
-    if type(own) == "table" then
-      for _, name in ipairs(tree.names(own)) do
-        local rule = own[name]
-        local kind = type(rule) == "table" and rule[1] or rule
-        local more = type(rule) == "table" and rule or {}
-        out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = more.sections, experts = more.experts }
-      end
-    end
+    fn(t, path)
     for _, key in ipairs(tree.keys(t)) do
       local child = rawget(t, key)
-      if type(child) == "table" and child ~= own then visit(child, tree.join(path, key)) end
+      if type(child) == "table" and child ~= rawget(t, "sharding") then visit(child, tree.join(path, key)) end
     end
   end
   visit(model, "")
+end
+
+---Collects the rules that modules state in a field `sharding`. A rule is "column" or "row", or { "column", sections = { 4, 1, 1 } } for
+---outputs that are three of these relative sizes, each of which is divided, or { "column", experts = true } for the matrices of experts.
+local function rules_of_modules(model)
+  local out = {}
+  each(model, function(t, path)
+    local own = rawget(t, "sharding")
+    if type(own) ~= "table" then return end
+    for _, name in ipairs(tree.names(own)) do
+      local rule = own[name]
+      local kind = type(rule) == "table" and rule[1] or rule
+      local more = type(rule) == "table" and rule or {}
+      out[#out + 1] = { path = tree.join(path, name), kind = kind, sections = more.sections, experts = more.experts }
+    end
+  end)
   return out
 end
 
@@ -170,10 +180,20 @@ local function numel(shape)
   return n
 end
 
----Whether ZeRO divides the States with this path.
-local function is_shared(path)
+---Whether a stage of ZeRO divides the States with this path.
+local function is_shared(path, stage, is_table)
   local part = path:match "^[^.]*"
-  return part == "model" or part == "optim" or part == "ema"
+  if part == "model" then return stage >= 3 or stage >= 1 and not is_table end
+  return stage >= 1 and (part == "optim" or part == "ema")
+end
+
+---The weights whose rows a step looks up.
+local function tables_of(model)
+  local out = {}
+  each(model, function(t)
+    if rawget(t, "kind") == "Embedding" and rawget(t, "weight") then out[rawget(t, "weight")] = true end
+  end)
+  return out
 end
 
 ---Finds the weight that a State of an optimizer or a moving average belongs to: paths by State.
@@ -225,7 +245,7 @@ end
 ---@param stage_of table<any, integer> the pipeline stage of weights, by State and by path
 ---@param devices integer[] of the stages, in their order
 local function place_states(run, axes, weights, along_tp, experts, stage_of, devices)
-  local of_state, is_expert, owner = {}, {}, owners(run)
+  local of_state, is_expert, owner, is_table = {}, {}, owners(run), tables_of(run.model)
   for _, entry in ipairs(weights) do
     of_state[entry.state] = along_tp[entry.path] or nil
     is_expert[entry.state] = experts[entry.path]
@@ -262,7 +282,7 @@ local function place_states(run, axes, weights, along_tp, experts, stage_of, dev
       -- Rows go to the devices of their experts; what is shared beyond that is another dim.
       dims.ep, taken[0] = axes.ep > 1 and 0 or nil, axes.ep
     end
-    if axes.zero > 0 and is_shared(entry.path) and numel(shape) * SMALL >= largest then
+    if is_shared(entry.path, axes.zero, is_table[state]) and numel(shape) * SMALL >= largest then
       share(axis)
       if not of_experts then share "ep" end
     end

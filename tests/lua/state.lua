@@ -299,15 +299,24 @@ describe("autocast", function()
         end)
         seen[#seen + 1] = loss:item()
       end
+      local function evaluate()
+        seen[#seen + 1] = pl.autocast(dtype, function() return pl.linear(x, read(w), b):sum() end):item()
+      end
       for _ = 1, 3 do step(0.05) end
+      evaluate()
       w:assign(w * 1.5 + 0.01)
+      evaluate()
       step(0.05)
+      evaluate()
       pcall(pl.step, function()
         w:assign(w + 1)
+        evaluate()
         error "this step is not taken"
       end)
+      evaluate()
       step(0.05, function(w, b) b:assign(b + w:sum(0)) end)
       step(0.05)
+      evaluate()
       seen[#seen + 1] = w:sum():item()
       return seen, (pl.memory().by_role.shadow_weights or 0) - copies
     end
@@ -317,6 +326,24 @@ describe("autocast", function()
       expect(same):to_equal(plain)
       expect(some):to_be_above(none + 36)
     end
+  end)
+
+  it("reads a copy of a weight, not a cast, in what is evaluated between updates", function()
+    local w, x = pl.state(pl.randn { 256, 256 }), pl.randn { 8, 256 }
+    local function evaluate()
+      local y = pl.autocast("bf16", function() return pl.linear(x, w):sum() end):item()
+      return y, pl.stats().arena_bytes
+    end
+    pl.step(function()
+      local loss = pl.autocast("bf16", function() return pl.linear(x, w):to("f32"):pow(2):mean() end)
+      loss:backward()
+      w:assign(w - 0.1 * w.grad)
+    end)
+    local read, arena = evaluate()
+    w:assign(w * 1)
+    local cast, larger = evaluate()
+    expect(read):to_be(cast)
+    expect(larger - arena):to_be_above(256 * 256)
   end)
 
   it("leaves dtypes alone in tf32, and differs from f32 by the roundings of operands at most", function()

@@ -81,13 +81,15 @@ pub struct Values {
 }
 
 /// What each device of a mesh has of the inputs of a step.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Spread {
     pub mesh: Mesh,
     /// Inputs that are not listed are replicated.
     pub placements: HashMap<InputBuffer, Placement>,
     /// Logical shards, if sums must not depend on the mesh.
     pub strict: Option<usize>,
+    /// Whether whole weights are kept to the end of the step.
+    pub keeps_weights: bool,
 }
 
 impl Spread {
@@ -235,7 +237,7 @@ pub fn plan_on(
     device: &dyn Backend,
 ) -> Result<(Arc<Program>, Tracer), String> {
     let mut tracer = Tracer::default();
-    tracer.keys = keys;
+    (tracer.keys, tracer.keeps_weights) = (keys, spread.keeps_weights);
     tracer.run(g, request, |_| None);
     tracer.divide(&spread.mesh, spread.strict, |buffer| spread.placement(buffer));
     let program = pipeline::plan(g, &tracer, request, options, device).map_err(|e| e.to_string())?;

@@ -136,7 +136,8 @@ impl Engine {
         if self.step.depth > 0 {
             self.stats.splits += 1;
         }
-        self.run(&Request { roots, ..Request::default() })
+        let StepRequests { own, .. } = self.step_requests(Request { roots, ..Request::default() })?;
+        self.run(&own)
     }
 
     pub(crate) fn trace(&mut self, request: &Request, known: impl Fn(NodeId) -> Option<u64>) {

@@ -1,6 +1,6 @@
 //! Keeps 16-bit shadow weights. In mixed precision a step casts each weight before it uses it; instead, a State that
-//! such a step updates has a 16-bit copy, which the update also writes, and the cast becomes a read of the copy. The values are
-//! those of the cast, to the bit.
+//! such a step updates has a 16-bit copy, which the update also writes, and the cast becomes a read of the copy, as it does in what is
+//! evaluated between updates. The values are those of the cast, to the bit.
 //!
 //! A copy is a State that is private to this file: the planner gets a leaf in place of the cast, and one more write, under the same
 //! guard. If its State is written without it, a separate plan casts it again.
@@ -38,7 +38,7 @@ impl StepRequests {
 }
 
 impl Engine {
-    /// Returns the requests that end a step: `request` with its copies added, after the writes that make copies valid.
+    /// Returns the requests that run for `request`: it with its copies added, after the writes that make copies valid.
     pub(crate) fn step_requests(&mut self, mut request: Request) -> Result<StepRequests> {
         let before = self.add_copies(&mut request)?;
         let before = if before.state_writes.is_empty() { Vec::new() } else { vec![before] };
@@ -49,24 +49,20 @@ impl Engine {
     /// come first, to make copies valid.
     fn add_copies(&mut self, request: &mut Request) -> Result<Request> {
         let mut first = Request::default();
-        if request.state_writes.is_empty() || !self.recorder.graph.has_half() {
+        if request.state_writes.is_empty() && !self.states.has_copies() {
             return Ok(first);
         }
-        // The casts of States as they are when the step begins, in order.
-        let casts = self.recorder.graph.ids().filter_map(|id| {
-            let node = self.recorder.graph.node(id);
-            let is_low = node.op == &cast::CAST && matches!(node.dtype, DType::BF16 | DType::F16);
-            let from = is_low.then(|| self.recorder.graph.node(node.inputs[0]))?;
-            (from.op == &create::STATE && from.dtype == DType::F32).then_some((id, from.payload, node.dtype))
-        });
-        let casts: Vec<(NodeId, u64, DType)> = casts.collect();
+        let casts = self.casts();
         if casts.is_empty() {
             return Ok(first);
         }
         let mut state_writes: FxHashMap<u64, usize> =
             request.state_writes.iter().enumerate().map(|(at, c)| (c.0, at)).collect();
         for (cast, base, dtype) in casts {
-            let Some(&at) = state_writes.get(&base) else { continue };
+            let Some(&at) = state_writes.get(&base) else {
+                request.copies.extend(self.states.valid_copy(base, dtype).map(|state| (cast, state.0)));
+                continue;
+            };
             let ShadowWeight { state, valid } = self.states.copy(base, self.recorder.graph.shape(cast), dtype);
             request.copies.push((cast, state.0));
             if state_writes.insert(state.0, request.state_writes.len()).is_some() {
@@ -87,6 +83,21 @@ impl Engine {
             }
         }
         Ok(first)
+    }
+
+    /// The casts of States as they are when the step begins, in order: node, payload of the State, dtype.
+    fn casts(&self) -> Vec<(NodeId, u64, DType)> {
+        let graph = &self.recorder.graph;
+        if !graph.has_half() {
+            return Vec::new();
+        }
+        let cast = |id: NodeId| {
+            let node = graph.node(id);
+            let is_low = node.op == &cast::CAST && matches!(node.dtype, DType::BF16 | DType::F16);
+            let from = is_low.then(|| graph.node(node.inputs[0]))?;
+            (from.op == &create::STATE && from.dtype == DType::F32).then_some((id, from.payload, node.dtype))
+        };
+        graph.ids().filter_map(cast).collect()
     }
 
     /// Runs the requests that end a step, and returns its own one.

@@ -271,6 +271,15 @@ impl StateTable {
         copy
     }
 
+    pub fn has_copies(&self) -> bool {
+        !self.shadow_weights.is_empty()
+    }
+
+    /// The shadow weight of a State in a dtype, if it has the State's value.
+    pub fn valid_copy(&self, base: u64, dtype: DType) -> Option<StateId> {
+        self.shadow_weights.get(&(base, dtype)).filter(|copy| copy.valid).map(|copy| copy.state)
+    }
+
     /// Updates the validity of the shadow weights of States that a request writes: those that it does not write become invalid.
     pub fn set_copies(&mut self, request: &Request, on: bool) {
         if self.shadow_weights.is_empty() {

@@ -175,7 +175,7 @@ fn spread(m: &Built, mesh: &str) -> Spread {
     };
     // A weight, its first and its second moment.
     let states = m.s.request.state_writes.iter().enumerate().map(|(k, w)| (InputBuffer::State(w.0), along(k / 3)));
-    Spread { mesh, placements: m.s.batch.iter().map(|b| (*b, batch)).chain(states).collect(), strict: None }
+    Spread { mesh, placements: m.s.batch.iter().map(|b| (*b, batch)).chain(states).collect(), ..Spread::default() }
 }
 
 /// Compares loss, norm, gradients and new States. Returns the number of all-to-alls and of all-gathers along cp on the last mesh.

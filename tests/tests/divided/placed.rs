@@ -32,7 +32,7 @@ fn compare(
     let spread = Spread {
         mesh: Mesh::parse(mesh).unwrap(),
         placements: placements.iter().copied().collect::<HashMap<_, _>>(),
-        strict: None,
+        ..Spread::default()
     };
     let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
     assert_near(mesh, &got, &want, 1e-12);
@@ -120,7 +120,7 @@ fn blocks_in_place_are_reduced_by_one_collective() {
         s.request.roots = vec![y];
         let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
         let spread =
-            Spread { mesh: Mesh::parse("dp=4").unwrap(), placements: [(s.batch[0], split)].into(), strict: None };
+            Spread { mesh: Mesh::parse("dp=4").unwrap(), placements: [(s.batch[0], split)].into(), ..Spread::default() };
         let (program, _) = perilune_tests::virtual_devices::plan(&s.e.recorder.graph, &s.request, &spread).unwrap();
         collectives(&program)
     };

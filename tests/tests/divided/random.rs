@@ -50,7 +50,7 @@ pub fn spread(mesh: &str, rng: &mut Pcg, values: &HashMap<InputBuffer, HostTenso
         }
         placements.insert(*buffer, placement);
     }
-    Spread { mesh, placements, strict: None }
+    Spread { mesh, placements, keeps_weights: rng.below(2) == 1, ..Spread::default() }
 }
 
 /// Integers are averaged in f32, and random numbers are f32; all else is in f64.
@@ -81,7 +81,7 @@ pub fn compare(
     values: &HashMap<InputBuffer, HostTensor>,
     spread: &Spread,
 ) -> Option<String> {
-    let one = Spread { mesh: Mesh::ONE, placements: HashMap::new(), strict: None };
+    let one = Spread { mesh: Mesh::ONE, placements: HashMap::new(), ..Spread::default() };
     let (want, _) = match virtual_devices::run(g, request, values, &one) {
         Ok(found) => found,
         Err(e) => return Some(format!("one device: {e}")),

@@ -64,7 +64,7 @@ impl Attention {
         s.request.roots.push(y);
         let mesh = Mesh::new(&[(Axis::Cp, self.devices)]).unwrap();
         let cut = Placement::REPLICATED.with(Axis::Cp, Along::Split(2));
-        let spread = Spread { mesh, placements: s.batch.iter().map(|b| (*b, cut)).collect(), strict: None };
+        let spread = Spread { mesh, placements: s.batch.iter().map(|b| (*b, cut)).collect(), ..Spread::default() };
         let planned = plan_on(&s.e.recorder.graph, &s.request, &spread, Options::default(), self.keys, device);
         planned.unwrap_or_else(|e| panic!("{self:?}: {e}")).0
     }
@@ -171,7 +171,7 @@ fn sequences_beyond_the_positions_of_kernels_are_refused() {
         s.request.roots = vec![s.with("scaled_dot_product_attention", &[t(q), t(k), t(v)], &causal)];
         let cut = Placement::REPLICATED.with(Axis::Cp, Along::Split(2));
         let placements = [1, 2, 3].map(|id| (InputBuffer::Leaf(id), cut)).into_iter().collect();
-        let spread = Spread { mesh: Mesh::parse("cp=2").unwrap(), placements, strict: None };
+        let spread = Spread { mesh: Mesh::parse("cp=2").unwrap(), placements, ..Spread::default() };
         let e = plan_on(&s.e.recorder.graph, &s.request, &spread, Options::default(), keys, &Null).unwrap_err();
         assert!(e.contains("536870916 positions along cp; split sequences have at most 2^29"), "{e}");
     }

@@ -26,7 +26,7 @@ fn split_moments_are_written_in_blocks() {
     let moments = s.request.state_writes.iter().map(|w| w.0).filter(|id| !weights.contains(id)).map(InputBuffer::State);
     let placements: HashMap<_, _> = moments.chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
     for mesh in ["dp=2", "dp=4"] {
-        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.clone(), strict: None };
+        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements: placements.clone(), ..Spread::default() };
         let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         assert_near(mesh, &got, &want, 1e-10);
         let blocks = program.inputs.iter().filter(|i| i.0.dims().first() == Some(&(24 / spread.mesh.devices())));
@@ -59,7 +59,7 @@ pub fn split_states(s: &Step, mesh: &str, weights: bool) -> Spread {
     let states = s.request.state_writes.iter().map(|w| w.0).filter(|id| weights || !own.contains(id));
     let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
     let placements = states.map(InputBuffer::State).chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements, strict: None }
+    Spread { mesh: Mesh::parse(mesh).unwrap(), placements, ..Spread::default() }
 }
 
 #[test]
@@ -95,7 +95,7 @@ fn moments_split_along_two_axes_of_whole_weights() {
         let batch = Placement::REPLICATED.with(Axis::Dp, SPLIT);
         let placements = moments.map(|id| (InputBuffer::State(id), split(id)));
         let placements = placements.chain(s.batch.iter().map(|b| (*b, batch))).collect();
-        let spread = Spread { mesh: Mesh::parse("dp=2,ep=2").unwrap(), placements, strict: None };
+        let spread = Spread { mesh: Mesh::parse("dp=2,ep=2").unwrap(), placements, ..Spread::default() };
         let (got, _) = s.run_on(&spread).unwrap_or_else(|e| panic!("{from} to {to}: {e}"));
         assert_near("dp=2,ep=2", &got, &want, 1e-10);
     }
@@ -129,7 +129,7 @@ fn a_weight_and_its_copy_are_gathered_once() {
         let split = Placement::REPLICATED.with(Axis::Dp, SPLIT);
         let moments = s.request.state_writes[..12].iter().map(|w| w.0).filter(|id| !weights.contains(id));
         let placements = moments.map(InputBuffer::State).chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
-        let spread = Spread { mesh: Mesh::parse("dp=4").unwrap(), placements, strict: None };
+        let spread = Spread { mesh: Mesh::parse("dp=4").unwrap(), placements, ..Spread::default() };
         let (got, program) = s.run_on(&spread).unwrap();
         assert_near("dp=4", &got, &want, 5e-3);
         assert_eq!(collectives(&program).get("all_gather"), Some(&4), "guarded {guarded}");
@@ -145,6 +145,20 @@ fn split_weights_are_gathered_for_each_pass() {
         assert_near(mesh, &got, &want, 1e-10);
         // Six in the forward pass; the backward pass needs the matrices of two layers again.
         let want = BTreeMap::from([("all_reduce", 3), ("reduce_scatter", 6), ("all_gather", 8)]);
+        assert_eq!(collectives(&program), want, "{mesh}");
+    }
+}
+
+/// A step that keeps whole weights gathers each once, for all micro-batches and both passes.
+#[test]
+fn kept_weights_are_gathered_once() {
+    let s = deep(3, 8, 8, false);
+    let (want, _) = s.run("", &[]).unwrap();
+    for mesh in ["dp=2", "dp=4", "dp=8"] {
+        let spread = Spread { keeps_weights: true, ..split_states(&s, mesh, true) };
+        let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
+        assert_near(mesh, &got, &want, 1e-10);
+        let want = BTreeMap::from([("all_reduce", 3), ("reduce_scatter", 6), ("all_gather", 6)]);
         assert_eq!(collectives(&program), want, "{mesh}");
     }
 }
@@ -207,16 +221,17 @@ fn accumulated_gradients_are_sent_once() {
     s.update(loss, &grads);
     s.request.roots.truncate(2);
     let (want, _) = s.run("", &[]).unwrap();
-    for (weights, gathered) in [(false, 2), (true, 9)] {
-        let (got, program) = s.run_on(&split_states(&s, "dp=4", weights)).unwrap();
+    for (weights, keeps_weights, gathered) in [(false, false, 2), (true, false, 9), (true, true, 2)] {
+        let spread = Spread { keeps_weights, ..split_states(&s, "dp=4", weights) };
+        let (got, program) = s.run_on(&spread).unwrap();
         assert_near("dp=4", &got, &want, 1e-10);
         assert_eq!(collectives(&program)["reduce_scatter"], 2);
-        // Split weights: two in each forward pass, one in each backward pass.
-        assert_eq!(collectives(&program)["all_gather"], gathered, "{weights}");
+        // Split weights that are not kept: two in each forward pass, one in each backward pass.
+        assert_eq!(collectives(&program)["all_gather"], gathered, "{weights}, {keeps_weights}");
     }
 }
 
-/// What the backward pass computes again gathers weights again.
+/// What the backward pass computes again gathers weights again, unless they are kept.
 #[test]
 fn recomputed_layers_with_split_weights() {
     let mut s = Step::new(DType::F64);
@@ -235,8 +250,12 @@ fn recomputed_layers_with_split_weights() {
     s.request.roots.truncate(2);
     let (want, _) = s.run("", &[]).unwrap();
     for mesh in ["dp=2", "dp=4", "dp=3"] {
-        let (got, program) = s.run_on(&split_states(&s, mesh, true)).unwrap();
-        assert_near(mesh, &got, &want, 1e-10);
-        assert_eq!(collectives(&program)["reduce_scatter"], 8, "{mesh}");
+        for keeps_weights in [false, true] {
+            let spread = Spread { keeps_weights, ..split_states(&s, mesh, true) };
+            let (got, program) = s.run_on(&spread).unwrap();
+            assert_near(mesh, &got, &want, 1e-10);
+            let sent = collectives(&program);
+            assert_eq!((sent["reduce_scatter"], sent["all_gather"] == 8), (8, keeps_weights), "{mesh}");
+        }
     }
 }

@@ -132,7 +132,7 @@ impl Step {
     pub fn run(&self, mesh: &str, axes: &[Axis]) -> Result<(Values, Arc<Program>), String> {
         let placement = axes.iter().fold(Placement::REPLICATED, |p, axis| p.with(*axis, Along::Split(0)));
         let placements = self.batch.iter().map(|b| (*b, placement)).collect();
-        self.run_on(&Spread { mesh: Mesh::parse(mesh).unwrap(), placements, strict: None })
+        self.run_on(&Spread { mesh: Mesh::parse(mesh).unwrap(), placements, ..Spread::default() })
     }
 
     pub fn run_on(&self, spread: &Spread) -> Result<(Values, Arc<Program>), String> {

@@ -17,7 +17,7 @@ fn whole(s: &Step, mesh: &str) -> Spread {
     let mesh = Mesh::parse(mesh).unwrap();
     let inner = if mesh.size(Axis::Shard) > 1 { SPLIT } else { Along::Replicated };
     let split = Placement::REPLICATED.with(Axis::Dp, SPLIT).with(Axis::Shard, inner);
-    Spread { mesh, placements: s.batch.iter().map(|b| (*b, split)).collect(), strict: Some(SHARDS) }
+    Spread { mesh, placements: s.batch.iter().map(|b| (*b, split)).collect(), strict: Some(SHARDS), ..Spread::default() }
 }
 
 /// Runs a step in strict shards on every mesh, with whole and with divided States, and compares all bits.
@@ -28,9 +28,9 @@ fn same_bits(s: &Step) -> Values {
         assert!(run(&whole(s, mesh)) == want, "{mesh}");
     }
     for mesh in ["dp=2", "dp=4", "dp=8"] {
-        for weights in [false, true] {
-            let spread = Spread { strict: Some(SHARDS), ..split_states(s, mesh, weights) };
-            assert!(run(&spread) == want, "{mesh}, divided States, weights {weights}");
+        for (weights, keeps_weights) in [(false, false), (true, false), (true, true)] {
+            let spread = Spread { strict: Some(SHARDS), keeps_weights, ..split_states(s, mesh, weights) };
+            assert!(run(&spread) == want, "{mesh}, divided States, weights {weights}, kept {keeps_weights}");
         }
     }
     // Copies of the model, each over several devices.

@@ -31,7 +31,7 @@ fn weights_split_along_another_axis() {
     for mesh in ["tp=2", "tp=4", "dp=2,tp=4"] {
         let weights = [(states[0], split(0)), (states[1], split(0)), (states[2], split(1))];
         let placements = s.batch.iter().map(batch).chain(weights).collect();
-        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements, strict: None };
+        let spread = Spread { mesh: Mesh::parse(mesh).unwrap(), placements, ..Spread::default() };
         let (got, program) = s.run_on(&spread).unwrap_or_else(|e| panic!("{mesh}: {e}"));
         for (k, (a, b)) in got.roots.iter().zip(&want.roots).enumerate() {
             let (a, b) = (a.to_f64(), b.to_f64());
@@ -53,7 +53,7 @@ fn spread(s: &Step, mesh: &str, weights: &[Along]) -> Spread {
     // A weight, its first and its second moment.
     let states = s.request.state_writes.iter().enumerate().map(|(k, w)| (InputBuffer::State(w.0), along(k / 3)));
     let batch = s.batch.iter().map(|b| (*b, Placement::REPLICATED.with(Axis::Dp, Along::Split(0))));
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements: batch.chain(states).collect(), strict: None }
+    Spread { mesh: Mesh::parse(mesh).unwrap(), placements: batch.chain(states).collect(), ..Spread::default() }
 }
 
 const WHOLE: Along = Along::Replicated;

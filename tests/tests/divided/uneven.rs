@@ -74,6 +74,6 @@ fn split_weights(s: &Step, mesh: &str, dim: usize) -> Spread {
     Spread {
         mesh: Mesh::parse(mesh).unwrap(),
         placements: batch.chain(states.iter().map(split)).collect(),
-        strict: None,
+        ..Spread::default()
     }
 }

@@ -46,7 +46,7 @@ fn spread(s: &Step, mesh: &str, states: bool) -> Spread {
     let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
     let written = s.request.state_writes.iter().filter(|_| states).map(|w| InputBuffer::State(w.0));
     let placements = written.chain(s.batch.iter().copied()).map(|b| (b, split)).collect();
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements, strict: None }
+    Spread { mesh: Mesh::parse(mesh).unwrap(), placements, ..Spread::default() }
 }
 
 fn calls(p: &Program) -> Vec<&Library> {

@@ -34,6 +34,11 @@ pub(super) struct Demand {
 }
 
 impl Demand {
+    /// The first node of the same value: a node may compute it again, or read it behind an optimization barrier.
+    pub fn value(&self, id: NodeId) -> NodeId {
+        self.value[id.index()]
+    }
+
     /// The cut in which result `k` of a node is needed.
     pub fn of(&self, id: NodeId, k: usize) -> Option<Cut> {
         let id = self.value[id.index()];

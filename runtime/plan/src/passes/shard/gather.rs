@@ -61,7 +61,7 @@ impl Divider<'_> {
 
     /// Whether the whole of a weight that is stored in blocks can be used again.
     pub(super) fn gathered(&self, id: NodeId) -> Option<NodeId> {
-        let known = self.whole_weights.get(&id)?;
+        let known = self.whole_weights.get(&self.demand.value(id))?;
         // The logical shards of a device begin each layer one after the other.
         let reused = REUSED * self.strict.as_ref().map_or(1, |s| s.copies);
         let again = known.phase == self.phase && self.layers.len() - known.layers <= reused;
@@ -75,7 +75,7 @@ impl Divider<'_> {
             None => self.gather_weight(id)?,
         };
         let entry = Gathered { node: found, phase: self.phase, layers: self.layers.len() };
-        self.whole_weights.insert(id, entry);
+        self.whole_weights.insert(self.demand.value(id), entry);
         Ok(found)
     }
 
