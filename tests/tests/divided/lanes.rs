@@ -19,7 +19,11 @@ fn planned(s: &Step, spread: &Spread, bucket: usize) -> Program {
 
 fn split_batch(s: &Step, mesh: &str) -> Spread {
     let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
-    Spread { mesh: Mesh::parse(mesh).unwrap(), placements: s.batch.iter().map(|b| (*b, split)).collect(), ..Spread::default() }
+    Spread {
+        mesh: Mesh::parse(mesh).unwrap(),
+        placements: s.batch.iter().map(|b| (*b, split)).collect(),
+        ..Spread::default()
+    }
 }
 
 /// One line for each kernel: its name, what starts, and what is waited for.

@@ -119,8 +119,11 @@ fn blocks_in_place_are_reduced_by_one_collective() {
         let y = s.call(op, &[t(x), word("dp")]);
         s.request.roots = vec![y];
         let split = Placement::REPLICATED.with(Axis::Dp, Along::Split(0));
-        let spread =
-            Spread { mesh: Mesh::parse("dp=4").unwrap(), placements: [(s.batch[0], split)].into(), ..Spread::default() };
+        let spread = Spread {
+            mesh: Mesh::parse("dp=4").unwrap(),
+            placements: [(s.batch[0], split)].into(),
+            ..Spread::default()
+        };
         let (program, _) = perilune_tests::virtual_devices::plan(&s.e.recorder.graph, &s.request, &spread).unwrap();
         collectives(&program)
     };

@@ -17,7 +17,12 @@ fn whole(s: &Step, mesh: &str) -> Spread {
     let mesh = Mesh::parse(mesh).unwrap();
     let inner = if mesh.size(Axis::Shard) > 1 { SPLIT } else { Along::Replicated };
     let split = Placement::REPLICATED.with(Axis::Dp, SPLIT).with(Axis::Shard, inner);
-    Spread { mesh, placements: s.batch.iter().map(|b| (*b, split)).collect(), strict: Some(SHARDS), ..Spread::default() }
+    Spread {
+        mesh,
+        placements: s.batch.iter().map(|b| (*b, split)).collect(),
+        strict: Some(SHARDS),
+        ..Spread::default()
+    }
 }
 
 /// Runs a step in strict shards on every mesh, with whole and with divided States, and compares all bits.
