@@ -7,7 +7,7 @@ use perilune_core::mesh::Axis;
 use perilune_plan::{KeyExchange, Schedule};
 use std::fmt::{self, Display};
 
-/// The most that `zero` divides: optimizer States (1), gradients (2), weights (3).
+/// The last stage: 1 divides States, 2 gradients too, and 3 drops weights in between.
 const MOST_ZERO: u8 = 3;
 
 /// The axes whose devices have different samples, and so may share States.
