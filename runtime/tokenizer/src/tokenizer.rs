@@ -81,6 +81,36 @@ fn read(mut file: Opened, most: u64) -> Result<Vec<u8>> {
     }
 }
 
+/// What is read of a `tokenizer.json` beside the tokenizer of the crate.
+struct Facts {
+    fast: Option<ByteLevel>,
+    marks_first: bool,
+    /// The added tokens with their ids.
+    added: Vec<(String, u64)>,
+    /// The largest id and 1.
+    size: u64,
+}
+
+impl Facts {
+    fn of(path: &Path, text: &[u8]) -> Result<Facts> {
+        let json: Value =
+            serde_json::from_slice(text).map_err(|e| Error::malformed(path, "file", format!("is not JSON: {e}")))?;
+        components::check(path, &json)?;
+        let added = json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default().iter();
+        let added: Vec<(String, u64)> =
+            added.filter_map(|t| Some((t["content"].as_str()?.to_string(), t["id"].as_u64()?))).collect();
+        // Ids of Unigram are places in a list.
+        let of_model = match &json["model"]["vocab"] {
+            Value::Object(ids) => ids.values().filter_map(Value::as_u64).max(),
+            Value::Array(pieces) => (pieces.len() as u64).checked_sub(1),
+            _ => None,
+        };
+        let largest = added.iter().map(|t| t.1).chain(of_model).max();
+        let marks_first = json["pre_tokenizer"].to_string().contains("\"prepend_scheme\":\"first\"");
+        Ok(Facts { fast: ByteLevel::of(&json), marks_first, added, size: largest.map_or(0, |id| id.saturating_add(1)) })
+    }
+}
+
 impl Tokenizer {
     /// Numbers bytes: ids 0 to 255.
     pub fn bytes() -> Tokenizer {
@@ -137,37 +167,25 @@ impl Tokenizer {
     /// # Errors
     /// A normaliser, pre-tokenizer, model, post-processor or decoder is unknown, or the parts contradict each other.
     pub fn from_json(path: &Path, text: &[u8], config: Config) -> Result<Tokenizer> {
-        let mut json: Value =
-            serde_json::from_slice(text).map_err(|e| Error::malformed(path, "file", format!("is not JSON: {e}")))?;
-        components::check(path, &json)?;
-        let fast = ByteLevel::of(&json);
-        let marks_first = json["pre_tokenizer"].to_string().contains("\"prepend_scheme\":\"first\"");
-        // Encoding never cuts or pads by itself.
-        json["truncation"] = Value::Null;
-        json["padding"] = Value::Null;
-        let ids: Vec<(String, u64)> = json["added_tokens"]
-            .as_array()
-            .map(Vec::as_slice)
-            .unwrap_or_default()
-            .iter()
-            .filter_map(|t| Some((t["content"].as_str()?.to_string(), t["id"].as_u64()?)))
-            .collect();
         let failed = |e: String| Error::malformed(path, "tokenizer", e);
         // The crate parses text by code that it has compiled; to read `Value`s, all its types would be compiled here again.
-        let whole: tokenizers::Tokenizer = guarded(failed, move || json.to_string().parse())?;
+        let parsed = || guarded(failed, || std::str::from_utf8(text)?.parse::<tokenizers::Tokenizer>());
+        let (whole, facts) = rayon::join(parsed, || Facts::of(path, text));
+        let Facts { fast, marks_first, added: ids, size } = facts?;
+        let whole = Arc::new(whole?);
         for (content, id) in ids {
             if whole.token_to_id(&content).map(u64::from) != Some(id) {
                 let rule = format!("{} has the id {id}, and its place in the vocabulary is another", quote(&content));
                 return Err(Error::malformed(path, "added_tokens", rule));
             }
         }
-        let size = whole.get_vocab(true).into_values().max().map_or(0, |id| id as usize + 1);
-        if size > MAX_ID as usize {
-            return Err(Error::too_large(path, "the largest id", size as u64 - 1, u64::from(MAX_ID)));
+        if size > u64::from(MAX_ID) {
+            return Err(Error::too_large(path, "the largest id", size - 1, u64::from(MAX_ID)));
         }
         let processor = whole.get_post_processor().cloned();
         let added = AddedTokens::of(whole.get_added_vocabulary());
-        let model = SharedModel(Arc::new(whole.get_model().clone()));
+        let model = SharedModel(whole.clone());
+        // Encoding never cuts or pads by itself.
         let shared = |parse: bool| {
             let mut vocabulary = whole.get_added_vocabulary().clone();
             vocabulary.set_encode_special_tokens(!parse);
@@ -182,7 +200,7 @@ impl Tokenizer {
         };
         let (parses, plain) = (shared(true)?, shared(false)?);
         let kind = Kind::Json(Box::new(Json { parses, plain, processor, added, fast, marks_first }));
-        Ok(Tokenizer { kind, config, size, hash: hash(text) })
+        Ok(Tokenizer { kind, config, size: size as usize, hash: hash(text) })
     }
 
     /// The number of ids: the largest one and 1.
