@@ -92,10 +92,7 @@ struct Facts {
 }
 
 impl Facts {
-    fn of(path: &Path, text: &[u8]) -> Result<Facts> {
-        let json: Value =
-            serde_json::from_slice(text).map_err(|e| Error::malformed(path, "file", format!("is not JSON: {e}")))?;
-        components::check(path, &json)?;
+    fn of(json: &Value) -> Facts {
         let added = json["added_tokens"].as_array().map(Vec::as_slice).unwrap_or_default().iter();
         let added: Vec<(String, u64)> =
             added.filter_map(|t| Some((t["content"].as_str()?.to_string(), t["id"].as_u64()?))).collect();
@@ -107,7 +104,7 @@ impl Facts {
         };
         let largest = added.iter().map(|t| t.1).chain(of_model).max();
         let marks_first = json["pre_tokenizer"].to_string().contains("\"prepend_scheme\":\"first\"");
-        Ok(Facts { fast: ByteLevel::of(&json), marks_first, added, size: largest.map_or(0, |id| id.saturating_add(1)) })
+        Facts { fast: ByteLevel::of(json), marks_first, added, size: largest.map_or(0, |id| id.saturating_add(1)) }
     }
 }
 
@@ -167,11 +164,18 @@ impl Tokenizer {
     /// # Errors
     /// A normaliser, pre-tokenizer, model, post-processor or decoder is unknown, or the parts contradict each other.
     pub fn from_json(path: &Path, text: &[u8], config: Config) -> Result<Tokenizer> {
+        let mut json: Value =
+            serde_json::from_slice(text).map_err(|e| Error::malformed(path, "file", format!("is not JSON: {e}")))?;
+        components::check(path, &json)?;
+        // Encoding never cuts or pads by itself.
+        json["truncation"] = Value::Null;
+        json["padding"] = Value::Null;
         let failed = |e: String| Error::malformed(path, "tokenizer", e);
-        // The crate parses text by code that it has compiled; to read `Value`s, all its types would be compiled here again.
-        let parsed = || guarded(failed, || std::str::from_utf8(text)?.parse::<tokenizers::Tokenizer>());
-        let (whole, facts) = rayon::join(parsed, || Facts::of(path, text));
-        let Facts { fast, marks_first, added: ids, size } = facts?;
+        // The crate parses text by code that it has compiled; to read `Value`s, all its types would be compiled here again. It gets
+        // what has been checked: of a key that a file has twice, the last.
+        let parsed = || guarded(failed, || json.to_string().parse::<tokenizers::Tokenizer>());
+        let (whole, facts) = rayon::join(parsed, || Facts::of(&json));
+        let Facts { fast, marks_first, added: ids, size } = facts;
         let whole = Arc::new(whole?);
         for (content, id) in ids {
             if whole.token_to_id(&content).map(u64::from) != Some(id) {
@@ -185,7 +189,6 @@ impl Tokenizer {
         let processor = whole.get_post_processor().cloned();
         let added = AddedTokens::of(whole.get_added_vocabulary());
         let model = SharedModel(whole.clone());
-        // Encoding never cuts or pads by itself.
         let shared = |parse: bool| {
             let mut vocabulary = whole.get_added_vocabulary().clone();
             vocabulary.set_encode_special_tokens(!parse);

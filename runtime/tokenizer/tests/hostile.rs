@@ -68,6 +68,20 @@ fn unknown_parts_are_named() {
     }
 }
 
+/// Of a key that a file has twice the last counts: what is checked is what the crate gets.
+#[test]
+fn the_last_of_doubled_keys_is_checked_and_used() {
+    let text = trained(&Train::new(Model::Bpe, 300)).tokenizer;
+    let own = "\"normalizer\": null";
+    assert_eq!(text.matches(own).count(), 1);
+    let doubled =
+        |first: &str, last: &str| text.replace(own, &format!("\"normalizer\": {first}, \"normalizer\": {last}"));
+    let unknown = "{ \"type\": \"Backwards\" }";
+    open(&doubled(unknown, "null")).expect("opened");
+    let e = open(&doubled("null", unknown)).map(|_| ()).expect_err("refused").to_string();
+    assert!(e.contains("normaliser: type 'Backwards' is not known"), "{e}");
+}
+
 #[test]
 fn files_are_opened_by_the_policy() {
     let dir = tempfile::tempdir().expect("a folder");
